@@ -1,0 +1,115 @@
+"""`Comm`: what a plan runs on. A value is what one rank holds, or what all of them hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol, TypeVar
+
+import torch
+
+from fdtensor.collective import Step
+from fdtensor.cost import CostModel
+from fdtensor.errors import CommError
+from fdtensor.layout import TensorType
+from fdtensor.mesh import Mesh
+
+__all__ = ["Check", "Comm", "Value", "misfit", "mistakes"]
+
+Value = TypeVar("Value", torch.Tensor, tuple[torch.Tensor, ...])
+"""On a real mesh this rank's tensor; on a simulated one every rank's, in the order of the mesh."""
+
+Check = Literal["first", "always", "never"]
+"""When ranks agree that they run the same plan: at its first use, at every use, or not at all."""
+
+
+class Comm(Protocol[Value]):
+    """The collectives on values of one kind. Steps say what each rank has and what it gets."""
+
+    mesh: Mesh
+    cost: CostModel
+    check: Check
+
+    def agree(self, about: str, digest: str, mesh: Sequence[Mesh], mistake: str | None) -> None:
+        """Raises `CommError` on all ranks of the meshes where digests differ or one has a mistake."""
+        ...
+
+    def mistake(self, value: Value, type: TensorType) -> str | None:
+        """What is wrong with `value` as a tensor of `type`, in a few words; None where nothing is."""
+        ...
+
+    def each(self, type: TensorType, make: Callable[[int], torch.Tensor]) -> Value:
+        """The value that has `make(rank)` on every rank of the type's mesh."""
+        ...
+
+    def leaves(self, value: Value) -> tuple[torch.Tensor, ...]:
+        """The tensors of a value."""
+        ...
+
+    def value(self, leaves: Sequence[torch.Tensor]) -> Value:
+        """The value made of these tensors: the inverse of `leaves`."""
+        ...
+
+    def width(self, type: TensorType) -> int:
+        """How many leaves a value of this type has."""
+        ...
+
+    def refuse(self, about: str, mistake: str) -> None:
+        """Raises `CommError` on this rank for a value that does not fit."""
+        ...
+
+    def copy(self, value: Value) -> Value:
+        """A value that shares no memory with `value`."""
+        ...
+
+    def local(self, step: Step, value: Value) -> Value:
+        """The value after a step without traffic."""
+        ...
+
+    def all_gather(self, step: Step, value: Value) -> Value: ...
+
+    def all_to_all(self, step: Step, value: Value) -> Value: ...
+
+    def all_reduce(self, step: Step, value: Value, owned: bool) -> Value:
+        """`owned`: the value may be reduced in place."""
+        ...
+
+    def reduce_scatter(self, step: Step, value: Value) -> Value: ...
+
+    def broadcast(self, step: Step, value: Value) -> Value: ...
+
+    def exchange(self, step: Step, value: Value) -> Value: ...
+
+    def exchange_many(self, steps: Sequence[Step], values: Sequence[Value]) -> list[Value]:
+        """The values after several exchanges, with one message a pair of ranks for all of them."""
+        ...
+
+
+def misfit(about: str, mistake: str) -> CommError:
+    """The error for a local tensor that does not fit its type."""
+    return CommError(
+        f"{about} cannot start: {mistake}.",
+        hint="Give every rank a tensor of the shape, dtype and device that its type says: "
+        "type.local_shape(rank), type.dtype.",
+    )
+
+
+def mistakes(local: object, type: TensorType, rank: int, device: torch.device) -> str | None:
+    """What is wrong with a local tensor of `type` on `rank`; None where nothing is."""
+    if type.mesh.coord(rank) is None:
+        return None
+    expected = type.local_shape(rank)
+    if not isinstance(local, torch.Tensor):
+        return f"rank {rank} has {_name(local)}, expected a tensor of shape {expected}"
+    if tuple(local.shape) != expected:
+        return f"rank {rank} has shape {tuple(local.shape)}, expected {expected}"
+    if local.dtype != type.dtype:
+        return f"rank {rank} has dtype {local.dtype}, expected {type.dtype}"
+    if local.device.type != device.type:
+        return f"rank {rank} has device {local.device}, expected {device}"
+    if local.layout != torch.strided:
+        return f"rank {rank} has a {local.layout} tensor, expected a strided one"
+    return None
+
+
+def _name(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"

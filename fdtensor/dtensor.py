@@ -1,0 +1,96 @@
+"""`DTensor`: a tensor spread over a mesh, as a record of a local value, a type and a Comm."""
+
+from __future__ import annotations
+
+from typing import Any, Generic
+
+import torch
+from optree.integrations.attrs import field, frozen
+
+from fdtensor.comm import Comm, Value
+from fdtensor.interpreter import run
+from fdtensor.layout import Layout, TensorType
+from fdtensor.mesh import Mesh
+from fdtensor.placement import Replicate
+from fdtensor.planner import Plan, plan
+from fdtensor.tree import NAMESPACE
+
+__all__ = ["DTensor"]
+
+
+
+@frozen(namespace=NAMESPACE, eq=False, repr=False)
+class DTensor(Generic[Value]):
+    """A distributed tensor: a plain record and a pytree node, no tensor subclass.
+
+    `local` is this rank's block, or on a simulated mesh the tuple of all ranks' blocks. Making one
+    by hand checks nothing: `distribute` and `from_local` do.
+    """
+
+    local: Value
+    type: TensorType = field(pytree_node=False)
+    comm: Comm[Value] = field(pytree_node=False)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the full tensor."""
+        return self.type.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype."""
+        return self.type.dtype
+
+    @property
+    def layout(self) -> Layout:
+        """The layout."""
+        return self.type.layout
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh."""
+        return self.type.layout.mesh
+
+    def plan_to(self, to: Layout | TensorType) -> Plan:
+        """The plan that `redistribute(to)` runs."""
+        return plan(self.type, to, cost=self.comm.cost)
+
+    def redistribute(
+        self, to: Layout | TensorType, *, max_bytes: int | None = None
+    ) -> DTensor[Value]:
+        """The same tensor under another layout, on this mesh or another one. Differentiable.
+
+        Collective over the ranks of both meshes. Always a new local tensor.
+        """
+        found = plan(self.type, to, cost=self.comm.cost, max_bytes=max_bytes)
+        return DTensor(run(found, self.local, self.comm), found.dst, self.comm)
+
+    def full(self) -> torch.Tensor:
+        """The full tensor, on every rank of the mesh. Differentiable, collective.
+
+        A rank outside the mesh gets an empty tensor.
+        """
+        layout = self.type.layout
+        whole = Layout(layout.mesh, [Replicate()] * layout.mesh.ndim)
+        return self.comm.leaves(self.redistribute(whole).local)[0]
+
+    def detach(self) -> DTensor[Value]:
+        """The same values, cut off from autograd."""
+        comm = self.comm
+        local = comm.value([leaf.detach() for leaf in comm.leaves(self.local)])
+        return DTensor(local, self.type, comm)
+
+    def requires_grad_(self, requires_grad: bool = True) -> DTensor[Value]:
+        """Marks the local tensors for autograd, in place, and returns this."""
+        for leaf in self.comm.leaves(self.local):
+            leaf.requires_grad_(requires_grad)
+        return self
+
+    def __repr__(self) -> str:
+        return f"DTensor({self.type} on {self.mesh!r}, {self._text()})"
+
+    def _text(self) -> str:
+        leaves: Any = self.comm.leaves(self.local)
+        if len(leaves) == 1:
+            return f"local={leaves[0]}"
+        return f"{len(leaves)} local tensors"

@@ -1,0 +1,62 @@
+"""The errors: one sentence with the values, the facts aligned, then what to do."""
+
+from __future__ import annotations
+
+__all__ = ["CommError", "FdtensorError", "LayoutError", "MeshError", "PlanError", "ValueTreeError"]
+
+
+class FdtensorError(ValueError):
+    """What is wrong with the values at hand, as a sentence, facts and a hint.
+
+    `sentence` ends with a full stop and holds the offending values; each of `facts` becomes one
+    aligned line; `hint` says what to do. A fact of several lines is indented as a block.
+    """
+
+    def __init__(self, sentence: str, *, hint: str = "", **facts: object) -> None:
+        self.sentence = sentence
+        self.hint = hint
+        self.facts = {name: str(value) for name, value in facts.items()}
+        super().__init__(sentence)
+
+    def __str__(self) -> str:
+        blocks = [self.sentence]
+        if self.facts:
+            width = max(len(name) for name in self.facts) + 2
+            lines = []
+            for name, value in self.facts.items():
+                first, *rest = value.split("\n")
+                lines.append(f"  {name + ':':<{width}}{first}")
+                lines += [" " * (width + 2) + line for line in rest]
+            blocks.append("\n".join(lines))
+        if self.hint:
+            blocks.append(self.hint)
+        return "\n\n".join(blocks)
+
+    def __reduce__(self):
+        return _rebuild, (type(self), self.sentence, self.hint, self.facts)
+
+
+def _rebuild(
+    kind: type[FdtensorError], sentence: str, hint: str, facts: dict[str, object]
+) -> FdtensorError:
+    return kind(sentence, hint=hint, **facts)
+
+
+class MeshError(FdtensorError):
+    """A mesh that cannot be, or a rank or axis it does not have."""
+
+
+class LayoutError(FdtensorError):
+    """A placement, layout or tensor type that cannot be."""
+
+
+class PlanError(FdtensorError):
+    """A plan that cannot be: shapes or dtypes that differ, or a budget too small."""
+
+
+class CommError(FdtensorError):
+    """Something that cannot run on this Comm, or ranks that do not agree."""
+
+
+class ValueTreeError(FdtensorError):
+    """A pytree of values or layouts that do not fit together."""

@@ -1,0 +1,77 @@
+"""`Fused`: the plans of many tensors, run together: one message a pair of ranks for all of them."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+
+import attrs
+
+from fdtensor.collective import AllReduce, Step, is_local
+from fdtensor.planner import Plan, owners
+from fdtensor.record import Record
+from fdtensor.transition import by_exchange
+
+__all__ = ["Fused", "fuse"]
+
+
+@attrs.frozen(eq=False, repr=False)
+class Fused(Record):
+    """Plans made of exchanges and local steps only; their exchanges meet in a few rounds."""
+
+    plans: tuple[Plan, ...]
+
+    @property
+    def rounds(self) -> int:
+        """How many exchanges it takes, for all tensors together."""
+        return max((sum(not is_local(s) for s in p.steps) for p in self.plans), default=0)
+
+    @property
+    def received_bytes(self) -> int:
+        """The bytes that a rank receives, at most: the sum over the plans of their busiest."""
+        return sum(p.received_bytes for p in self.plans)
+
+    @property
+    def digest(self) -> str:
+        """A hexadecimal fingerprint, the same on every rank and machine."""
+        return _digest(self)
+
+    def transpose(self) -> Fused:
+        """The plan of the backward; raises `PlanError` where one plan is not linear."""
+        return fuse([p.transpose() for p in self.plans])
+
+    def __repr__(self) -> str:
+        return f"Fused({self.plans!r})"
+
+    def __str__(self) -> str:
+        head = f"{len(self.plans)} plans in {self.rounds} rounds"
+        return "\n".join([head, *(str(p) for p in self.plans)])
+
+
+def fuse(plans: Sequence[Plan]) -> Fused:
+    """The plans as one."""
+    return Fused(tuple([_exchanged(p) for p in plans]))
+
+
+@functools.lru_cache(maxsize=16384)
+def _exchanged(found: Plan) -> Plan:
+    """The same movement by exchanges and local steps."""
+    steps: list[Step] = []
+    for step in found.steps:
+        if is_local(step):
+            steps.append(step)
+        elif isinstance(step.collective, AllReduce) and step.src.shape:
+            owned = owners(step.src, step.dst)
+            steps.append(by_exchange(step.src, owned, "all_to_all"))
+            if owned is not step.dst:
+                steps.append(by_exchange(owned, step.dst, "all_to_all"))
+        else:
+            steps.append(by_exchange(step.src, step.dst, "all_to_all"))
+    return Plan(found.src, found.dst, tuple(steps), found.cost)
+
+
+@functools.lru_cache(maxsize=1024)
+def _digest(found: Fused) -> str:
+    text = "".join(p.digest for p in found.plans)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

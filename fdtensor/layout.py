@@ -1,0 +1,612 @@
+"""`Layout` and `TensorType`, and which indices of a tensor each rank holds under them.
+
+A rank's block is a product over the dims. In each dim it is an ascending tuple of intervals
+`(start, stop)`: one for shards, several for strided ones, none for an empty block. Every cut takes
+some of the positions of the block that the cuts before it left.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import attrs
+import torch
+
+from fdtensor.errors import LayoutError
+from fdtensor.mesh import Coord, Mesh
+from fdtensor.placement import (
+    Cut,
+    Partial,
+    Placement,
+    Ragged,
+    ReduceOp,
+    Replicate,
+    Shard,
+    StridedShard,
+)
+from fdtensor.record import Record, integer
+
+__all__ = ["Box", "Intervals", "Layout", "TensorType", "dtype_name", "parse_dtype"]
+
+Intervals = tuple[tuple[int, int], ...]
+"""Ascending, disjoint, non-empty ranges `(start, stop)`."""
+
+Box = tuple[Intervals, ...]
+"""The indices of a block: intervals for each dim."""
+
+
+# --- the index blocks of one dim -------------------------------------------------------------
+
+
+def length(intervals: Intervals) -> int:
+    """How many indices the intervals hold."""
+    return sum(stop - start for start, stop in intervals)
+
+
+def select(intervals: Intervals, start: int, stop: int) -> Intervals:
+    """The indices at positions `start` to `stop` of the intervals."""
+    if len(intervals) == 1:
+        first = intervals[0][0]
+        return ((first + start, first + stop),) if start < stop else ()
+    taken = []
+    for low, high in intervals:
+        a, b = max(start, 0), min(stop, high - low)
+        if a < b:
+            taken.append((low + a, low + b))
+        start, stop = start - (high - low), stop - (high - low)
+    return tuple(taken)
+
+
+def merged(intervals: Sequence[tuple[int, int]]) -> Intervals:
+    """The ascending intervals with those that touch joined."""
+    joined: list[tuple[int, int]] = []
+    for start, stop in intervals:
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], stop)
+        elif start < stop:
+            joined.append((start, stop))
+    return tuple(joined)
+
+
+def intersect(a: Intervals, b: Intervals) -> Intervals:
+    """The indices in both."""
+    if len(a) == 1 and len(b) == 1:
+        start, stop = max(a[0][0], b[0][0]), min(a[0][1], b[0][1])
+        return ((start, stop),) if start < stop else ()
+    both, i, j = [], 0, 0
+    while i < len(a) and j < len(b):
+        start, stop = max(a[i][0], b[j][0]), min(a[i][1], b[j][1])
+        if start < stop:
+            both.append((start, stop))
+        if a[i][1] < b[j][1]:
+            i += 1
+        else:
+            j += 1
+    return tuple(both)
+
+
+def locate(intervals: Intervals, part: Intervals) -> Intervals:
+    """The positions at which `intervals` hold the indices of `part`, all of which they have.
+
+    One interval of positions for each of `part`, each of which must lie within one of `intervals`.
+    """
+    if len(intervals) == 1:
+        first = intervals[0][0]
+        return tuple((start - first, stop - first) for start, stop in part)
+    positions, passed, i = [], 0, 0
+    for start, stop in part:
+        while intervals[i][1] <= start:
+            passed += intervals[i][1] - intervals[i][0]
+            i += 1
+        position = passed + start - intervals[i][0]
+        positions.append((position, position + stop - start))
+    return tuple(positions)
+
+
+def chunk(size: int, count: int, index: int) -> tuple[int, int]:
+    """The range of block `index`, of `count`, in `size` positions: `ceil(size / count)` each."""
+    step = -(-size // count)
+    return min(size, step * index), min(size, step * (index + 1))
+
+
+def cut(intervals: Intervals, placement: Cut, count: int, index: int) -> Intervals:
+    """What index `index`, of `count`, keeps of the intervals."""
+    size = length(intervals)
+    match placement:
+        case Shard():
+            return select(intervals, *chunk(size, count, index))
+        case Ragged(_, sizes):
+            start = sum(sizes[:index])
+            return select(intervals, start, start + sizes[index])
+        case StridedShard(_, factor):
+            kept: list[tuple[int, int]] = []
+            for j in range(min(factor, size)):
+                start, stop = chunk(size, factor, j)
+                low, high = chunk(stop - start, count, index)
+                kept += select(intervals, start + low, start + high)
+            return merged(kept)
+
+
+def whole(size: int) -> Intervals:
+    """All indices of a dim."""
+    return ((0, size),) if size else ()
+
+
+# --- Layout ----------------------------------------------------------------------------------
+
+
+def _placements(value: Any) -> tuple[Placement, ...]:
+    placements = tuple(value) if isinstance(value, Iterable) else (value,)
+    for placement in placements:
+        if not isinstance(placement, Placement):
+            raise LayoutError(
+                f"{placement!r} is not a placement.",
+                hint="Use Replicate(), Shard(dim), StridedShard(dim, split_factor), "
+                "Ragged(dim, sizes) or Partial(reduce_op).",
+            )
+    return placements
+
+
+def _order(value: Any) -> tuple[tuple[int, tuple[str, ...]], ...]:
+    """The order as pairs `(dim, axes)`, from a mapping, from such pairs or from one entry a dim."""
+    if value is None:
+        return ()
+    try:
+        entries = list(value.items() if isinstance(value, Mapping) else value)
+        paired = all(
+            isinstance(e, tuple) and len(e) == 2 and isinstance(e[0], int) for e in entries
+        )
+        pairs = entries if paired or isinstance(value, Mapping) else enumerate(entries)
+        return tuple(sorted((integer(d), _axes(entry)) for d, entry in pairs if entry is not None))
+    except (TypeError, AttributeError):
+        raise LayoutError(
+            f"{value!r} is not an order of axes.",
+            hint="Map a dim to the axes that cut it, outermost first: {0: ('tp', 'dp')}.",
+        ) from None
+
+
+def _axes(entry: Any) -> tuple[str, ...]:
+    """The axes that an entry names: one, several, or none for None."""
+    axes = () if entry is None else (entry,) if isinstance(entry, str) else entry
+    if not isinstance(axes, (tuple, list)) or not all(isinstance(axis, str) for axis in axes):
+        raise LayoutError(
+            f"{entry!r} names no mesh axes.",
+            hint="Write an axis, a tuple of axes from major to minor, or None.",
+        )
+    return tuple(axes)
+
+
+@attrs.frozen(eq=False, repr=False, init=False)
+class Layout(Record):
+    """One placement for each axis of a mesh, and the order of the axes that cut the same dim.
+
+    `order` maps a dim to the axes that cut it, outermost first; left to right where it is silent.
+    Raises `LayoutError` for a placement too many or too few, sizes of `Ragged` that are not one an
+    index, a `Ragged` that is not the first cut of its dim, reduce ops that differ, and an order
+    that does not name the axes that cut the dim.
+    """
+
+    mesh: Mesh
+    placements: tuple[Placement, ...]
+    order: tuple[tuple[int, tuple[str, ...]], ...]
+    """The dims whose axes are not in the order of the mesh, each with its axes, outermost first."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        placements: Sequence[Placement],
+        order: Mapping[int, Sequence[str]] | Sequence[Any] | None = None,
+    ) -> None:
+        if not isinstance(mesh, Mesh):
+            raise LayoutError(f"{mesh!r} is not a Mesh.", hint="Write Mesh(dp=2, tp=4).")
+        given = _placements(placements)
+        if len(given) != mesh.ndim:
+            raise LayoutError(
+                f"{len(given)} placements for a mesh that has {mesh.ndim} axes.",
+                placements=f"({', '.join(map(str, given))})",
+                mesh=mesh,
+                hint="Give one placement for each axis.",
+            )
+        default = _cutting(mesh, given)
+        wanted = dict(default)
+        for dim, axes in _order(order):
+            if sorted(axes) != sorted(default.get(dim, ())):
+                raise LayoutError(
+                    f"the order of dim {dim} names {_quoted(axes)}, but it is cut by "
+                    f"{_quoted(default.get(dim, ()))}.",
+                    placements=_named(mesh, given),
+                    hint="Name each axis that cuts the dim once, outermost first.",
+                )
+            wanted[dim] = axes
+        kept = tuple((d, axes) for d, axes in sorted(wanted.items()) if axes != default.get(d, ()))
+        self.__attrs_init__(mesh, given, kept)  # type: ignore[attr-defined]
+        _check_layout(self, wanted)
+
+    def __getitem__(self, axis: str) -> Placement:
+        """The placement of the axis called `axis`."""
+        return self.placements[self.mesh.axis(axis)]
+
+    def cuts(self, dim: int) -> tuple[str, ...]:
+        """The axes that cut `dim`, outermost first."""
+        return _cuts(self).get(dim, ())
+
+    @property
+    def partial(self) -> dict[str, ReduceOp]:
+        """The axes with pending terms and their reduce op."""
+        return {
+            axis: placement.reduce_op
+            for axis, placement in zip(self.mesh.axes, self.placements)
+            if isinstance(placement, Partial)
+        }
+
+    def placed(self, axis: str, placement: Placement) -> Layout:
+        """This layout with `placement` on `axis`.
+
+        A new cut comes where the axis stands in the mesh, or last on a dim whose order is its own.
+        """
+        index = self.mesh.axis(axis)
+        if placement == self.placements[index]:
+            return self
+        placements = (*self.placements[:index], placement, *self.placements[index + 1 :])
+        order = {d: tuple(a for a in axes if a != axis) for d, axes in self.order}
+        if not isinstance(placement, (Replicate, Partial)) and placement.dim in order:
+            order[placement.dim] += (axis,)
+        return Layout(self.mesh, placements, order)
+
+    def split(self, axis: str, dim: int) -> Layout:
+        """This layout with `axis` cutting `dim` further: its innermost cut."""
+        placements = list(self.placements)
+        placements[self.mesh.axis(axis)] = Shard(dim)
+        order = dict(self.order)
+        order[dim] = (*self.cuts(dim), axis)
+        return Layout(self.mesh, placements, order)
+
+    def per_dim(self) -> tuple[str | tuple[str, ...] | None, ...]:
+        """The axes that cut each dim, as `Mesh.layout` takes them; uncut dims at the end left out.
+
+        Pending sums are in `partial`. Raises `LayoutError` for strided and ragged shards, which
+        this way of writing does not have.
+        """
+        for placement in self.placements:
+            if isinstance(placement, (StridedShard, Ragged)):
+                raise LayoutError(
+                    f"{placement} cannot be written per dim.",
+                    layout=self,
+                    hint="Write this layout per axis: Layout(mesh, placements).",
+                )
+        found = _cuts(self)
+        dims = [found.get(d, ()) for d in range(max(found, default=-1) + 1)]
+        return tuple(axes if len(axes) > 1 else axes[0] if axes else None for axes in dims)
+
+    def __repr__(self) -> str:
+        placements = ", ".join(map(repr, self.placements))
+        comma = "," if len(self.placements) == 1 else ""
+        order = f", order={dict(self.order)!r}" if self.order else ""
+        return f"Layout({self.mesh!r}, ({placements}{comma}){order})"
+
+    def __str__(self) -> str:
+        order = "".join(f" order {d}: {', '.join(axes)}" for d, axes in self.order)
+        return _named(self.mesh, self.placements) + order
+
+
+def _quoted(axes: Sequence[str]) -> str:
+    return ", ".join(map(repr, axes)) if axes else "no axis"
+
+
+def _named(mesh: Mesh, placements: Sequence[Placement]) -> str:
+    return f"({', '.join(f'{a}={p}' for a, p in zip(mesh.axes, placements, strict=True))})"
+
+
+def _cutting(mesh: Mesh, placements: Sequence[Placement]) -> dict[int, tuple[str, ...]]:
+    """For each dim that is cut, its axes from left to right."""
+    found: dict[int, tuple[str, ...]] = {}
+    for axis, placement in zip(mesh.axes, placements, strict=True):
+        if not isinstance(placement, (Replicate, Partial)):
+            found[placement.dim] = (*found.get(placement.dim, ()), axis)
+    return found
+
+
+@functools.lru_cache(maxsize=65536)
+def _cuts(layout: Layout) -> dict[int, tuple[str, ...]]:
+    return {**_cutting(layout.mesh, layout.placements), **dict(layout.order)}
+
+
+def _check_layout(layout: Layout, cuts: Mapping[int, tuple[str, ...]]) -> None:
+    mesh = layout.mesh
+    for axis, count, placement in zip(mesh.axes, mesh.sizes, layout.placements, strict=True):
+        if not isinstance(placement, Ragged):
+            continue
+        if len(placement.sizes) != count:
+            raise LayoutError(
+                f"mesh axis {axis!r} has {count} ranks, but its ragged shard has "
+                f"{len(placement.sizes)} sizes.",
+                placement=placement,
+                mesh=mesh,
+                hint="Give the size of each index along the axis.",
+            )
+        if cuts[placement.dim][0] != axis:
+            raise LayoutError(
+                f"the ragged shard of mesh axis {axis!r} is not the first cut of dim "
+                f"{placement.dim}.",
+                layout=layout,
+                hint=f"Let it come first: order={{{placement.dim}: ({axis!r}, ...)}}.",
+            )
+    pending = {p.reduce_op: a for a, p in zip(mesh.axes, layout.placements) if isinstance(p, Partial)}
+    if len(pending) > 1:
+        (op_a, axis_a), (op_b, axis_b), *_ = pending.items()
+        raise LayoutError(
+            f"mesh axes {axis_a!r} and {axis_b!r} have different reduce ops pending, "
+            f"{op_a} and {op_b}: the result would depend on which comes first.",
+            layout=layout,
+            hint="Reduce one of them before the other becomes partial.",
+        )
+
+
+def layout_of_dims(
+    mesh: Mesh, dims: Sequence[str | Sequence[str] | None], partial: Mapping[str, str]
+) -> Layout:
+    """The layout that `Mesh.layout` describes."""
+    placements: dict[str, Placement] = {}
+    order: dict[int, tuple[str, ...]] = {}
+
+    def place(axis: str, placement: Placement) -> None:
+        mesh.axis(axis)
+        if axis in placements:
+            raise LayoutError(
+                f"mesh axis {axis!r} is used twice.",
+                first=placements[axis],
+                second=placement,
+                hint="An axis does one thing to a tensor.",
+            )
+        placements[axis] = placement
+
+    for dim, entry in enumerate(dims):
+        order[dim] = _axes(entry)
+        for axis in order[dim]:
+            place(axis, Shard(dim))
+    for axis, reduce_op in partial.items():
+        place(axis, Partial(reduce_op))  # type: ignore[arg-type]
+    full = [placements.get(axis, Replicate()) for axis in mesh.axes]
+    return Layout(mesh, full, order)
+
+
+# --- TensorType ------------------------------------------------------------------------------
+
+_LETTERS = {
+    torch.bool: "bool",
+    torch.bfloat16: "bf16",
+    torch.complex32: "c32",
+    torch.complex64: "c64",
+    torch.complex128: "c128",
+}
+for _name in ("float", "int", "uint"):
+    for _bits in (8, 16, 32, 64):
+        if hasattr(torch, f"{_name}{_bits}"):
+            _LETTERS[getattr(torch, f"{_name}{_bits}")] = f"{_name[0]}{_bits}"
+
+_BY_NAME = {letters: dtype for dtype, letters in _LETTERS.items()}
+
+_INTEGERS = {
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+}  # fmt: skip
+_UNSIGNED = {torch.uint16, torch.uint32, torch.uint64}
+_FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+_COMPLEX = {torch.complex32, torch.complex64, torch.complex128}
+_FLOAT8 = {
+    getattr(torch, name)
+    for name in dir(torch)
+    if name.startswith("float8_") and isinstance(getattr(torch, name), torch.dtype)
+}
+
+_REDUCIBLE: dict[ReduceOp, set[torch.dtype]] = {
+    "sum": _INTEGERS | _UNSIGNED | _FLOATS | _COMPLEX,
+    "avg": _FLOATS | _COMPLEX,
+    "product": _INTEGERS | _UNSIGNED | _FLOATS | _COMPLEX,
+    "max": _INTEGERS | _FLOATS,
+    "min": _INTEGERS | _FLOATS,
+    "band": _INTEGERS | _UNSIGNED,
+    "bor": _INTEGERS | _UNSIGNED,
+    "bxor": _INTEGERS | _UNSIGNED,
+}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The short name of a dtype: `f32`, `bf16`, `i64`, `c64`, `bool`."""
+    return _LETTERS.get(dtype, str(dtype).removeprefix("torch."))
+
+
+def parse_dtype(text: str) -> torch.dtype:
+    """The dtype called `f32` or `float32`; raises `LayoutError` for another text."""
+    found = _BY_NAME.get(text, getattr(torch, text.removeprefix("torch."), None))
+    if not isinstance(found, torch.dtype):
+        raise LayoutError(
+            f"{text!r} is not a dtype.", hint="Write f32, bf16, i64, bool, c64, or float32."
+        )
+    return found
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    try:
+        shape = tuple(integer(size) for size in value)
+    except (TypeError, AttributeError):
+        shape = (-1,)
+    if any(size < 0 for size in shape):
+        raise LayoutError(f"{value!r} is not a shape.", hint="A shape is a tuple of ints, 0 or more.")
+    return shape
+
+
+@attrs.frozen(eq=False, repr=False)
+class TensorType(Record):
+    """A tensor spread over a mesh, but for its values: the full shape, the dtype and the layout.
+
+    Raises `LayoutError` for a dim out of range, ragged sizes that do not add up to the dim, and a
+    reduce op that the dtype lacks.
+    """
+
+    shape: tuple[int, ...] = attrs.field(converter=_shape)
+    dtype: torch.dtype
+    layout: Layout
+
+    def __attrs_post_init__(self) -> None:
+        _check_type(self)
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh of the layout."""
+        return self.layout.mesh
+
+    @property
+    def numel(self) -> int:
+        """How many elements the full tensor has."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the full tensor."""
+        return self.numel * self.dtype.itemsize
+
+    def box(self, coord: Coord) -> Box:
+        """The indices that the rank at `coord` holds, as intervals for each dim."""
+        return tuple([_held(self, d, coord) for d in range(len(self.shape))])
+
+    def local_shape(self, rank: int) -> tuple[int, ...]:
+        """The shape of what `rank` holds; raises `LayoutError` for a rank outside the mesh."""
+        return tuple([length(intervals) for intervals in self.box(_coord(self, rank))])
+
+    def local_nbytes(self, rank: int) -> int:
+        """The bytes of what `rank` holds."""
+        return prod(self.local_shape(rank)) * self.dtype.itemsize
+
+    def offset(self, rank: int) -> tuple[int, ...]:
+        """The first index that `rank` holds in each dim; the dim's size where it holds none."""
+        box = self.box(_coord(self, rank))
+        return tuple(
+            [held[0][0] if held else size for held, size in zip(box, self.shape, strict=True)]
+        )
+
+    def index(self, rank: int) -> tuple[Sequence[int], ...]:
+        """The indices that `rank` holds in each dim, ascending: a range where they are contiguous."""
+        box = self.box(_coord(self, rank))
+        return tuple([_indices(held, size) for held, size in zip(box, self.shape, strict=True)])
+
+    def with_layout(self, layout: Layout) -> TensorType:
+        """The same tensor under another layout."""
+        return TensorType(self.shape, self.dtype, layout)
+
+    def placed(self, axis: str, placement: Placement) -> TensorType:
+        """The same tensor with `placement` on `axis`."""
+        return self.with_layout(self.layout.placed(axis, placement))
+
+    def cotangent(self) -> TensorType:
+        """The type of a derivative with respect to this: the same, with Replicate for Partial."""
+        layout = self.layout
+        for axis in layout.partial:
+            layout = layout.placed(axis, Replicate())
+        return self.with_layout(layout)
+
+    def __repr__(self) -> str:
+        return f"TensorType({self.shape!r}, {self.dtype!r}, {self.layout!r})"
+
+    def __str__(self) -> str:
+        dims = ",".join(
+            f"{size}{_at(self.layout, d)}" for d, size in enumerate(self.shape)
+        )
+        pending = ",".join(f"{op}:{axis}" for axis, op in self.layout.partial.items())
+        return f"{dtype_name(self.dtype)}[{dims}]" + (f"{{{pending}}}" if pending else "")
+
+
+def _at(layout: Layout, dim: int) -> str:
+    """How the cuts of a dim are written: `@dp`, `@(tp,dp)`, `@dp/2` strided, `@dp:3:5` ragged."""
+    axes = []
+    for axis in layout.cuts(dim):
+        match layout[axis]:
+            case StridedShard(_, factor):
+                axes.append(f"{axis}/{factor}")
+            case Ragged(_, sizes):
+                axes.append(":".join([axis, *map(str, sizes)]))
+            case _:
+                axes.append(axis)
+    if len(axes) > 1:
+        return f"@({','.join(axes)})"
+    return f"@{axes[0]}" if axes else ""
+
+
+def _indices(held: Intervals, size: int) -> Sequence[int]:
+    if not held:
+        return range(size, size)
+    if len(held) == 1:
+        return range(*held[0])
+    return tuple(i for start, stop in held for i in range(start, stop))
+
+
+def _coord(type: TensorType, rank: int) -> Coord:
+    coord = type.mesh.coord(rank)
+    if coord is None:
+        raise LayoutError(
+            f"rank {rank} holds nothing of this tensor: it is not in the mesh.",
+            type=type,
+            mesh=type.mesh,
+            hint="Ask for a rank of the mesh.",
+        )
+    return coord
+
+
+def _held(type: TensorType, dim: int, coord: Coord) -> Intervals:
+    layout, mesh = type.layout, type.mesh
+    held = whole(type.shape[dim])
+    for axis in layout.cuts(dim):
+        i = mesh.axes.index(axis)
+        held = cut(held, layout.placements[i], mesh.sizes[i], coord[i])  # type: ignore[arg-type]
+    return held
+
+
+def _check_type(type: TensorType) -> None:
+    if not isinstance(type.dtype, torch.dtype):
+        raise LayoutError(f"{type.dtype!r} is not a dtype.", hint="Use torch.float32 and the like.")
+    if not isinstance(type.layout, Layout):
+        raise LayoutError(
+            f"{type.layout!r} is not a Layout.", hint="Write Layout(mesh, placements)."
+        )
+    known = type.dtype in _REDUCIBLE["sum"] or type.dtype in _FLOAT8
+    if not known:
+        raise LayoutError(
+            f"tensors of {type.dtype} cannot be laid out: its elements are not whole bytes of a "
+            "plain dtype.",
+            hint="Convert it, or view it as uint8 first.",
+        )
+    ndim = len(type.shape)
+    for axis, placement in zip(type.mesh.axes, type.layout.placements, strict=True):
+        match placement:
+            case Replicate():
+                pass
+            case Partial(reduce_op):
+                if type.dtype not in _REDUCIBLE[reduce_op]:
+                    raise LayoutError(
+                        f"{dtype_name(type.dtype)} has no {reduce_op}, which mesh axis {axis!r} "
+                        "has pending.",
+                        layout=type.layout,
+                        hint=f"Use another reduce op, or a dtype that has {reduce_op}.",
+                    )
+            case _ if placement.dim >= ndim:
+                raise LayoutError(
+                    f"mesh axis {axis!r} shards dim {placement.dim} of a tensor that has "
+                    f"{ndim} dims.",
+                    shape=type.shape,
+                    layout=type.layout,
+                    mesh=type.mesh,
+                    hint=f"Shard one of dims 0 to {ndim - 1}, or leave {axis!r} as Replicate()."
+                    if ndim
+                    else f"A tensor without dims can only be replicated: leave {axis!r} as "
+                    "Replicate().",
+                )
+            case Ragged(dim, sizes) if sum(sizes) != type.shape[dim]:
+                raise LayoutError(
+                    f"the ragged sizes of mesh axis {axis!r} add up to {sum(sizes)}, but dim {dim} "
+                    f"has {type.shape[dim]}.",
+                    shape=type.shape,
+                    sizes=sizes,
+                    hint="Make the sizes add up to the size of the dim.",
+                )

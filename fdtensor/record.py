@@ -1,0 +1,72 @@
+"""`Record`: the base of immutable values. Equal records are one object: a look-up costs a pointer."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakValueDictionary
+
+import attrs
+
+__all__ = ["Record", "fields_of", "integer", "intern"]
+
+R = TypeVar("R", bound="Record")
+
+_existing: WeakValueDictionary[tuple[object, ...], Any] = WeakValueDictionary()
+_lock = threading.Lock()
+
+
+class _Interned(type):
+    if not TYPE_CHECKING:  # checkers read the signature of __init__ instead
+
+        def __call__(cls, /, *args: object, **kwargs: object) -> object:
+            return intern(super().__call__(*args, **kwargs))
+
+
+class Record(metaclass=_Interned):
+    """The base of a frozen attrs record whose `==` and `hash` are those of the object.
+
+    Copies, pickles and `attrs.evolve` come back as the one object that holds the same fields.
+    """
+
+    __slots__ = ("__weakref__",)
+
+    def __reduce__(self):
+        return _rebuild, (type(self), fields_of(self))
+
+    def __copy__(self):
+        return self
+
+    def __deepcopy__(self, memo: object):
+        return self
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self))  # hypothesis would print the fields instead
+
+
+def intern(made: R) -> R:
+    """The one record that equals `made`: itself, or the one made before it."""
+    with _lock:
+        return _existing.setdefault((type(made), *fields_of(made)), made)
+
+
+def fields_of(record: Record) -> tuple[object, ...]:
+    """The fields of a record, in order."""
+    return tuple([getattr(record, name) for name in _names(type(record))])
+
+
+@functools.cache
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in attrs.fields(kind))
+
+
+def _rebuild(kind: type[Any], values: tuple[object, ...]) -> object:
+    return getattr(kind, "_make", kind)(*values)
+
+
+def integer(value: Any) -> int:
+    """`value` as an int; raises TypeError for a bool and for whatever is not an integer."""
+    if isinstance(value, bool):
+        raise TypeError(f"{value!r} is a bool, not an int")
+    return value.__index__()

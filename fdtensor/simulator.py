@@ -1,0 +1,218 @@
+"""`SimulatedComm`: every rank of a mesh in this process. A value is a tuple of all local tensors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import prod
+
+import torch
+
+from fdtensor.collective import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Exchange,
+    ReduceScatter,
+    Step,
+)
+from fdtensor.comm import Check, misfit, mistakes
+from fdtensor.cost import NCCL, CostModel, piece
+from fdtensor.errors import CommError
+from fdtensor.exchange import route, talk
+from fdtensor.kernel import accumulate, copied, empty, flat, join, local_step, pack, settle, split
+from fdtensor.layout import TensorType
+from fdtensor.mesh import Mesh
+from fdtensor.placement import ReduceOp
+
+__all__ = ["SimulatedComm"]
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+class SimulatedComm:
+    """All ranks of a mesh in one process; it counts what a real mesh would move.
+
+    A value is a tuple with each rank's local tensor, in mesh order. `received` counts the bytes
+    that arrived at each rank from others, `calls` the collectives by name.
+    """
+
+    def __init__(
+        self, mesh: Mesh, *, cost: CostModel = NCCL, check: Check = "first"
+    ) -> None:
+        self.mesh = mesh
+        self.cost = cost
+        self.check: Check = check
+        self.received: Counter[int] = Counter()
+        self.calls: Counter[str] = Counter()
+
+    def __repr__(self) -> str:
+        return f"SimulatedComm({self.mesh!r})"
+
+    def agree(self, about: str, digest: str, mesh: Sequence[Mesh], mistake: str | None) -> None:
+        for part in mesh:
+            if part is self.mesh:
+                continue
+            outside = [rank for rank in part.order if self.mesh.position(rank) is None]
+            if outside:
+                raise CommError(
+                    f"{about} uses rank {outside[0]}, which this Comm does not have.",
+                    needed=part,
+                    comm=self.mesh,
+                    hint="Make the Comm of a mesh that contains all ranks of both meshes.",
+                )
+        if mistake is not None:
+            self.refuse(about, mistake)
+
+    def refuse(self, about: str, mistake: str) -> None:
+        raise misfit(about, mistake)
+
+    def width(self, type: TensorType) -> int:
+        return type.mesh.size
+
+    def mistake(self, value: object, type: TensorType) -> str | None:
+        count = type.mesh.size
+        if not isinstance(value, (tuple, list)) or len(value) != count:
+            return f"a simulated value is a tuple of {count} tensors, one a rank"
+        for rank, local in zip(type.mesh.order, value, strict=True):
+            found = mistakes(local, type, rank, _device(value))
+            if found:
+                return found
+        return None
+
+    def each(self, type: TensorType, make: Callable[[int], torch.Tensor]) -> Tensors:
+        return tuple([make(rank) for rank in type.mesh.order])
+
+    def leaves(self, value: Tensors) -> Tensors:
+        return tuple(value)
+
+    def value(self, leaves: Sequence[torch.Tensor]) -> Tensors:
+        return tuple(leaves)
+
+    def copy(self, value: Tensors) -> Tensors:
+        return tuple([copied(local) for local in value])
+
+    def local(self, step: Step, value: Tensors) -> Tensors:
+        held = dict(zip(step.src.mesh.order, value, strict=True))
+        nothing = torch.empty(0, device=_device(value))
+        return tuple([local_step(step, r, held.get(r, nothing)) for r in step.dst.mesh.order])
+
+    def all_gather(self, step: Step, value: Tensors) -> Tensors:
+        collective = step.collective
+        assert isinstance(collective, AllGather)
+        counts = [self._size(step, axis) for axis in collective.axes]
+        self.calls["all_gather"] += 1
+        out = []
+        for rank, ranks, members in self._cosets(step, collective.axes, value):
+            self._count(rank, ranks, members)
+            out.append(join(torch.stack(members), counts, collective.dims))
+        return tuple(out)
+
+    def all_to_all(self, step: Step, value: Tensors) -> Tensors:
+        collective = step.collective
+        assert isinstance(collective, AllToAll)
+        count = prod(self._size(step, axis) for axis in collective.axes)
+        self.calls["all_to_all"] += 1
+        out = []
+        for rank, ranks, members in self._cosets(step, collective.axes, value):
+            place = ranks.index(rank)
+            parts = [split(m, [count], [collective.dst_dim])[place] for m in members]
+            self._count(rank, ranks, parts)
+            out.append(join(torch.stack(parts), [count], [collective.src_dim]))
+        return tuple(out)
+
+    def all_reduce(self, step: Step, value: Tensors, owned: bool) -> Tensors:
+        collective = step.collective
+        assert isinstance(collective, AllReduce)
+        self.calls["all_reduce"] += 1
+        out = []
+        for rank, ranks, members in self._cosets(step, collective.axes, value):
+            count = len(ranks)
+            self.received[rank] += members[0].nbytes * 2 * (count - 1) // count
+            out.append(_reduced(members, collective.reduce_op))
+        return tuple(out)
+
+    def reduce_scatter(self, step: Step, value: Tensors) -> Tensors:
+        collective = step.collective
+        assert isinstance(collective, ReduceScatter)
+        counts = [self._size(step, axis) for axis in collective.axes]
+        self.calls["reduce_scatter"] += 1
+        out = []
+        for rank, ranks, members in self._cosets(step, collective.axes, value):
+            place = ranks.index(rank)
+            parts = [split(m, counts, collective.dims)[place] for m in members]
+            self._count(rank, ranks, parts)
+            out.append(_reduced(parts, collective.reduce_op))
+        return tuple(out)
+
+    def broadcast(self, step: Step, value: Tensors) -> Tensors:
+        collective = step.collective
+        assert isinstance(collective, Broadcast)
+        self.calls["broadcast"] += 1
+        for rank in step.dst.mesh.order:
+            if rank != collective.root:
+                self.received[rank] += value[0].nbytes
+        return tuple([copied(value[0]) for _ in step.dst.mesh.order])
+
+    def exchange(self, step: Step, value: Tensors) -> Tensors:
+        return self.exchange_many([step], [value])[0]
+
+    def exchange_many(self, steps: Sequence[Step], values: Sequence[Tensors]) -> list[Tensors]:
+        self.calls["exchange"] += 1
+        return [self._exchange(step, value) for step, value in zip(steps, values, strict=True)]
+
+    def _exchange(self, step: Step, value: Tensors) -> Tensors:
+        collective, src, dst = step.collective, step.src, step.dst
+        assert isinstance(collective, Exchange)
+        count = collective.pieces
+        held = dict(zip(src.mesh.order, map(flat, value), strict=True))
+        fresh = partial(empty, like=_device(value))
+        results = {rank: fresh(dst, rank) for rank in dst.mesh.order}
+        for i in range(count):
+            post: dict[int, dict[int, torch.Tensor]] = {rank: {} for rank in results}
+            for rank, local in held.items():
+                for message in route(src, dst, rank).sends:
+                    part = pack(local, piece(message, i, count).box)
+                    post[message.peer][rank] = part
+                    self.received[message.peer] += part.nbytes
+            for rank, out in results.items():
+                here = route(src, dst, rank)
+                recvs = [piece(message, i, count) for message in here.recvs]
+                assert {m.peer for m in recvs} == set(post[rank]), "both sides know the messages"
+                local = held.get(rank, out)
+                settle(
+                    here, collective.reduce_op, local, flat(out), post[rank], recvs, i == 0
+                )
+        if collective.reduce_op == "avg":
+            for out in results.values():
+                out.div_(talk(src, dst).terms)
+        return tuple(results.values())
+
+    def _size(self, step: Step, axis: str) -> int:
+        return step.src.mesh.axis_size(axis)
+
+    def _cosets(self, step: Step, axes: tuple[str, ...], value: Tensors):
+        """For each rank: itself, the ranks of its coset and what they hold."""
+        mesh = step.src.mesh
+        for rank in mesh.order:
+            ranks = mesh.coset(axes, mesh.coord(rank) or ())
+            yield rank, ranks, [value[mesh.position(r) or 0] for r in ranks]
+
+    def _count(self, rank: int, ranks: Sequence[int], parts: Sequence[torch.Tensor]) -> None:
+        self.received[rank] += sum(p.nbytes for r, p in zip(ranks, parts, strict=True) if r != rank)
+
+
+def _reduced(terms: Sequence[torch.Tensor], reduce_op: ReduceOp) -> torch.Tensor:
+    total = copied(terms[0])
+    for term in terms[1:]:
+        accumulate(reduce_op, total, term)
+    if reduce_op == "avg":
+        total.div_(len(terms))
+    return total
+
+
+def _device(value: object) -> torch.device:
+    tensors = [t for t in value if isinstance(t, torch.Tensor)]  # type: ignore[attr-defined]
+    return tensors[0].device if tensors else torch.device("cpu")

@@ -1,0 +1,33 @@
+"""Pytrees, by optree, in the namespace "fdtensor": the one file that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import optree
+
+__all__ = ["NAMESPACE", "broadcast_prefix", "flatten", "unflatten"]
+
+NAMESPACE = "fdtensor"
+
+
+def flatten(
+    tree: Any, is_leaf: Callable[[Any], bool] | None = None
+) -> tuple[list[Any], optree.PyTreeSpec]:
+    """The leaves of a pytree and its structure; None is a node without leaves."""
+    leaves, spec = optree.tree_flatten(tree, is_leaf=is_leaf, namespace=NAMESPACE)
+    return leaves, spec
+
+
+def unflatten(spec: optree.PyTreeSpec, leaves: Sequence[Any]) -> Any:
+    """The pytree of this structure with these leaves."""
+    return optree.tree_unflatten(spec, leaves)
+
+
+def broadcast_prefix(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> list[Any]:
+    """One entry of `prefix` for each leaf of `tree`, of which it may be a prefix.
+
+    Raises ValueError where it is none.
+    """
+    return optree.broadcast_prefix(prefix, tree, is_leaf=is_leaf, namespace=NAMESPACE)

@@ -1,0 +1,39 @@
+"""What all tests share: two pools of gloo ranks, and how many examples hypothesis draws."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from fdtensor.testing.pool import GlooPool
+
+settings.register_profile(
+    "fast",
+    derandomize=True,
+    deadline=None,
+    max_examples=50,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile(
+    "deep",
+    deadline=None,
+    max_examples=1000,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile(os.environ.get("FDTENSOR_PROFILE", "fast"))
+
+
+@pytest.fixture(scope="session")
+def pool4() -> Iterator[GlooPool]:
+    """Four gloo ranks, started by the first test that runs something on them."""
+    with GlooPool(4) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="session")
+def pool8() -> Iterator[GlooPool]:
+    """Eight gloo ranks, started by the first test that runs something on them."""
+    with GlooPool(8) as pool:
+        yield pool
