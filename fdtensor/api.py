@@ -256,5 +256,3 @@ def shards(tensor: torch.Tensor, layout: Layout) -> tuple[torch.Tensor, ...]:
     """What each rank of the mesh holds of `tensor`, in mesh order: a value for a SimulatedComm."""
     value: Sequence[torch.Tensor] = distribute(tensor, layout, SimulatedComm(layout.mesh)).local
     return tuple(value)
-
-

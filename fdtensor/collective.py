@@ -215,6 +215,8 @@ def is_local(step: Step) -> bool:
 
 
 def _axes(axes: Axes) -> str:
+    if not axes:
+        return ""
     return f"axis={axes[0]}" if len(axes) == 1 else f"axes=({','.join(axes)})"
 
 

@@ -99,9 +99,7 @@ def sent_at(step: Step, rank: int) -> int:
     return sum(message.numel for message in sends) * step.src.dtype.itemsize
 
 
-def _table(
-    here: Grid, axes: Iterable[int], value: Callable[[list[int]], int]
-) -> np.ndarray:
+def _table(here: Grid, axes: Iterable[int], value: Callable[[list[int]], int]) -> np.ndarray:
     """`value` of the coordinates along `axes`, as an array that broadcasts over the mesh."""
     axes = sorted(set(axes))
     sizes = here.mesh.sizes
@@ -207,11 +205,10 @@ def lower_bound(src: TensorType, dst: TensorType) -> int:
     if src.numel == 0:
         return 0
     reduced = _reduced(a, b)
-    adding = [i for i in b.partial if not _kept(a, b, i)] if src.mesh is dst.mesh else []
+    adding = [i for i in b.partial if not _kept(a, b, i)]
     repeated = bool(adding) and dst.layout.partial[dst.mesh.axes[adding[0]]] == "avg"
     if not reduced and not adding:
-        plain = _without_partial(b, kept=src.mesh is dst.mesh)
-        return int(_lacking(talk(src, plain)).max()) * src.dtype.itemsize
+        return int(_lacking(talk(src, dst)).max(initial=0)) * src.dtype.itemsize
     if src.mesh is not dst.mesh:
         return _cross_bound(src, dst, a, b)
     if repeated:
@@ -232,19 +229,14 @@ def lower_bound(src: TensorType, dst: TensorType) -> int:
 
 def _kept(a: Grid, b: Grid, axis: int) -> bool:
     """Whether an axis may keep its pending terms: sums may become averages in place."""
-    if axis not in a.partial or axis not in b.partial:
+    if a.mesh is not b.mesh or axis not in a.partial or axis not in b.partial:
         return False
     ops = {a.type.layout.placements[axis], b.type.layout.placements[axis]}
     return len(ops) == 1 or {str(op) for op in ops} == {"P(sum)", "P(avg)"}
 
 
 def _reduced(a: Grid, b: Grid) -> list[int]:
-    same = a.mesh is b.mesh
-    return [i for i in a.partial if not (same and _kept(a, b, i))]
-
-
-def _without_partial(b: Grid, kept: bool) -> TensorType:
-    return b.type if kept else b.type.cotangent()
+    return [i for i in a.partial if not _kept(a, b, i)]
 
 
 def _meeting(a: Grid, b: Grid) -> int:
@@ -272,7 +264,8 @@ def _spread(here: Grid, axes: Sequence[int]) -> tuple[int, ...]:
 
 def _covered(a: Grid, b: Grid, adding: Sequence[int]) -> int:
     """The wanted elements that some rank of the wanting ones holds, over all wanters."""
-    fixed_axes = [i for i in range(a.mesh.ndim) if i not in adding and i not in b.partial]
+    kept = [i for i in b.partial if _kept(a, b, i)]
+    fixed_axes = [i for i in range(a.mesh.ndim) if i not in adding and i not in kept]
     total = np.ones((1,) * a.mesh.ndim, np.int64)
     for d in range(len(a.shape)):
 
@@ -283,7 +276,6 @@ def _covered(a: Grid, b: Grid, adding: Sequence[int]) -> int:
 
         axes = [axis for axis in _axes_of((a, d), (b, d)) if axis in fixed_axes]
         total = total * _table(a, axes, common)
-    kept = [i for i in b.partial if i in a.partial]
     return int(np.broadcast_to(total, _spread(a, [*fixed_axes, *kept])).sum())
 
 
@@ -342,9 +334,7 @@ def buffers_at(step: Step, here: Route, pieces: int | None = None) -> int:
             total = sum(m.numel for m in sends) + sum(m.numel for m in recvs)
         else:
             packed = {m.box: m.numel for m in sends if not contiguous(m.box, src_shape)}
-            landed = [
-                m.numel for m in recvs if m.term or not contiguous(m.box, here.shape or ())
-            ]
+            landed = [m.numel for m in recvs if m.term or not contiguous(m.box, here.shape or ())]
             total = sum(packed.values()) + sum(landed)
         most = max(most, total)
     return most
@@ -360,14 +350,12 @@ def _local_numel(type: TensorType, rank: int) -> int:
 
 def peak_at(steps: Sequence[Step], rank: int) -> int:
     """The most bytes `rank` holds while the steps run, the caller's input counted."""
-    if not steps:
-        return 0
     first = steps[0].src
     caller = _local_numel(first, rank)
     most, held = caller, 0
     for step in steps:
         out = _local_numel(step.dst, rank)
-        most = max(most, caller + held + _extra(step, rank, held > 0) )
+        most = max(most, caller + held + _extra(step, rank, held > 0))
         held = out
     return most * first.dtype.itemsize
 
@@ -491,8 +479,10 @@ def _kind(step: Step) -> tuple[str, tuple[str, ...] | None, int]:
             count = len(route(step.src, step.dst, step.dst.mesh.order[-1]).recvs)
             everyone = len({*step.src.mesh.order, *step.dst.mesh.order}) - 1
             whole_way = way == "all_to_all"
-            return ("exchange" if whole_way else way), None, pieces * (
-                everyone if whole_way else count
+            return (
+                ("exchange" if whole_way else way),
+                None,
+                pieces * (everyone if whole_way else count),
             )
         case Exchange(axes, _, way, pieces):
             if way == "all_to_all":

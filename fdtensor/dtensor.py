@@ -18,7 +18,6 @@ from fdtensor.tree import NAMESPACE
 __all__ = ["DTensor"]
 
 
-
 @frozen(namespace=NAMESPACE, eq=False, repr=False)
 class DTensor(Generic[Value]):
     """A distributed tensor: a plain record and a pytree node, no tensor subclass.

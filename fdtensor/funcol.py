@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 
 from fdtensor.collective import (
     AllGather,
@@ -39,6 +40,7 @@ from fdtensor.kernel import (
     join,
     local_step,
     pack,
+    pack_into,
     settle,
     split,
 )
@@ -108,6 +110,7 @@ class FuncolComm:
                 self.backend = name
         self.cost = cost or (GLOO if self.backend == "gloo" else NCCL)
         self.world: Any = dist.group.WORLD
+        self._cosets: dict[Any, tuple[list[int], str, list[int]]] = {}
 
     def __repr__(self) -> str:
         return f"FuncolComm({self.mesh!r}, {str(self.device)!r})"
@@ -200,30 +203,23 @@ class FuncolComm:
             return value
         collective = step.collective
         assert isinstance(collective, AllGather)
-        counts, name, order = self._coset(step.src.mesh, collective.axes)
-        wire = self._wire(value)
-        gathered = _wait(_all_gather(wire, prod(counts), name))
+        counts, name, stack = self._coset(step.src.mesh, collective.axes)
+        gathered = _wait(_all_gather(self._wire(value), prod(counts), name))
         blocks = gathered.view(value.dtype).view(prod(counts), *value.shape)
-        if order is not None:
-            blocks = blocks[order]
-        return join(blocks, counts, collective.dims)
+        return join(blocks, counts, collective.dims, stack)
 
     def all_to_all(self, step: Step, value: torch.Tensor) -> torch.Tensor:
         if self._outside(step):
             return value
         collective = step.collective
         assert isinstance(collective, AllToAll)
-        counts, name, order = self._coset(step.src.mesh, collective.axes)
+        counts, name, stack = self._coset(step.src.mesh, collective.axes)
         count = prod(counts)
-        parts = split(value, [count], [collective.dst_dim])
-        if order is not None:
-            parts = parts[_inverse(order)]
+        parts = split(value, counts, [collective.dst_dim] * len(counts), stack)
         wire = self._wire(parts)
         sizes = [wire.numel() // count] * count
         arrived = _wait(_all_to_all(wire, sizes, sizes, name)).view(value.dtype).view(parts.shape)
-        if order is not None:
-            arrived = arrived[order]
-        return join(arrived, [count], [collective.src_dim])
+        return join(arrived, counts, [collective.src_dim] * len(counts), stack)
 
     def all_reduce(self, step: Step, value: torch.Tensor, owned: bool) -> torch.Tensor:
         if self._outside(step):
@@ -253,10 +249,8 @@ class FuncolComm:
         reduce_op = collective.reduce_op
         if not self._reduces(value.dtype, reduce_op):
             return self.exchange(by_exchange(step.src, step.dst, "all_to_all"), value)
-        counts, name, order = self._coset(step.src.mesh, collective.axes)
-        parts = split(value, counts, collective.dims)
-        if order is not None:
-            parts = parts[_inverse(order)]
+        counts, name, stack = self._coset(step.src.mesh, collective.axes)
+        parts = split(value, counts, collective.dims, stack)
         average = reduce_op == "avg"
         real = torch.view_as_real(parts.contiguous()) if value.is_complex() else parts.contiguous()
         wire = real.view(-1)
@@ -403,13 +397,15 @@ class FuncolComm:
     ) -> None:
         """One uneven all-to-all of packed messages, in the order of the group's ranks."""
         ranks = self._exchanging([step])
-        outgoing = {m.peer: pack(local, m.box).reshape(-1) for m in sends}
-        expected = {m.peer: m.numel for m in recvs}
-        parts = [outgoing[rank] for rank in ranks if rank in outgoing]
-        packed = torch.cat(parts) if parts else local.new_empty(0)
+        outgoing = {m.peer: m for m in sends}
+        expected = {m.peer: m for m in recvs}
+        in_sizes = [outgoing[rank].numel if rank in outgoing else 0 for rank in ranks]
+        out_sizes = [expected[rank].numel if rank in expected else 0 for rank in ranks]
+        packed = local.new_empty(sum(in_sizes))
+        for part, rank in zip(packed.split(in_sizes), ranks, strict=True):
+            if rank in outgoing:
+                pack_into(part, local, outgoing[rank].box)
         unit = 1 if self._moves(packed.dtype) else packed.dtype.itemsize
-        out_sizes = [expected.get(rank, 0) for rank in ranks]
-        in_sizes = [outgoing[rank].numel() if rank in outgoing else 0 for rank in ranks]
         buffer = _wait(
             _all_to_all(
                 self._wire(packed),
@@ -484,28 +480,19 @@ class FuncolComm:
 
     # --- groups ------------------------------------------------------------------------------
 
-    def _coset(
-        self, mesh: Mesh, axes: Sequence[str]
-    ) -> tuple[list[int], str, torch.Tensor | None]:
-        """Sizes of the axes, the group of this rank's coset, and its order in it if not ascending."""
+    def _coset(self, mesh: Mesh, axes: Sequence[str]) -> tuple[list[int], str, list[int]]:
+        """Sizes of the axes, the group of this rank's coset, and in which order it has the axes."""
         key = (mesh, axes)
-        found = self.__dict__.setdefault("_cosets", {}).get(key)
+        found = self._cosets.get(key)
         if found is None:
             ranks = mesh.coset(axes, mesh.coord(self.rank) or ())
-            ascending = tuple(sorted(ranks))
-            order = None
-            if ranks != ascending:
-                order = torch.tensor([ascending.index(rank) for rank in ranks], device=self.device)
             counts = [mesh.axis_size(axis) for axis in axes]
-            found = self.__dict__["_cosets"][key] = (counts, self._group(ascending), order)
+            stack = sorted(range(len(axes)), key=lambda i: mesh.axis(axes[i]))
+            found = self._cosets[key] = (counts, self._group(tuple(sorted(ranks))), stack)
         return found
 
     def _group(self, ranks: tuple[int, ...]) -> str:
         return _group(ranks)
-
-
-def _inverse(order: torch.Tensor) -> torch.Tensor:
-    return torch.argsort(order)
 
 
 def _box_shape(message: Message) -> list[int]:
@@ -543,24 +530,47 @@ def group_name(ranks: Sequence[int]) -> str:
     return f"fdtensor_{text}"
 
 
-_made: dict[tuple[int, ...], tuple[Any, str, Any]] = {}
+_made: dict[tuple[int, ...], tuple[Any, str]] = {}
 
 
 def _group(ranks: tuple[int, ...]) -> str:
-    """The name of the registered group of these ranks, made if need be by its members alone."""
+    """The name of the registered group of these ranks, made at its first use by its members alone."""
     found = _made.get(ranks)
     world = dist.group.WORLD
     if found is None or found[0] is not world:  # a new default group: earlier groups are gone
-        if ranks == tuple(range(dist.get_world_size())):
-            group = world
-        else:
-            group = dist.new_group(list(ranks), use_local_synchronization=True)
         name = group_name(ranks)
-        if found is not None:
-            torch._C._distributed_c10d._unregister_process_group(name)
-        torch._C._distributed_c10d._register_process_group(name, group)
-        found = _made[ranks] = (world, name, group)
+        if ranks == tuple(range(dist.get_world_size())):
+            torch._C._distributed_c10d._register_process_group(name, world)
+        else:
+            _new_group(ranks, name)
+        found = _made[ranks] = (world, name)
     return found[1]
+
+
+def _new_group(ranks: tuple[int, ...], name: str) -> None:
+    """Makes and registers a group under a name of ours.
+
+    `dist.new_group` derives names from how many groups a rank has made, which differs between ranks
+    that make groups when they need them, and then hangs; so this calls what it calls.
+    """
+    world = c10d._world  # type: ignore[attr-defined]
+    default = c10d._get_default_group()
+    backend, store = world.pg_map[default]
+    bound = default.bound_device_id
+    default.bound_device_id = None  # else NCCL splits the default group, which needs every rank
+    try:
+        made, _ = c10d._new_process_group_helper(
+            len(ranks),
+            ranks.index(dist.get_rank()),
+            list(ranks),
+            backend,
+            store,
+            name,  # type: ignore[arg-type]
+            timeout=c10d._get_default_timeout(c10d.Backend(backend)),
+        )
+    finally:
+        default.bound_device_id = bound
+    world.pg_group_ranks[made] = {rank: place for place, rank in enumerate(ranks)}
 
 
 def groups(mesh: Mesh, *axes: str) -> dict[str, tuple[int, ...]]:

@@ -112,9 +112,7 @@ def execute(found: Plan, value: Value, comm: Comm[Value]) -> Value:
     return value
 
 
-def execute_fused(
-    found: Fused, values: Sequence[Value], comm: Comm[Value]
-) -> list[Value]:
+def execute_fused(found: Fused, values: Sequence[Value], comm: Comm[Value]) -> list[Value]:
     """The values after their plans, whose exchanges meet in rounds."""
     done = [comm.copy(v) if not p.steps else v for p, v in zip(found.plans, values, strict=True)]
     todo = [list(p.steps) for p in found.plans]

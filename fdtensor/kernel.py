@@ -28,6 +28,7 @@ __all__ = [
     "keep",
     "local_step",
     "pack",
+    "pack_into",
     "settle",
     "split",
 ]
@@ -58,9 +59,14 @@ def pack(tensor: torch.Tensor, box: Box) -> torch.Tensor:
     if view is not None:
         return view.contiguous()
     packed = tensor.new_empty([sum(stop - start for start, stop in held) for held in box])
-    for target, part in zip(views(packed, _runs(box)), views(tensor, box), strict=True):
-        target.copy_(part)
+    pack_into(packed, tensor, box)
     return packed
+
+
+def pack_into(packed: torch.Tensor, tensor: torch.Tensor, box: Box) -> None:
+    """Copies the box into a contiguous tensor of as many elements."""
+    shaped = packed.view([sum(stop - start for start, stop in held) for held in box])
+    keep(box, tensor, _runs(box), shaped)
 
 
 def _runs(box: Box) -> Box:
@@ -254,30 +260,39 @@ def _place(
 # --- even blocks -----------------------------------------------------------------------------
 
 
-def split(tensor: torch.Tensor, counts: Sequence[int], dims: Sequence[int]) -> torch.Tensor:
+def split(
+    tensor: torch.Tensor,
+    counts: Sequence[int],
+    dims: Sequence[int],
+    stack: Sequence[int] | None = None,
+) -> torch.Tensor:
     """The even blocks that cuts of `dims[i]` into `counts[i]` make, stacked: shape (k, *block).
 
-    Cuts of one dim are from outer to inner; the last cut counts fastest. A view where it can be.
+    Cuts of one dim are from outer to inner. Blocks are stacked with the last cut fastest, or in the
+    order of the cuts that `stack` lists. A view where it can be.
     """
-    shape, order = _cut_shape(tensor.shape, counts, dims)
+    shape, order = _cut_shape(tensor.shape, counts, dims, stack)
     cut = tensor.reshape(shape).permute(order)
     return cut.reshape(prod(counts), *cut.shape[len(counts) :])
 
 
 def join(
-    blocks: torch.Tensor, counts: Sequence[int], dims: Sequence[int]
+    blocks: torch.Tensor,
+    counts: Sequence[int],
+    dims: Sequence[int],
+    stack: Sequence[int] | None = None,
 ) -> torch.Tensor:
     """The tensor whose even blocks are stacked in `blocks`: the inverse of `split`."""
     full = list(blocks.shape[1:])
     for count, d in zip(counts, dims, strict=True):
         full[d] *= count
-    shape, order = _cut_shape(full, counts, dims)
+    shape, order = _cut_shape(full, counts, dims, stack)
     inverse = [order.index(i) for i in range(len(order))]
     return blocks.reshape([shape[i] for i in order]).permute(inverse).reshape(full)
 
 
 def _cut_shape(
-    full: Sequence[int], counts: Sequence[int], dims: Sequence[int]
+    full: Sequence[int], counts: Sequence[int], dims: Sequence[int], stack: Sequence[int] | None
 ) -> tuple[list[int], list[int]]:
     """The shape with a dim for each cut, and the permutation that puts those first."""
     shape: list[int] = []
@@ -291,4 +306,4 @@ def _cut_shape(
                 size //= count
         rest.append(len(shape))
         shape.append(size)
-    return shape, cuts + rest
+    return shape, [cuts[i] for i in (range(len(cuts)) if stack is None else stack)] + rest

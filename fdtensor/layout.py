@@ -334,7 +334,9 @@ def _check_layout(layout: Layout, cuts: Mapping[int, tuple[str, ...]]) -> None:
                 layout=layout,
                 hint=f"Let it come first: order={{{placement.dim}: ({axis!r}, ...)}}.",
             )
-    pending = {p.reduce_op: a for a, p in zip(mesh.axes, layout.placements) if isinstance(p, Partial)}
+    pending = {
+        p.reduce_op: a for a, p in zip(mesh.axes, layout.placements) if isinstance(p, Partial)
+    }
     if len(pending) > 1:
         (op_a, axis_a), (op_b, axis_b), *_ = pending.items()
         raise LayoutError(
@@ -434,7 +436,9 @@ def _shape(value: Any) -> tuple[int, ...]:
     except (TypeError, AttributeError):
         shape = (-1,)
     if any(size < 0 for size in shape):
-        raise LayoutError(f"{value!r} is not a shape.", hint="A shape is a tuple of ints, 0 or more.")
+        raise LayoutError(
+            f"{value!r} is not a shape.", hint="A shape is a tuple of ints, 0 or more."
+        )
     return shape
 
 
@@ -511,9 +515,7 @@ class TensorType(Record):
         return f"TensorType({self.shape!r}, {self.dtype!r}, {self.layout!r})"
 
     def __str__(self) -> str:
-        dims = ",".join(
-            f"{size}{_at(self.layout, d)}" for d, size in enumerate(self.shape)
-        )
+        dims = ",".join(f"{size}{_at(self.layout, d)}" for d, size in enumerate(self.shape))
         pending = ",".join(f"{op}:{axis}" for axis, op in self.layout.partial.items())
         return f"{dtype_name(self.dtype)}[{dims}]" + (f"{{{pending}}}" if pending else "")
 

@@ -148,7 +148,9 @@ class Mesh(Record):
             return self.axes.index(name)
         except ValueError:
             raise MeshError(
-                f"the mesh has no axis {name!r}.", mesh=self, hint=f"Its axes are {_list(self.axes)}."
+                f"the mesh has no axis {name!r}.",
+                mesh=self,
+                hint=f"Its axes are {_list(self.axes)}.",
             ) from None
 
     def axis_size(self, name: str) -> int:

@@ -23,7 +23,6 @@ from fdtensor.collective import AllReduce, Exchange, Mask, Pad, Scale, Slice, St
 from fdtensor.cost import (
     NCCL,
     CostModel,
-    contiguous,
     lower_bound,
     peak_at,
     received,
@@ -33,11 +32,11 @@ from fdtensor.cost import (
     sent_at,
 )
 from fdtensor.errors import PlanError
-from fdtensor.exchange import grid, roomiest, route, talk
+from fdtensor.exchange import grid, roomiest, talk
 from fdtensor.layout import Layout, TensorType, dtype_name, parse_dtype
 from fdtensor.mesh import Mesh
-from fdtensor.placement import Partial, Replicate, Shard, parse_placement
-from fdtensor.record import Record, fields_of
+from fdtensor.placement import Partial, Replicate, parse_placement
+from fdtensor.record import Record
 from fdtensor.transition import by_exchange, named, scalable
 
 __all__ = ["Plan", "owners", "plan"]
@@ -92,6 +91,13 @@ class Plan(Record):
         """The most bytes that any rank holds at once: the caller's input, the output, buffers."""
         return _peak(self)
 
+    def peak_bytes_at(self, rank: int) -> int:
+        """The most bytes that `rank` holds at once."""
+        if not self.steps:  # what does not move is still copied
+            inside = self.src.mesh.position(rank) is not None
+            return 2 * self.src.local_nbytes(rank) if inside else 0
+        return peak_at(self.steps, rank)
+
     @property
     def seconds(self) -> float:
         """The seconds that the cost model gives."""
@@ -141,9 +147,7 @@ class Plan(Record):
     def __str__(self) -> str:
         title, rows, total = _listing(self)
         widths = [max((len(row[i]) for row in rows), default=0) for i in range(3)]
-        lines = [
-            f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}" for a, b, c in rows
-        ]
+        lines = [f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}" for a, b, c in rows]
         return "\n".join([title, *lines, total])
 
     def __repr__(self) -> str:
@@ -496,9 +500,7 @@ def _some(mesh: Mesh) -> Sequence[int]:
 def _peak(found: Plan) -> int:
     meshes = {found.src.mesh: None, found.dst.mesh: None}
     ranks = {rank for mesh in meshes for rank in _some(mesh)}
-    if not found.steps:  # a plan without steps still copies
-        return max(found.src.local_nbytes(r) for r in _some(found.src.mesh)) * 2
-    return max(peak_at(found.steps, rank) for rank in ranks)
+    return max(found.peak_bytes_at(rank) for rank in ranks)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -583,7 +585,10 @@ def _jsonable(found: Plan) -> dict[str, Any]:
             "src": type_index(step.src),
             "dst": type_index(step.dst),
             "kind": type(step.collective).__name__,
-            **{f.name: getattr(step.collective, f.name) for f in attrs.fields(type(step.collective))},
+            **{
+                f.name: getattr(step.collective, f.name)
+                for f in attrs.fields(type(step.collective))
+            },
         }
         for step in found.steps
     ]

@@ -39,9 +39,7 @@ class SimulatedComm:
     that arrived at each rank from others, `calls` the collectives by name.
     """
 
-    def __init__(
-        self, mesh: Mesh, *, cost: CostModel = NCCL, check: Check = "first"
-    ) -> None:
+    def __init__(self, mesh: Mesh, *, cost: CostModel = NCCL, check: Check = "first") -> None:
         self.mesh = mesh
         self.cost = cost
         self.check: Check = check
@@ -182,9 +180,7 @@ class SimulatedComm:
                 recvs = [piece(message, i, count) for message in here.recvs]
                 assert {m.peer for m in recvs} == set(post[rank]), "both sides know the messages"
                 local = held.get(rank, out)
-                settle(
-                    here, collective.reduce_op, local, flat(out), post[rank], recvs, i == 0
-                )
+                settle(here, collective.reduce_op, local, flat(out), post[rank], recvs, i == 0)
         if collective.reduce_op == "avg":
             for out in results.values():
                 out.div_(talk(src, dst).terms)

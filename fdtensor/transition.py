@@ -6,12 +6,13 @@
     Partial       all_reduce    reduce_scatter            scale (sum to avg and back),
                                                           else reduce_scatter, then pad
 
-A named collective needs even blocks and innermost cuts; an `Exchange` does every other case with
+A named collective needs even blocks, innermost cuts and ascending ranks; an `Exchange` does every other case with
 the same bytes: uneven, strided, ragged, swapped orders, outer cuts, other meshes.
 """
 
 from __future__ import annotations
 
+import functools
 from math import prod
 
 import torch
@@ -33,6 +34,7 @@ from fdtensor.collective import (
 )
 from fdtensor.exchange import Grid, grid, roomiest, talk
 from fdtensor.layout import TensorType
+from fdtensor.mesh import Mesh
 from fdtensor.placement import Cut, Partial, Placement, ReduceOp, Replicate, Shard
 
 __all__ = ["by_exchange", "named", "scalable", "transition"]
@@ -110,25 +112,24 @@ def named(src: TensorType, dst: TensorType) -> Collective | None:
         return _broadcast(src, dst)
     a, b = grid(src), grid(dst)
     names = src.mesh.axes
-    changes = {_change(a, b, axis) for axis in range(src.mesh.ndim) if _change(a, b, axis)}
-    if not changes:
-        return None
-    if len({kind for kind, *_ in changes}) > 1:
-        return None
     moving = [axis for axis in range(src.mesh.ndim) if _change(a, b, axis)]
+    changes = {_change(a, b, axis) for axis in moving}
+    if len(changes) != 1:
+        return None
     axes = tuple(names[axis] for axis in moving)
-    match next(iter(changes)):
+    match changes.pop():
         case ("replicate", "shard"):
             tails = _tails(a.cuts, b.cuts)
             return Slice(*_named(tails, names)) if tails else None
         case ("shard", "replicate"):
             tails = _tails(b.cuts, a.cuts)
-            return AllGather(*_named(tails, names)) if tails and _even(a, tails) else None
+            even = tails and _even(a, tails) and _ascending(src.mesh)
+            return AllGather(*_named(tails, names)) if tails and even else None
         case ("partial", "replicate") if a.cuts == b.cuts:
             return AllReduce(axes, src.layout.partial[axes[0]])
         case ("partial", "shard"):
             tails = _tails(a.cuts, b.cuts)
-            if not tails or not _even(b, tails):
+            if not tails or not _even(b, tails) or not _ascending(src.mesh):
                 return None
             return ReduceScatter(*_named(tails, names), src.layout.partial[axes[0]])
         case ("replicate", "partial") if a.cuts == b.cuts:
@@ -139,9 +140,15 @@ def named(src: TensorType, dst: TensorType) -> Collective | None:
             if not tails or reduce_op == "avg":
                 return None
             return Pad(*_named(tails, names), reduce_op)
-        case ("shard", "shard"):
+        case ("shard", "shard") if _ascending(src.mesh):
             return _all_to_all(a, b, names)
     return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _ascending(mesh: Mesh) -> bool:
+    """Whether ranks count up along the mesh, as they do in a process group."""
+    return isinstance(mesh.order, range) or list(mesh.order) == sorted(mesh.order)
 
 
 def _change(a: Grid, b: Grid, axis: int) -> tuple[str, str] | None:

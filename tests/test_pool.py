@@ -34,7 +34,7 @@ def rank():
 
 def fail_on(ranks):
     if rank() in ranks:
-        raise errors.LayoutError(f"no {rank() in ranks}.", layout="R", hint="Try again.")
+        raise errors.LayoutError("no such layout.", layout="R", hint="Try again.")
     total = torch.ones(1)
     dist.all_reduce(total)
 
@@ -91,19 +91,21 @@ def test_an_error_on_all_ranks_is_told_once_and_the_ranks_stay_up(pool):
     with pytest.raises(WorkerError) as raised:
         pool.run(fail_on, {0, 1})
     text = str(raised.value)
-    assert text.splitlines()[0] == "ranks 0, 1 raised LayoutError: no True."
+    assert text.splitlines()[0] == "ranks 0, 1 raised LayoutError: no such layout."
     assert text.count("Traceback") == 1
     assert text.count("in fail_on") == 1
-    assert text.endswith("LayoutError: no True.\n\n  layout: R\n\nTry again.")
+    assert text.endswith("LayoutError: no such layout.\n\n  layout: R\n\nTry again.")
     assert sorted(raised.value.failures) == [0, 1]
     assert pids(pool) == before
 
 
 def test_an_error_on_one_rank_does_not_leave_the_others_waiting(pool):
     before = pids(pool)
+    start = time.monotonic()
     with pytest.raises(WorkerError) as raised:
         pool.run(fail_on, {1})
-    first = "rank 1 raised LayoutError: no True.; rank 0 did not answer 1 s later"
+    assert time.monotonic() - start < 10
+    first = "rank 1 raised LayoutError: no such layout.; rank 0 did not answer 1 s later"
     assert str(raised.value).splitlines()[0] == first
     assert list(raised.value.failures) == [1, 0]
     assert gone(before)
@@ -112,8 +114,9 @@ def test_an_error_on_one_rank_does_not_leave_the_others_waiting(pool):
 
 def test_a_rank_that_dies_is_named_and_the_pool_starts_anew(pool):
     before = pids(pool)
-    with pytest.raises(WorkerError, match=r"^rank 1 exited with 3; rank 0 did not answer"):
+    with pytest.raises(WorkerError, match="rank 1 exited with 3") as raised:
         pool.run(lambda: os._exit(3) if rank() else dist.barrier())
+    assert raised.value.failures[1] == "exited with 3"
     assert gone(before)
     assert pool.run(rank) == [0, 1]
 
@@ -168,7 +171,7 @@ def test_no_process_outlives_a_script_without_a_main_guard(tmp_path, ending):
         timeout=120,
     )
     assert ran.stderr == ""
-    assert gone(map(int, ran.stdout.split()))
+    assert gone([int(pid) for pid in ran.stdout.split()])
 
 
 SCRIPT = """

@@ -1,8 +1,8 @@
 """What tests of distributed code need: strategies for every record, values to spread, real ranks.
 
 `strategies` draws meshes, layouts, types and redistributions, `values` makes the tensors that go
-with them, and `pool` keeps gloo processes up. Each is imported at its first use, so that the pool
-needs no hypothesis.
+with them, and `pool` keeps gloo processes up. Each is imported at its first use: the pool does
+without hypothesis.
 """
 
 from __future__ import annotations
@@ -38,15 +38,10 @@ __all__ = [
     "types",
 ]
 
-_HOMES = {
-    "pool": ("GlooPool", "WorkerError"),
-    "strategies": ("layouts", "meshes", "placements", "redistributions", "shapes", "types"),
-    "values": ("block", "full_tensor", "gather_full", "reduced", "scatter"),
-}
-
 
 def __getattr__(name: str) -> object:
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(f"{__name__}.{home}"), name)
+    for home in ("pool", "values", "strategies") if name in __all__ else ():
+        module = import_module(f"{__name__}.{home}")
+        if name in module.__all__:
+            return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

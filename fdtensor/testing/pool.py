@@ -16,12 +16,11 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
 import attrs
-import cloudpickle
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from fdtensor.testing.worker import Failure, failure
+from fdtensor.testing.worker import Failure, failure, packed, search_path
 
 __all__ = ["GlooPool", "WorkerError"]
 
@@ -75,7 +74,7 @@ class GlooPool:
         The default process group is up. Closures and functions of test modules travel by value.
         Raises `WorkerError` where a rank raises, dies or does not answer in time.
         """
-        call = _pickled(fn, args)
+        call = packed(fn, args)
         starting = not self._workers
         try:
             if starting:
@@ -105,7 +104,7 @@ class GlooPool:
         for _ in range(self.n):
             ours, theirs = Pipe()
             with theirs:
-                code = _BOOT.format(path=_search_path(), fd=theirs.fileno())
+                code = _BOOT.format(path=search_path(), fd=theirs.fileno())
                 process = subprocess.Popen(
                     [sys.executable, "-c", code],
                     stdin=subprocess.DEVNULL,
@@ -114,7 +113,7 @@ class GlooPool:
                     start_new_session=True,  # Ctrl-C reaches this process, which stops the others
                 )
             self._workers.append(_Worker(process, ours))
-        joins = [_pickled(_join, (rank, self.n, self._store.port)) for rank in range(self.n)]
+        joins = [packed(_join, (rank, self.n, self._store.port)) for rank in range(self.n)]
         self._call(joins, _START_SECONDS)
 
     def _call(self, calls: Sequence[bytes], timeout: float) -> list[Any]:
@@ -126,7 +125,7 @@ class GlooPool:
         rank_of = {worker.pipe: rank for rank, worker in enumerate(self._workers)}
         answers: dict[int, Any] = {}
         failures: dict[int, Failure] = {}
-        deadline = time.monotonic() + timeout
+        latest = deadline = time.monotonic() + timeout
         while rank_of and (left := deadline - time.monotonic()) > 0:
             for pipe in wait(list(rank_of), left):
                 rank = rank_of.pop(pipe)  # type: ignore[arg-type]
@@ -134,7 +133,8 @@ class GlooPool:
                 if isinstance(answers[rank], Failure):
                     failures[rank] = answers[rank]
                     deadline = min(deadline, time.monotonic() + self.grace)
-        late = f"did not answer {f'{self.grace:g} s later' if failures else f'in {timeout:g} s'}"
+        limit = f"{self.grace:g} s later" if deadline < latest else f"in {timeout:g} s"
+        late = f"did not answer {limit}"
         failures |= {rank: Failure(late, late) for rank in rank_of.values()}
         if not failures:
             return [answers[rank] for rank in range(self.n)]
@@ -160,27 +160,6 @@ def _grouped(texts: Mapping[int, str]) -> list[tuple[str, str]]:
         (f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, sorted(ranks)))}", text)
         for text, ranks in groups.items()
     ]
-
-
-def _pickled(fn: Callable[..., object], args: Sequence[object]) -> bytes:
-    """The call and where to import from; functions of modules that are not installed by value."""
-    name = getattr(getattr(fn, "func", fn), "__module__", None) or ""
-    module = sys.modules.get(name)
-    file = getattr(module, "__file__", None)
-    root = name.partition(".")[0]
-    known = {"fdtensor", "__main__", *sys.stdlib_module_names}
-    local = file and "site-packages" not in file and root not in known
-    if not local or name in cloudpickle.list_registry_pickle_by_value():
-        return pickle.dumps((_search_path(), cloudpickle.dumps((fn, args))))
-    cloudpickle.register_pickle_by_value(module)
-    try:
-        return pickle.dumps((_search_path(), cloudpickle.dumps((fn, args))))
-    finally:
-        cloudpickle.unregister_pickle_by_value(module)
-
-
-def _search_path() -> list[str]:
-    return [entry or os.getcwd() for entry in sys.path]
 
 
 def _read(worker: _Worker) -> Any:

@@ -62,8 +62,7 @@ def gather_full(blocks: Sequence[torch.Tensor], type: TensorType) -> torch.Tenso
         held = local.to(_wide(type.dtype))
         empty = torch.zeros(type.shape, dtype=held.dtype)
         term, known = terms.setdefault(_pending(type, rank), (empty, empty != empty))
-        index = [torch.tensor(indices, dtype=torch.int64) for indices in type.index(rank)]
-        where = torch.meshgrid(*index, indexing="ij") if index else ()
+        where = _where(type.index(rank))
         again = known[where]
         assert torch.equal(term[where][again], held[again]), f"rank {rank} is no replica in {type}."
         term[where], known[where] = held, True
@@ -71,6 +70,16 @@ def gather_full(blocks: Sequence[torch.Tensor], type: TensorType) -> torch.Tenso
     stacked = torch.stack([term for term, _ in terms.values()])
     op = next(iter(type.layout.partial.values()), None)
     return (reduced(stacked, op) if op else stacked[0]).to(type.dtype)
+
+
+def _where(index: Sequence[Sequence[int]]) -> tuple[slice, ...] | tuple[torch.Tensor, ...]:
+    """The indices of a block as what selects it from the full tensor."""
+    if all(isinstance(indices, range) for indices in index):
+        return tuple(
+            slice(indices[0], indices[-1] + 1) if indices else slice(0) for indices in index
+        )
+    places = [torch.tensor(indices, dtype=torch.int64) for indices in index]
+    return torch.meshgrid(*places, indexing="ij")
 
 
 def reduced(terms: torch.Tensor, reduce_op: ReduceOp) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The worker at the far end of a pool's pipe: it runs every call that comes in and answers it.
+"""The far end of a pool's pipe: a worker that runs every call that comes in and answers it.
 
 A thread reads the pipe while the main thread computes. The worker ends when the pipe closes, even
 in the middle of a collective, so none outlives the process that started it.
@@ -10,6 +10,7 @@ import os
 import pickle
 import sys
 import traceback
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from threading import Thread
@@ -17,7 +18,7 @@ from threading import Thread
 import attrs
 import cloudpickle
 
-__all__ = ["Failure", "failure", "serve"]
+__all__ = ["Failure", "failure", "packed", "search_path", "serve"]
 
 
 @attrs.frozen
@@ -35,6 +36,31 @@ def failure(error: BaseException) -> Failure:
         f"raised {type(error).__name__}" + (f": {first}" if first else ""),
         "".join(traceback.format_exception(error)).rstrip(),
     )
+
+
+def packed(fn: Callable[..., object], args: Sequence[object]) -> bytes:
+    """The call `fn(*args)` as a message to a worker, with where to import from.
+
+    A function of a module that is neither installed nor of this package goes by value.
+    """
+    name = getattr(getattr(fn, "func", fn), "__module__", None) or ""
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None)
+    root = name.partition(".")[0]
+    known = {"fdtensor", "__main__", *sys.stdlib_module_names}
+    local = file and "site-packages" not in file and root not in known
+    if not local or name in cloudpickle.list_registry_pickle_by_value():
+        return pickle.dumps((search_path(), cloudpickle.dumps((fn, args))))
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        return pickle.dumps((search_path(), cloudpickle.dumps((fn, args))))
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
+
+
+def search_path() -> list[str]:
+    """`sys.path`, good in any directory."""
+    return [entry or os.getcwd() for entry in sys.path]
 
 
 def serve(fd: int) -> None:

@@ -1,0 +1,201 @@
+"""The command line: `demo`, `plan` and `bench`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from fdtensor.errors import FdtensorError
+from fdtensor.layout import Layout, TensorType, parse_dtype
+from fdtensor.mesh import Mesh
+from fdtensor.placement import parse_placement
+
+__all__ = ["main"]
+
+ABOUT = """\
+fdtensor: distributed tensors as plain values.
+
+  python -m fdtensor demo                       move real numbers between 4 processes, check all
+  python -m fdtensor demo --simulate dp=2,tp=4  the same with every rank in this process
+  torchrun --nproc-per-node 4 -m fdtensor demo  the same on the processes that torchrun started
+  python -m fdtensor plan --mesh dp=2,tp=4 --shape 8192,8192 --src "S(0),P(sum)" --dst "R,S(1)"
+                                                how a tensor gets from one layout to another
+  python -m fdtensor bench redistribute         fdtensor, DTensor and hand-written calls compared
+
+Each of them takes --help."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One sentence and exit status 2."""
+        sys.exit(_fail(f"{message}. Try: {self.prog} --help"))
+
+
+def _fail(message: str) -> int:
+    print(f"fdtensor: {message}", file=sys.stderr)
+    return 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command; returns the exit status: 1 for wrong results, 2 for bad input."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments:
+        print(ABOUT)
+        return 0
+    if arguments[0] == "bench":
+        from fdtensor.bench import main as bench
+
+        return bench(arguments[1:])
+    options = _parser().parse_args(arguments)
+    try:
+        return _demo(options) if options.command == "demo" else _plan(options)
+    except FdtensorError as error:
+        return _fail(str(error))
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="python -m fdtensor", description=ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    commands = parser.add_subparsers(dest="command", metavar="{demo,plan,bench}")
+    demo = commands.add_parser("demo", help="walk real numbers through many layouts and check")
+    demo.add_argument("--simulate", metavar="MESH", help="all ranks in this process: dp=2,tp=4")
+    demo.add_argument("--mesh", metavar="MESH", help="the mesh of processes (default dp=2,tp=2)")
+    plan = commands.add_parser(
+        "plan",
+        help="print the plan between two layouts",
+        description="A layout has one placement an axis, as R, S(0), S(0, f=2), S(0, [3,5]) or "
+        "P(sum), or is written per dim: [dp,-,(tp,pp)]{sum:x}.",
+    )
+    plan.add_argument("--mesh", required=True, help="axes and sizes: dp=2,tp=4")
+    plan.add_argument("--shape", required=True, help="the full shape: 8192,8192")
+    plan.add_argument("--dtype", default="f32", help="f32, bf16, i64, ... (default f32)")
+    plan.add_argument("--src", required=True, help="the layout now: 'S(0),P(sum)'")
+    plan.add_argument("--dst", required=True, help="the layout wanted: 'R,S(1)'")
+    plan.add_argument("--dst-mesh", help="another mesh for the destination, on ranks 0, 1, ...")
+    plan.add_argument("--max-bytes", type=int, help="what any rank may hold at once")
+    plan.add_argument("--cost", choices=["nccl", "gloo"], default="nccl", help="the cost model")
+    plan.add_argument("--json", action="store_true", help="print JSON")
+    commands.add_parser("bench", help="compare with DTensor and hand-written calls")
+    return parser
+
+
+# --- demo ------------------------------------------------------------------------------------
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from fdtensor import demo
+
+    if options.simulate:
+        mesh = parse_mesh(options.simulate)
+        with Console(stderr=True).status(f"simulating {mesh.size} ranks"):
+            found = demo.simulated(mesh)
+        return 0 if demo.report(found, print) else 1
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return _demo_under_torchrun(options)
+    mesh = parse_mesh(options.mesh or "dp=2,tp=2")
+    with Console(stderr=True).status(f"starting {mesh.size} gloo processes"):
+        found = demo.on_processes(mesh)
+    return 0 if demo.report(found, print) else 1
+
+
+def _demo_under_torchrun(options: argparse.Namespace) -> int:
+    import torch.distributed as dist
+
+    from fdtensor import demo, funcol
+
+    funcol.up()
+    world = dist.get_world_size()
+    default = f"dp=2,tp={world // 2}" if world % 2 == 0 and world > 2 else f"dp={world}"
+    mesh = parse_mesh(options.mesh or default)
+    try:
+        walked = demo.on_this_rank(mesh)
+        found: list[list[demo.Stop]] = [[]] * world
+        dist.all_gather_object(found, walked)
+        quiet = dist.get_rank() != 0
+        right = demo.report(found, (lambda text: None) if quiet else print)
+    finally:
+        dist.destroy_process_group()
+    return 0 if right else 1
+
+
+# --- plan ------------------------------------------------------------------------------------
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from fdtensor.cost import GLOO, NCCL
+    from fdtensor.planner import plan
+
+    mesh = parse_mesh(options.mesh)
+    shape, dtype = parse_shape(options.shape), parse_dtype(options.dtype)
+    dst_mesh = parse_mesh(options.dst_mesh) if options.dst_mesh else mesh
+    src = TensorType(shape, dtype, parse_layout(mesh, options.src))
+    dst = TensorType(shape, dtype, parse_layout(dst_mesh, options.dst))
+    cost = GLOO if options.cost == "gloo" else NCCL
+    found = plan(src, dst, cost=cost, max_bytes=options.max_bytes)
+    facts = {
+        "received_bytes": found.received_bytes,
+        "sent_bytes": found.sent_bytes,
+        "lower_bound_bytes": found.lower_bound_bytes,
+        "peak_bytes": found.peak_bytes,
+        "seconds": found.seconds,
+    }
+    if options.json:
+        print(json.dumps({**facts, "digest": found.digest, "plan": json.loads(found.to_json())}))
+        return 0
+    print(found)
+    print(f"  bound    {facts['lower_bound_bytes']} B")
+    print(f"  peak     {facts['peak_bytes']} B")
+    print(f"  seconds  {facts['seconds']:.3g} by the cost model {cost.name!r}")
+    return 0
+
+
+def parse_mesh(text: str) -> Mesh:
+    """The mesh written as `dp=2,tp=4`."""
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*(\d+)\s*", part)
+        if found is None:
+            raise FdtensorError(f"{text!r} is not a mesh: write dp=2,tp=4.")
+        if found[1] in sizes:
+            raise FdtensorError(f"{text!r} is not a mesh: axis {found[1]!r} is given twice.")
+        sizes[found[1]] = int(found[2])
+    return Mesh(**sizes)
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """The shape written as `8192,8192`; an empty text is a 0-d tensor's."""
+    parts = [part.strip() for part in text.strip("()[] ").split(",") if part.strip()]
+    if not all(part.isdigit() for part in parts):
+        raise FdtensorError(f"{text!r} is not a shape: write 8192,8192.")
+    return tuple(map(int, parts))
+
+
+def parse_layout(mesh: Mesh, text: str) -> Layout:
+    """The layout written per axis, `S(0),P(sum)`, or per dim, `[dp,-,(tp,pp)]{sum:x}`."""
+    per_dim = re.fullmatch(r"\s*\[(.*)\]\s*(?:\{(.*)\})?\s*", text)
+    if per_dim is None:
+        return Layout(mesh, [parse_placement(part) for part in _split(text)])
+    dims = []
+    for part in _split(per_dim[1]):
+        axes = [axis.strip() for axis in part.strip(" ()").split(",")]
+        dims.append(None if axes in (["-"], [""], ["None"]) else tuple(axes))
+    pending = {}
+    for part in _split(per_dim[2] or ""):
+        reduce_op, _, axis = part.partition(":")
+        pending[axis.strip()] = reduce_op.strip()
+    return mesh.layout(*dims, partial=pending)
+
+
+def _split(text: str) -> list[str]:
+    """The parts between commas that are not in brackets."""
+    parts = re.split(r",(?![^(\[]*[)\]])", text)
+    return [part.strip() for part in parts if part.strip()]

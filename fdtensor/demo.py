@@ -1,0 +1,203 @@
+"""The demo: real numbers walk through a chain of layouts, and every block is checked.
+
+The numbers come with Python: for each character of Unicode's Basic Multilingual Plane, 256 rows of
+256, its general category as `unicodedata` has it, counted from 0 in alphabetical order.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from fdtensor.api import distribute
+from fdtensor.comm import Comm
+from fdtensor.errors import FdtensorError
+from fdtensor.layout import Layout, TensorType
+from fdtensor.mesh import Mesh
+from fdtensor.placement import Partial, Placement, Ragged, Replicate, Shard, StridedShard
+from fdtensor.planner import Plan
+from fdtensor.testing.values import block, gather_full
+
+__all__ = ["SOURCE", "Stop", "numbers", "stops", "walk"]
+
+SOURCE = (
+    f"Unicode {unicodedata.unidata_version}, from Python's unicodedata: "
+    "the general category of each of 65,536 characters"
+)
+
+
+@attrs.frozen
+class Stop:
+    """One redistribution of the walk: its plan, and what was wrong on which rank."""
+
+    plan: Plan
+    ranks: int
+    mistakes: tuple[str, ...]
+
+
+def numbers() -> torch.Tensor:
+    """The categories as int64, shape (256, 256): the row is the high byte of the character."""
+    names = [unicodedata.category(chr(code)) for code in range(256 * 256)]
+    places = {name: i for i, name in enumerate(sorted(set(names)))}
+    return torch.tensor([places[name] for name in names]).reshape(256, 256)
+
+
+def stops(mesh: Mesh, shape: Sequence[int], dtype: torch.dtype) -> Iterator[TensorType]:
+    """The types that the walk visits, one after the other; the first one is replicated."""
+    first, last = mesh.axes[0], mesh.axes[-1]
+
+    def at(**placements: Placement) -> Layout:
+        return Layout(mesh, [placements.get(axis, Replicate()) for axis in mesh.axes])
+
+    def both(a: Placement, b: Placement) -> Layout:
+        return at(**{first: a, last: b})
+
+    rows, columns, held = Shard(0), Shard(1), Replicate()
+    layouts = [at(), both(rows, held), at(), both(held, columns), both(held, rows)]
+    if mesh.ndim > 1:
+        layouts += [
+            both(rows, columns),
+            both(columns, rows),
+            both(rows, rows),
+            both(held, rows),
+            mesh.layout((last, first)),
+            mesh.layout((first, last)),
+            both(Partial("sum"), rows),
+            both(rows, rows),
+            both(rows, Partial("max")),
+            both(Partial("sum"), columns),
+            both(columns, held),
+        ]
+    layouts += [
+        both(StridedShard(0, 3), held),
+        both(_ragged(mesh, first, shape[0]), held),
+        both(columns, held),
+    ]
+    for op in ("sum", "max", "min", "product", *_own_ops(dtype)):
+        term = Partial(op)  # type: ignore[arg-type]
+        layouts += [both(term, held), both(columns, held), both(held, columns), both(held, term)]
+        layouts += [at()]
+    whole = at(**dict.fromkeys(mesh.axes, Partial("sum")))
+    layouts += [whole, both(rows, held), at()]
+    for layout in layouts:
+        yield TensorType(shape, dtype, layout)
+    others = [Mesh.from_ranks(mesh.ranks[::-1], ("line",))]
+    others.append(Mesh.from_ranks(mesh.ranks[: max(1, mesh.size - 1)], ("fewer",)))
+    for other in others:
+        yield TensorType(shape, dtype, other.layout(other.axes[0]))
+        yield TensorType(shape, dtype, other.layout(None, other.axes[0]))
+    yield TensorType(shape, dtype, both(rows, held))
+
+
+def _own_ops(dtype: torch.dtype) -> tuple[str, ...]:
+    return ("avg",) if dtype.is_floating_point else ("band", "bor", "bxor")
+
+
+def _ragged(mesh: Mesh, axis: str, size: int) -> Ragged:
+    """Blocks of quite different sizes: the first gets nothing, the last all that is left."""
+    count = mesh.axis_size(axis)
+    sizes = [size * i // (count * count) for i in range(count - 1)]
+    return Ragged(0, (*sizes, size - sum(sizes)))
+
+
+def walk(mesh: Mesh, comm: Comm[Any], everyone: Callable[[Any], Sequence[Any]]) -> list[Stop]:
+    """Walks even and uneven tensors of integers and floats through all stops.
+
+    Every rank checks its block against slicing the full tensor. Where terms are pending,
+    `everyone(local)` gives the local tensors of all ranks, in mesh order, which are then reduced.
+    """
+    table = numbers()
+    made = []
+    for tensor in (table, table[:251, :253], table.to(torch.float64)):
+        types = stops(mesh, tuple(tensor.shape), tensor.dtype)
+        value = distribute(tensor, next(types).layout, comm)
+        for type in types:
+            plan = value.plan_to(type)
+            value = value.redistribute(type)
+            mistakes = _check(tensor, type, value.local, comm, everyone)
+            made.append(Stop(plan, type.mesh.size, tuple(mistakes)))
+    return made
+
+
+def _check(
+    tensor: torch.Tensor,
+    type: TensorType,
+    local: Any,
+    comm: Comm[Any],
+    everyone: Callable[[Any], Sequence[Any]],
+) -> list[str]:
+    if type.layout.partial:
+        try:
+            total = gather_full(everyone(local), type)
+        except AssertionError as error:
+            return [str(error)]
+        return [] if torch.equal(total, tensor) else [f"the terms of {type} do not add up"]
+    rank = getattr(comm, "rank", None)
+    ranks = type.mesh.ranks if rank is None else [rank]
+    wrong = []
+    for r, held in zip(ranks, comm.leaves(local), strict=True):
+        if type.mesh.position(r) is None:
+            continue
+        if not torch.equal(held, block(tensor, type, r)):
+            wrong.append(f"rank {r} has a wrong block of {type}")
+    return wrong
+
+
+def report(found: list[list[Stop]], write: Callable[[str], None]) -> bool:
+    """Writes each plan with its bytes and verdict; `found` has the stops of each process.
+
+    Returns whether everything was right.
+    """
+    right = True
+    for i, stop in enumerate(found[0]):
+        plan = stop.plan
+        mistakes = sorted({text for walked in found for text in walked[i].mistakes})
+        bound = plan.lower_bound_bytes
+        verdict = "; ".join(mistakes) if mistakes else f"right on {stop.ranks} ranks"
+        write(str(plan))
+        write(f"  bound {bound} B, peak {plan.peak_bytes} B: {verdict}\n")
+        right = right and not mistakes
+    received = sum(stop.plan.received_bytes for stop in found[0])
+    bound = sum(stop.plan.lower_bound_bytes for stop in found[0])
+    verdict = "every block is right" if right else "THERE ARE WRONG BLOCKS"
+    write(
+        f"{len(found[0])} redistributions of {SOURCE}:\n"
+        f"{received} B received per rank, the bound is {bound} B; {verdict}."
+    )
+    return right
+
+
+def on_this_rank(mesh: Mesh) -> list[Stop]:
+    """The walk on one rank of a real mesh; the process group is up."""
+    import torch.distributed as dist
+
+    from fdtensor.funcol import FuncolComm, default_device
+
+    def everyone(local: torch.Tensor) -> list[Any]:
+        held: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(held, local.cpu())
+        return [held[rank] for rank in mesh.order]
+
+    return walk(mesh, FuncolComm(mesh, default_device()), everyone)
+
+
+def on_processes(mesh: Mesh) -> list[list[Stop]]:
+    """The walk on gloo processes that are started for it, one a rank."""
+    from fdtensor.testing.pool import GlooPool, WorkerError
+
+    with GlooPool(mesh.size, timeout=300) as pool:
+        try:
+            return pool.run(on_this_rank, mesh)
+        except WorkerError as error:
+            raise FdtensorError(f"the demo failed: {error}") from error
+
+
+def simulated(mesh: Mesh) -> list[list[Stop]]:
+    """The walk with all ranks in this process."""
+    from fdtensor.simulator import SimulatedComm
+
+    return [walk(mesh, SimulatedComm(mesh), lambda local: local)]

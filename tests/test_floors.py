@@ -1,0 +1,110 @@
+"""Each file imports only from floors below it, or from files to its left on its own floor."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "fdtensor"
+
+FLOORS = (
+    ("errors", "record", "tree", "placement", "mesh"),
+    ("layout",),
+    ("collective", "exchange", "transition", "random"),
+    ("cost", "planner", "fused"),
+    ("program", "rules", "tracer"),
+    ("kernel", "comm", "interpreter", "simulator", "funcol"),
+    ("transforms",),
+    ("dtensor", "testing", "api", "interop", "bench", "demo", "cli", "__main__", "__init__"),
+)
+
+HEIGHT = {name: (i, j) for i, floor in enumerate(FLOORS) for j, name in enumerate(floor)}
+
+DOORS_UPWARD = {("mesh.py", "layout")}
+"""Imports inside of functions that may go up."""
+
+DISTRIBUTED = {"funcol.py", "testing/pool.py", "interop", "bench", "cli"}
+"""The files, or names of files and packages, that may import torch.distributed."""
+
+FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
+
+
+def home(file: str) -> str:
+    """The name of a file or, for a file of a package, of the package."""
+    return file.partition("/")[0].removesuffix(".py")
+
+
+def imported(source: str, file: str) -> Iterator[str]:
+    """The full name of every module, or thing of a module, that runs of the file may import."""
+    waiting: list[ast.AST] = [ast.parse(source)]
+    while waiting:
+        node = waiting.pop()
+        match node:
+            case ast.If(test=ast.Name("TYPE_CHECKING"), orelse=orelse):
+                waiting += orelse
+                continue
+            case ast.Import(names):
+                yield from (name.name for name in names)
+            case ast.ImportFrom(module, names, level):
+                assert level == 0, f"{file} has a relative import."
+                yield from (f"{module}.{name.name}" for name in names)
+            case ast.Attribute(ast.Name("torch"), "distributed"):
+                yield "torch.distributed"
+        waiting += ast.iter_child_nodes(node)
+
+
+def of_fdtensor(name: str) -> str | None:
+    """The file or package of fdtensor that the import of `name` needs, or None."""
+    root, _, rest = name.partition(".")
+    first = rest.partition(".")[0]
+    if root != "fdtensor":
+        return None
+    return first if first in HEIGHT or (ROOT / f"{first}.py").is_file() else "__init__"
+
+
+def refused(source: str, file: str) -> list[str]:
+    """What the file imports but may not."""
+    wrong = []
+    for name in imported(source, file):
+        needs = of_fdtensor(name)
+        below = needs in (None, home(file)) or HEIGHT[needs] < HEIGHT[home(file)]
+        if not below and (file, needs) not in DOORS_UPWARD:
+            wrong.append(name)
+        if f"{name}.".startswith("torch.distributed.") and not DISTRIBUTED & {file, home(file)}:
+            wrong.append(name)
+    return wrong
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_has_a_floor(file):
+    assert home(file) in HEIGHT, f"give {file} its place in FLOORS."
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_imports_only_from_below(file):
+    assert refused((ROOT / file).read_text(), file) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "source"),
+    [
+        ("errors.py", "from fdtensor.layout import Layout"),
+        ("errors.py", "from fdtensor.record import Record"),
+        ("layout.py", "import fdtensor.planner"),
+        ("layout.py", "from fdtensor import planner"),
+        ("layout.py", "from fdtensor import Layout"),
+        ("layout.py", "def f():\n    from fdtensor.planner import plan"),
+        ("rules/matmul.py", "from fdtensor.comm import Comm"),
+        ("planner.py", "import torch.distributed as dist"),
+        ("planner.py", "from torch import distributed"),
+        ("planner.py", "from torch.distributed.tensor import DTensor"),
+        ("planner.py", "import torch\ntorch.distributed.barrier()"),
+    ],
+)
+def test_an_import_upward_is_seen(file, source):
+    assert len(refused(source, file)) == 1
+
+
+def test_imports_for_type_checkers_do_not_count():
+    assert refused("if TYPE_CHECKING:\n    from fdtensor.layout import Layout", "mesh.py") == []
