@@ -53,7 +53,7 @@ from fdtensor.transition import transition
 
 _LAZY = {
     "FuncolComm": "funcol",
-    "groups": "funcol",
+    "groups": "process_groups",
     "from_torch": "interop",
     "to_torch": "interop",
 }

@@ -10,11 +10,12 @@ import torch
 
 from fdtensor.comm import Check, Comm
 from fdtensor.dtensor import DTensor
+from fdtensor.dtypes import parse_dtype
 from fdtensor.errors import CommError, LayoutError, ValueTreeError
 from fdtensor.fused import fuse
 from fdtensor.interpreter import run, run_fused
 from fdtensor.kernel import empty
-from fdtensor.layout import Layout, TensorType, parse_dtype
+from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
 from fdtensor.placement import Replicate
 from fdtensor.planner import plan
@@ -33,11 +34,12 @@ def connect(mesh: Mesh, device: str | torch.device | None = None, *, check: Chec
     Under torchrun a process group is brought up from the environment: NCCL where there is CUDA,
     gloo else. `device` is by default the one that the backend serves.
     """
-    from fdtensor import funcol
+    from fdtensor.funcol import FuncolComm
+    from fdtensor.process_groups import default_device, up
 
-    if not funcol.up():
+    if not up():
         return SimulatedComm(mesh, check=check)
-    return funcol.FuncolComm(mesh, device or funcol.default_device(), check=check)
+    return FuncolComm(mesh, device or default_device(), check=check)
 
 
 def from_local(
@@ -79,11 +81,11 @@ class _Averaged(torch.autograd.Function):
         ctx.count = inputs[1]
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
         return grad / ctx.count, None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: torch.Tensor, _count: None) -> torch.Tensor:
+    def jvp(ctx: Any, tangent: torch.Tensor, _count: None) -> torch.Tensor:  # type: ignore[override]
         return tangent.view_as(tangent)
 
 

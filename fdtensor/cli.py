@@ -10,8 +10,9 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from fdtensor.dtypes import parse_dtype
 from fdtensor.errors import FdtensorError
-from fdtensor.layout import Layout, TensorType, parse_dtype
+from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
 from fdtensor.placement import parse_placement
 
@@ -50,10 +51,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[0] == "bench":
         from fdtensor.bench import main as bench
 
-        return bench(arguments[1:])
+        return int(bench(arguments[1:]) or 0)
     options = _parser().parse_args(arguments)
     try:
-        return _demo(options) if options.command == "demo" else _plan(options)
+        if options.command == "demo":
+            return _demo(options)
+        return _plan(options)
     except FdtensorError as error:
         return _fail(str(error))
 
@@ -110,9 +113,10 @@ def _demo(options: argparse.Namespace) -> int:
 def _demo_under_torchrun(options: argparse.Namespace) -> int:
     import torch.distributed as dist
 
-    from fdtensor import demo, funcol
+    from fdtensor import demo
+    from fdtensor.process_groups import up
 
-    funcol.up()
+    up()
     world = dist.get_world_size()
     default = f"dp=2,tp={world // 2}" if world % 2 == 0 and world > 2 else f"dp={world}"
     mesh = parse_mesh(options.mesh or default)

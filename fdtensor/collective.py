@@ -11,8 +11,8 @@
     AllReduce       +[A] +[B]         ->  [A+B] [A+B]
     ReduceScatter   +[A B] +[C D]     ->  [A+C] [B+D]
     Broadcast       [A] .             ->  [A] [A]
-    Exchange        any blocks        ->  any blocks        each piece from one holder to each wanter,
-                                                            and pending terms to one owner
+    Exchange        any blocks        ->  any blocks        each piece comes from one holder,
+                                                            pending terms go to one owner
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class AllReduce(Record):
 
 @attrs.frozen(eq=False)
 class ReduceScatter(Record):
-    """Each rank gets its even block, along `axes[i]` of `dims[i]`, of the reduction of the terms."""
+    """Each rank gets its even block of the reduced terms, along `axes[i]` of `dims[i]`."""
 
     axes: Axes
     dims: Dims

@@ -30,11 +30,11 @@ class Comm(Protocol[Value]):
     check: Check
 
     def agree(self, about: str, digest: str, mesh: Sequence[Mesh], mistake: str | None) -> None:
-        """Raises `CommError` on all ranks of the meshes where digests differ or one has a mistake."""
+        """Raises `CommError` on all ranks of the meshes if digests differ or one has a mistake."""
         ...
 
     def mistake(self, value: Value, type: TensorType) -> str | None:
-        """What is wrong with `value` as a tensor of `type`, in a few words; None where nothing is."""
+        """What is wrong with `value` as a tensor of `type`, in a few words; None if nothing is."""
         ...
 
     def each(self, type: TensorType, make: Callable[[int], torch.Tensor]) -> Value:

@@ -175,7 +175,8 @@ def on_this_rank(mesh: Mesh) -> list[Stop]:
     """The walk on one rank of a real mesh; the process group is up."""
     import torch.distributed as dist
 
-    from fdtensor.funcol import FuncolComm, default_device
+    from fdtensor.funcol import FuncolComm
+    from fdtensor.process_groups import default_device
 
     def everyone(local: torch.Tensor) -> list[Any]:
         held: list[Any] = [None] * dist.get_world_size()

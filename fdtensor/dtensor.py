@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Generic
 
+import attrs
 import torch
-from optree.integrations.attrs import field, frozen
 
 from fdtensor.comm import Comm, Value
 from fdtensor.interpreter import run
@@ -13,12 +13,14 @@ from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
 from fdtensor.placement import Replicate
 from fdtensor.planner import Plan, plan
-from fdtensor.tree import NAMESPACE
+from fdtensor.tree import register
 
 __all__ = ["DTensor"]
 
+_STATIC = {"pytree_node": False}
 
-@frozen(namespace=NAMESPACE, eq=False, repr=False)
+
+@attrs.frozen(eq=False, repr=False)
 class DTensor(Generic[Value]):
     """A distributed tensor: a plain record and a pytree node, no tensor subclass.
 
@@ -27,8 +29,8 @@ class DTensor(Generic[Value]):
     """
 
     local: Value
-    type: TensorType = field(pytree_node=False)
-    comm: Comm[Value] = field(pytree_node=False)
+    type: TensorType = attrs.field(metadata=_STATIC)
+    comm: Comm[Value] = attrs.field(metadata=_STATIC)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -93,3 +95,6 @@ class DTensor(Generic[Value]):
         if len(leaves) == 1:
             return f"local={leaves[0]}"
         return f"{len(leaves)} local tensors"
+
+
+register(DTensor)

@@ -16,17 +16,8 @@ from math import prod
 
 import attrs
 
-from fdtensor.layout import (
-    Box,
-    Intervals,
-    TensorType,
-    cut,
-    intersect,
-    length,
-    locate,
-    merged,
-    whole,
-)
+from fdtensor.blocks import Box, Intervals, cut, intersect, length, locate, merged, whole
+from fdtensor.layout import TensorType
 from fdtensor.mesh import Coord, Mesh
 from fdtensor.placement import Cut, Partial, Ragged, Replicate, Shard
 
@@ -35,7 +26,7 @@ __all__ = ["Grid", "Message", "Route", "Talk", "grid", "roomiest", "route", "tal
 
 @attrs.frozen(eq=False)
 class Grid:
-    """A type as the planner sees it: axes by index, those of size 1 left out, 0-d as one element."""
+    """A type as the planner sees it: axes by index, none of size 1, and 0-d as one element."""
 
     type: TensorType
     shape: tuple[int, ...]

@@ -1,23 +1,19 @@
 """`FuncolComm`: this rank of a real mesh, on torch's functional collectives (gloo, NCCL).
 
-The only file of the library that communicates. Collectives are `torch.ops._c10d_functional` with
-explicit waits, so that no tensor subclass appears; messages from rank to rank go over the default
-process group. Groups come from sets of mesh axes, or from the union of two meshes; they are made
-when first needed, once, and their names follow from their ranks.
+The only file of the library that communicates; process_groups.py makes the groups. Collectives are
+`torch.ops._c10d_functional` with explicit waits, so that no tensor subclass appears; messages from
+rank to rank go over the default process group.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
-import os
 from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
 
 from fdtensor.collective import (
     AllGather,
@@ -29,7 +25,7 @@ from fdtensor.collective import (
     Step,
 )
 from fdtensor.comm import Check, misfit, mistakes
-from fdtensor.cost import GLOO, NCCL, CostModel, piece
+from fdtensor.cost import GLOO, NCCL, CostModel
 from fdtensor.errors import CommError
 from fdtensor.exchange import Message, Route, route, talk
 from fdtensor.kernel import (
@@ -45,11 +41,13 @@ from fdtensor.kernel import (
     split,
 )
 from fdtensor.layout import Layout, TensorType
+from fdtensor.memory import piece
 from fdtensor.mesh import Mesh
 from fdtensor.placement import Partial, ReduceOp, Replicate, Shard
+from fdtensor.process_groups import group_of
 from fdtensor.transition import by_exchange
 
-__all__ = ["FuncolComm", "group_name", "groups", "up"]
+__all__ = ["FuncolComm"]
 
 _ops = torch.ops._c10d_functional
 _wait = _ops.wait_tensor.default
@@ -345,7 +343,7 @@ class FuncolComm:
         recvs: Sequence[Message],
         with_kept: bool,
     ) -> None:
-        """One message for each peer: blocks that lie in one piece are sent and received in place."""
+        """One message for each peer; blocks that lie in one piece go from and to their place."""
         arrived: dict[int, torch.Tensor] = {}
         incoming = []
         for message in recvs:
@@ -451,7 +449,7 @@ class FuncolComm:
         return dtype in _GLOO
 
     def _wire(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A contiguous tensor as it travels: flat, and as bytes where the backend lacks its dtype."""
+        """A tensor as it travels: flat, and as bytes where the backend lacks its dtype."""
         wire = tensor.contiguous().view(-1)
         return wire if wire.dtype in _GLOO else wire.view(torch.uint8)
 
@@ -464,7 +462,7 @@ class FuncolComm:
         return dtype in _GLOO
 
     def _reduce_by_bytes(self, step: Step, value: torch.Tensor) -> torch.Tensor:
-        """An all_reduce as two exchanges over the flat tensor, for what the backend cannot reduce."""
+        """An all_reduce as two exchanges of the flat tensor, if the backend cannot reduce it."""
         collective = step.collective
         assert isinstance(collective, AllReduce)
         mesh = step.src.mesh
@@ -492,7 +490,7 @@ class FuncolComm:
         return found
 
     def _group(self, ranks: tuple[int, ...]) -> str:
-        return _group(ranks)
+        return group_of(ranks)
 
 
 def _box_shape(message: Message) -> list[int]:
@@ -517,96 +515,3 @@ def _exchanging(steps: tuple[Step, ...], rank: int) -> tuple[int, ...]:
     coord = mesh.coord(rank)
     assert coord is not None
     return tuple(sorted(mesh.coset([axis for axis in mesh.axes if axis in axes], coord)))
-
-
-# --- process groups --------------------------------------------------------------------------
-
-
-def group_name(ranks: Sequence[int]) -> str:
-    """The name of the process group of these ranks: the same on every rank and in every graph."""
-    text = "_".join(map(str, sorted(ranks)))
-    if len(text) > 40:
-        text = f"{len(ranks)}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    return f"fdtensor_{text}"
-
-
-_made: dict[tuple[int, ...], tuple[Any, str]] = {}
-
-
-def _group(ranks: tuple[int, ...]) -> str:
-    """The name of the registered group of these ranks, made at its first use by its members alone."""
-    found = _made.get(ranks)
-    world = dist.group.WORLD
-    if found is None or found[0] is not world:  # a new default group: earlier groups are gone
-        name = group_name(ranks)
-        if ranks == tuple(range(dist.get_world_size())):
-            torch._C._distributed_c10d._register_process_group(name, world)
-        else:
-            _new_group(ranks, name)
-        found = _made[ranks] = (world, name)
-    return found[1]
-
-
-def _new_group(ranks: tuple[int, ...], name: str) -> None:
-    """Makes and registers a group under a name of ours.
-
-    `dist.new_group` derives names from how many groups a rank has made, which differs between ranks
-    that make groups when they need them, and then hangs; so this calls what it calls.
-    """
-    world = c10d._world  # type: ignore[attr-defined]
-    default = c10d._get_default_group()
-    backend, store = world.pg_map[default]
-    bound = default.bound_device_id
-    default.bound_device_id = None  # else NCCL splits the default group, which needs every rank
-    try:
-        made, _ = c10d._new_process_group_helper(
-            len(ranks),
-            ranks.index(dist.get_rank()),
-            list(ranks),
-            backend,
-            store,
-            name,  # type: ignore[arg-type]
-            timeout=c10d._get_default_timeout(c10d.Backend(backend)),
-        )
-    finally:
-        default.bound_device_id = bound
-    world.pg_group_ranks[made] = {rank: place for place, rank in enumerate(ranks)}
-
-
-def groups(mesh: Mesh, *axes: str) -> dict[str, tuple[int, ...]]:
-    """Makes the groups of this rank: of `axes` together, or of each axis and of the whole mesh.
-
-    Returns their names and ranks. An exported graph names its groups so; ranks outside the mesh
-    make none. Collective over the members of each group.
-    """
-    coord = mesh.coord(dist.get_rank())
-    if coord is None:
-        return {}
-    wanted = [axes] if axes else [*((axis,) for axis in mesh.axes), mesh.axes]
-    made = {}
-    for some in wanted:
-        ranks = tuple(sorted(mesh.coset(some, coord)))
-        if len(ranks) > 1:
-            made[_group(ranks)] = ranks
-    return made
-
-
-def up() -> bool:
-    """Whether a process group is up, or torchrun's environment is there and one has been brought up."""
-    if not dist.is_available():
-        return False
-    if dist.is_initialized():
-        return True
-    if all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
-        dist.init_process_group(backend="nccl" if torch.cuda.is_available() else "gloo")
-        return True
-    return False
-
-
-def default_device() -> str:
-    """The device that the default process group serves: this rank's CUDA device, or the CPU."""
-    if dist.get_backend() == "nccl" or "nccl" in str(dist.get_backend()):
-        index = int(os.environ.get("LOCAL_RANK", dist.get_rank())) % torch.cuda.device_count()
-        torch.cuda.set_device(index)
-        return f"cuda:{index}"
-    return "cpu"

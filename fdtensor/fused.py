@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import attrs
 
 from fdtensor.collective import AllReduce, Step, is_local
-from fdtensor.planner import Plan, owners
+from fdtensor.planner import Plan
 from fdtensor.record import Record
+from fdtensor.search import owners
 from fdtensor.transition import by_exchange
 
 __all__ = ["Fused", "fuse"]

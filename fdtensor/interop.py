@@ -24,12 +24,13 @@ from fdtensor.api import _agree
 from fdtensor.comm import Check, Comm
 from fdtensor.dtensor import DTensor
 from fdtensor.errors import CommError, LayoutError, MeshError
-from fdtensor.funcol import FuncolComm, _new_group, groups
+from fdtensor.funcol import FuncolComm
 from fdtensor.interpreter import run
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
 from fdtensor.placement import Partial, Placement, Ragged, Replicate, Shard, StridedShard
 from fdtensor.planner import plan
+from fdtensor.process_groups import groups, make_group
 
 if TYPE_CHECKING:
     import torch.distributed.tensor
@@ -54,7 +55,7 @@ def from_torch(
 
     if not isinstance(dtensor, TorchDTensor):
         raise LayoutError(
-            f"{dtensor!r} is not a torch DTensor.",
+            f"got a {type(dtensor).__name__}, not a torch DTensor.",
             hint="Pass a torch.distributed.tensor.DTensor; for plain tensors there are "
             "distribute and from_local.",
         )
@@ -66,8 +67,8 @@ def from_torch(
     _refuse_simulated(comm)
     _check_groups(device_mesh, types[0])
     _remember(mesh, device_mesh)
-    type = _fitting(_held(dtensor), types, comm, check)
-    return DTensor(_local(dtensor, type, comm), type, comm)  # type: ignore[call-arg]
+    found = _fitting(_held(dtensor), types, comm, check)
+    return DTensor(_local(dtensor, found, comm), found, comm)  # type: ignore[call-arg]
 
 
 def to_torch(dtensor: DTensor[Any], device_mesh: DeviceMesh | None = None) -> TorchDTensor:
@@ -416,7 +417,7 @@ def _group(mesh: Mesh, axis: str, ranks: tuple[int, ...]) -> Any:
     if len(ranks) > 1 and axis not in _descending(mesh):
         (name,) = groups(mesh, axis)
     elif _ordered.get(ranks) is not dist.group.WORLD:
-        _new_group(ranks, name)
+        make_group(ranks, name)
         _ordered[ranks] = dist.group.WORLD
     return torch._C._distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined]
 

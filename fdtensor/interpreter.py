@@ -1,4 +1,4 @@
-"""`run`: reads a plan on a Comm, step by step. Differentiable, also twice and under `torch.func`."""
+"""`run`: reads a plan on a Comm, step by step. Differentiable, twice, and by `torch.func`."""
 
 from __future__ import annotations
 
@@ -153,19 +153,19 @@ class _Run(torch.autograd.Function):
         ctx.found, ctx.comm = inputs[:2]
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:  # type: ignore[override]
         comm = ctx.comm
         back = run(ctx.found.transpose(), comm.value(grads), comm)
         return (None, None, *comm.leaves(back))
 
     @staticmethod
-    def jvp(ctx: Any, _found: None, _comm: None, *tangents: torch.Tensor) -> Any:
+    def jvp(ctx: Any, _found: None, _comm: None, *tangents: torch.Tensor) -> Any:  # type: ignore[override]
         comm = ctx.comm
         ctx.found.transpose()  # refuses what is not linear
         return tuple(comm.leaves(run(ctx.found, comm.value(tangents), comm)))
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, found: Plan, comm: Any, *leaves: torch.Tensor) -> Any:
+    def vmap(info: Any, in_dims: Any, found: Plan, comm: Any, *leaves: torch.Tensor) -> Any:  # type: ignore[override]
         stacked = _stacked(leaves, in_dims[2:], info.batch_size)
         wide = batched(found, info.batch_size)
         out = tuple(comm.leaves(run(wide, comm.value(stacked), comm)))
@@ -188,12 +188,12 @@ class _RunFused(torch.autograd.Function):
         ctx.found, ctx.comm = inputs[:2]
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:  # type: ignore[override]
         back = run_fused(ctx.found.transpose(), _grouped(ctx.found, grads, ctx.comm), ctx.comm)
         return (None, None, None, *(leaf for value in back for leaf in ctx.comm.leaves(value)))
 
     @staticmethod
-    def vmap(
+    def vmap(  # type: ignore[override]
         info: Any, in_dims: Any, found: Fused, comm: Any, counts: Any, *leaves: torch.Tensor
     ) -> Any:
         stacked = _stacked(leaves, in_dims[3:], info.batch_size)

@@ -13,9 +13,10 @@ from math import prod
 import torch
 from typing_extensions import assert_never
 
+from fdtensor.blocks import Box, intersect, locate
 from fdtensor.collective import Mask, Pad, Scale, Slice, Step
 from fdtensor.exchange import Message, Route
-from fdtensor.layout import Box, TensorType, intersect, locate
+from fdtensor.layout import TensorType
 from fdtensor.placement import ReduceOp
 from fdtensor.transition import REPEATABLE
 

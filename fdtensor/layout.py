@@ -1,9 +1,4 @@
-"""`Layout` and `TensorType`, and which indices of a tensor each rank holds under them.
-
-A rank's block is a product over the dims. In each dim it is an ascending tuple of intervals
-`(start, stop)`: one for shards, several for strided ones, none for an empty block. Every cut takes
-some of the positions of the block that the cuts before it left.
-"""
+"""`Layout` and `TensorType`: which part of a tensor each rank of a mesh holds, as values."""
 
 from __future__ import annotations
 
@@ -15,10 +10,11 @@ from typing import Any
 import attrs
 import torch
 
+from fdtensor.blocks import Box, Intervals, cut, length, whole
+from fdtensor.dtypes import dtype_name, known, reducible
 from fdtensor.errors import LayoutError
 from fdtensor.mesh import Coord, Mesh
 from fdtensor.placement import (
-    Cut,
     Partial,
     Placement,
     Ragged,
@@ -29,113 +25,7 @@ from fdtensor.placement import (
 )
 from fdtensor.record import Record, integer
 
-__all__ = ["Box", "Intervals", "Layout", "TensorType", "dtype_name", "parse_dtype"]
-
-Intervals = tuple[tuple[int, int], ...]
-"""Ascending, disjoint, non-empty ranges `(start, stop)`."""
-
-Box = tuple[Intervals, ...]
-"""The indices of a block: intervals for each dim."""
-
-
-# --- the index blocks of one dim -------------------------------------------------------------
-
-
-def length(intervals: Intervals) -> int:
-    """How many indices the intervals hold."""
-    return sum(stop - start for start, stop in intervals)
-
-
-def select(intervals: Intervals, start: int, stop: int) -> Intervals:
-    """The indices at positions `start` to `stop` of the intervals."""
-    if len(intervals) == 1:
-        first = intervals[0][0]
-        return ((first + start, first + stop),) if start < stop else ()
-    taken = []
-    for low, high in intervals:
-        a, b = max(start, 0), min(stop, high - low)
-        if a < b:
-            taken.append((low + a, low + b))
-        start, stop = start - (high - low), stop - (high - low)
-    return tuple(taken)
-
-
-def merged(intervals: Sequence[tuple[int, int]]) -> Intervals:
-    """The ascending intervals with those that touch joined."""
-    joined: list[tuple[int, int]] = []
-    for start, stop in intervals:
-        if joined and joined[-1][1] == start:
-            joined[-1] = (joined[-1][0], stop)
-        elif start < stop:
-            joined.append((start, stop))
-    return tuple(joined)
-
-
-def intersect(a: Intervals, b: Intervals) -> Intervals:
-    """The indices in both."""
-    if len(a) == 1 and len(b) == 1:
-        start, stop = max(a[0][0], b[0][0]), min(a[0][1], b[0][1])
-        return ((start, stop),) if start < stop else ()
-    both, i, j = [], 0, 0
-    while i < len(a) and j < len(b):
-        start, stop = max(a[i][0], b[j][0]), min(a[i][1], b[j][1])
-        if start < stop:
-            both.append((start, stop))
-        if a[i][1] < b[j][1]:
-            i += 1
-        else:
-            j += 1
-    return tuple(both)
-
-
-def locate(intervals: Intervals, part: Intervals) -> Intervals:
-    """The positions at which `intervals` hold the indices of `part`, all of which they have.
-
-    One interval of positions for each of `part`, each of which must lie within one of `intervals`.
-    """
-    if len(intervals) == 1:
-        first = intervals[0][0]
-        return tuple((start - first, stop - first) for start, stop in part)
-    positions, passed, i = [], 0, 0
-    for start, stop in part:
-        while intervals[i][1] <= start:
-            passed += intervals[i][1] - intervals[i][0]
-            i += 1
-        position = passed + start - intervals[i][0]
-        positions.append((position, position + stop - start))
-    return tuple(positions)
-
-
-def chunk(size: int, count: int, index: int) -> tuple[int, int]:
-    """The range of block `index`, of `count`, in `size` positions: `ceil(size / count)` each."""
-    step = -(-size // count)
-    return min(size, step * index), min(size, step * (index + 1))
-
-
-def cut(intervals: Intervals, placement: Cut, count: int, index: int) -> Intervals:
-    """What index `index`, of `count`, keeps of the intervals."""
-    size = length(intervals)
-    match placement:
-        case Shard():
-            return select(intervals, *chunk(size, count, index))
-        case Ragged(_, sizes):
-            start = sum(sizes[:index])
-            return select(intervals, start, start + sizes[index])
-        case StridedShard(_, factor):
-            kept: list[tuple[int, int]] = []
-            for j in range(min(factor, size)):
-                start, stop = chunk(size, factor, j)
-                low, high = chunk(stop - start, count, index)
-                kept += select(intervals, start + low, start + high)
-            return merged(kept)
-
-
-def whole(size: int) -> Intervals:
-    """All indices of a dim."""
-    return ((0, size),) if size else ()
-
-
-# --- Layout ----------------------------------------------------------------------------------
+__all__ = ["Layout", "TensorType"]
 
 
 def _placements(value: Any) -> tuple[Placement, ...]:
@@ -377,58 +267,6 @@ def layout_of_dims(
 
 # --- TensorType ------------------------------------------------------------------------------
 
-_LETTERS = {
-    torch.bool: "bool",
-    torch.bfloat16: "bf16",
-    torch.complex32: "c32",
-    torch.complex64: "c64",
-    torch.complex128: "c128",
-}
-for _name in ("float", "int", "uint"):
-    for _bits in (8, 16, 32, 64):
-        if hasattr(torch, f"{_name}{_bits}"):
-            _LETTERS[getattr(torch, f"{_name}{_bits}")] = f"{_name[0]}{_bits}"
-
-_BY_NAME = {letters: dtype for dtype, letters in _LETTERS.items()}
-
-_INTEGERS = {
-    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-}  # fmt: skip
-_UNSIGNED = {torch.uint16, torch.uint32, torch.uint64}
-_FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
-_COMPLEX = {torch.complex32, torch.complex64, torch.complex128}
-_FLOAT8 = {
-    getattr(torch, name)
-    for name in dir(torch)
-    if name.startswith("float8_") and isinstance(getattr(torch, name), torch.dtype)
-}
-
-_REDUCIBLE: dict[ReduceOp, set[torch.dtype]] = {
-    "sum": _INTEGERS | _UNSIGNED | _FLOATS | _COMPLEX,
-    "avg": _FLOATS | _COMPLEX,
-    "product": _INTEGERS | _UNSIGNED | _FLOATS | _COMPLEX,
-    "max": _INTEGERS | _FLOATS,
-    "min": _INTEGERS | _FLOATS,
-    "band": _INTEGERS | _UNSIGNED,
-    "bor": _INTEGERS | _UNSIGNED,
-    "bxor": _INTEGERS | _UNSIGNED,
-}
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """The short name of a dtype: `f32`, `bf16`, `i64`, `c64`, `bool`."""
-    return _LETTERS.get(dtype, str(dtype).removeprefix("torch."))
-
-
-def parse_dtype(text: str) -> torch.dtype:
-    """The dtype called `f32` or `float32`; raises `LayoutError` for another text."""
-    found = _BY_NAME.get(text, getattr(torch, text.removeprefix("torch."), None))
-    if not isinstance(found, torch.dtype):
-        raise LayoutError(
-            f"{text!r} is not a dtype.", hint="Write f32, bf16, i64, bool, c64, or float32."
-        )
-    return found
-
 
 def _shape(value: Any) -> tuple[int, ...]:
     try:
@@ -492,7 +330,7 @@ class TensorType(Record):
         )
 
     def index(self, rank: int) -> tuple[Sequence[int], ...]:
-        """The indices that `rank` holds in each dim, ascending: a range where they are contiguous."""
+        """The indices that `rank` holds in each dim, ascending: a range if they are contiguous."""
         box = self.box(_coord(self, rank))
         return tuple([_indices(held, size) for held, size in zip(box, self.shape, strict=True)])
 
@@ -572,8 +410,7 @@ def _check_type(type: TensorType) -> None:
         raise LayoutError(
             f"{type.layout!r} is not a Layout.", hint="Write Layout(mesh, placements)."
         )
-    known = type.dtype in _REDUCIBLE["sum"] or type.dtype in _FLOAT8
-    if not known:
+    if not known(type.dtype):
         raise LayoutError(
             f"tensors of {type.dtype} cannot be laid out: its elements are not whole bytes of a "
             "plain dtype.",
@@ -585,7 +422,7 @@ def _check_type(type: TensorType) -> None:
             case Replicate():
                 pass
             case Partial(reduce_op):
-                if type.dtype not in _REDUCIBLE[reduce_op]:
+                if not reducible(type.dtype, reduce_op):
                     raise LayoutError(
                         f"{dtype_name(type.dtype)} has no {reduce_op}, which mesh axis {axis!r} "
                         "has pending.",

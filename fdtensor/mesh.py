@@ -35,7 +35,7 @@ class Mesh(Record):
     sizes: tuple[int, ...]
     """How many ranks each axis has."""
     order: range | tuple[int, ...]
-    """The ranks, row-major: a range where they count up from 0, so that a mesh of millions is small."""
+    """The ranks, row-major; a range where they count up from 0, so millions take no room."""
 
     if TYPE_CHECKING:
 
@@ -48,7 +48,7 @@ class Mesh(Record):
                 raise MeshError(
                     "a mesh takes its axes by name.",
                     got=f"Mesh({', '.join(map(repr, args))})",
-                    hint="Write Mesh(dp=2, tp=4), or Mesh.from_ranks([[0, 1], [2, 3]], ('dp', 'tp')).",
+                    hint="Write Mesh(dp=2, tp=4), or Mesh.from_ranks([[0, 1]], ('dp', 'tp')).",
                 )
             _check_names(tuple(sizes))
             axes, counts = tuple(sizes), tuple(_size(a, n) for a, n in sizes.items())
@@ -63,7 +63,7 @@ class Mesh(Record):
 
     @classmethod
     def from_ranks(cls, ranks: Any, axes: Sequence[str] | str) -> Mesh:
-        """The mesh of `ranks`, an int, a nested list or an integer tensor with one level an axis."""
+        """The mesh of `ranks`: a nested list or integer tensor with one level for each axis."""
         names = (axes,) if isinstance(axes, str) else tuple(axes)
         nested = ranks.tolist() if hasattr(ranks, "tolist") else ranks
         sizes, flat = _flatten(nested, nested)
@@ -98,7 +98,7 @@ class Mesh(Record):
 
     @classmethod
     def from_device_mesh(cls, device_mesh: Any) -> Mesh:
-        """The mesh of a `torch.distributed.DeviceMesh`; unnamed axes are called `dim_0`, `dim_1`."""
+        """The mesh of a torch DeviceMesh; axes without names are called `dim_0`, `dim_1`, ..."""
         ranks = device_mesh.mesh
         names = device_mesh.mesh_dim_names or tuple(f"dim_{i}" for i in range(ranks.ndim))
         return cls.from_ranks(ranks.tolist(), tuple(names))

@@ -173,7 +173,7 @@ _NOTATION = re.compile(
 
 
 def parse_placement(text: str) -> Placement:
-    """The placement written as `R`, `S(0)`, `S(0, f=2)`, `S(0, [3,5])` or `P(sum)`, or as its repr."""
+    """The placement written `R`, `S(0)`, `S(0, f=2)`, `S(0, [3,5])` or `P(sum)`, or as its repr."""
     found = _NOTATION.fullmatch(text)
     if found is None:
         raise LayoutError(

@@ -1,4 +1,4 @@
-"""`Record`: the base of immutable values. Equal records are one object: a look-up costs a pointer."""
+"""`Record`: the base of immutable values. Equal records are one object, so `==` is `is`."""
 
 from __future__ import annotations
 

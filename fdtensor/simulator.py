@@ -1,4 +1,4 @@
-"""`SimulatedComm`: every rank of a mesh in this process. A value is a tuple of all local tensors."""
+"""`SimulatedComm`: every rank of a mesh in this process. A value is a tuple of tensors."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from fdtensor.collective import (
     Step,
 )
 from fdtensor.comm import Check, misfit, mistakes
-from fdtensor.cost import NCCL, CostModel, piece
+from fdtensor.cost import NCCL, CostModel
 from fdtensor.errors import CommError
 from fdtensor.exchange import route, talk
 from fdtensor.kernel import accumulate, copied, empty, flat, join, local_step, pack, settle, split
 from fdtensor.layout import TensorType
+from fdtensor.memory import piece
 from fdtensor.mesh import Mesh
 from fdtensor.placement import ReduceOp
 

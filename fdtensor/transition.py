@@ -6,8 +6,8 @@
     Partial       all_reduce    reduce_scatter            scale (sum to avg and back),
                                                           else reduce_scatter, then pad
 
-A named collective needs even blocks, innermost cuts and ascending ranks; an `Exchange` does every other case with
-the same bytes: uneven, strided, ragged, swapped orders, outer cuts, other meshes.
+A named collective needs even blocks, innermost cuts and ascending ranks; an `Exchange` does every
+other case with the same bytes: uneven, strided, ragged, swapped orders, outer cuts, other meshes.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _one(src: TensorType, dst: TensorType) -> Step:
 def by_exchange(
     src: TensorType, dst: TensorType, way: Way = "peer_to_peer", pieces: int = 1
 ) -> Step:
-    """The exchange that takes `src` to `dst`, reducing the partial axes that `dst` does not have."""
+    """The exchange from `src` to `dst`, which reduces the partial axes that `dst` does not have."""
     who = talk(src, dst)
     names = src.mesh.axes
     axes = None if who.axes is None else tuple(names[a] for a in who.axes)
@@ -170,7 +170,7 @@ def _kind(placement: Placement) -> str:
 
 
 def _tails(outer: tuple[Cuts, ...], cuts: tuple[Cuts, ...]) -> list[tuple[int, int]] | None:
-    """The axis and dim of each cut that `cuts` has beyond `outer`; None where it is no extension."""
+    """The axis and dim of each cut that `cuts` has beyond `outer`; None if it is no extension."""
     tails = []
     for d, (shorter, longer) in enumerate(zip(outer, cuts, strict=True)):
         if longer[: len(shorter)] != shorter:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import optree
+import optree.integrations.attrs
 
-__all__ = ["NAMESPACE", "broadcast_prefix", "flatten", "unflatten"]
+__all__ = ["broadcast_prefix", "flatten", "register", "unflatten"]
 
 NAMESPACE = "fdtensor"
 
@@ -31,3 +32,8 @@ def broadcast_prefix(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> 
     Raises ValueError where it is none.
     """
     return optree.broadcast_prefix(prefix, tree, is_leaf=is_leaf, namespace=NAMESPACE)
+
+
+def register(record: type) -> None:
+    """Makes an attrs record a node, but for its fields with the metadata `pytree_node=False`."""
+    optree.integrations.attrs.register_node(record, namespace=NAMESPACE)

@@ -10,11 +10,11 @@ ROOT = Path(__file__).parent.parent / "fdtensor"
 
 FLOORS = (
     ("errors", "record", "tree", "placement", "mesh"),
-    ("layout",),
+    ("blocks", "dtypes", "layout"),
     ("collective", "exchange", "transition", "random"),
-    ("cost", "planner", "fused"),
+    ("traffic", "memory", "cost", "search", "plan_json", "plan_text", "planner", "fused"),
     ("program", "rules", "tracer"),
-    ("kernel", "comm", "interpreter", "simulator", "funcol"),
+    ("kernel", "comm", "interpreter", "simulator", "process_groups", "funcol"),
     ("transforms",),
     ("dtensor", "testing", "api", "interop", "bench", "demo", "cli", "__main__", "__init__"),
 )
@@ -24,7 +24,15 @@ HEIGHT = {name: (i, j) for i, floor in enumerate(FLOORS) for j, name in enumerat
 DOORS_UPWARD = {("mesh.py", "layout")}
 """Imports inside of functions that may go up."""
 
-DISTRIBUTED = {"funcol.py", "testing/pool.py", "interop", "bench", "cli"}
+DISTRIBUTED = {
+    "funcol.py",
+    "process_groups.py",
+    "testing/pool.py",
+    "interop",
+    "bench",
+    "demo",
+    "cli",
+}
 """The files, or names of files and packages, that may import torch.distributed."""
 
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))

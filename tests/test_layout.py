@@ -9,17 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from fdtensor.blocks import intersect, length, locate, merged
+from fdtensor.dtypes import dtype_name, parse_dtype
 from fdtensor.errors import LayoutError
-from fdtensor.layout import (
-    Layout,
-    TensorType,
-    dtype_name,
-    intersect,
-    length,
-    locate,
-    merged,
-    parse_dtype,
-)
+from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
 from fdtensor.placement import Partial, Ragged, Replicate, Shard, StridedShard
 from fdtensor.testing.strategies import DTYPES, layouts, meshes, placements, shapes, types

@@ -23,8 +23,9 @@ from fdtensor.bench.traffic import as_dtensor, as_torch, device_mesh
 from fdtensor.collective import AllGather, AllReduce, AllToAll, Exchange, ReduceScatter, Step
 from fdtensor.cost import GLOO, NCCL
 from fdtensor.exchange import route
-from fdtensor.funcol import FuncolComm, groups
+from fdtensor.funcol import FuncolComm
 from fdtensor.mesh import Mesh
+from fdtensor.process_groups import groups
 
 __all__ = ["OVERHEADS", "Overhead", "overhead"]
 
@@ -41,6 +42,10 @@ OVERHEADS = (
 """The cases whose calls are timed."""
 
 SIZE = (8, 8)
+
+LOOPS = 30
+"""Loops of which the fastest counts: short ones, since others may want the processor."""
+
 _ops = torch.ops._c10d_functional
 
 
@@ -84,7 +89,7 @@ def overhead(case: Case, nccl: bool, count: int) -> Overhead:
 
 def _fastest(call: Callable[[], Any], count: int) -> float:
     best = float("inf")
-    for _ in range(9):
+    for _ in range(LOOPS):
         start = time.perf_counter()
         for _ in range(count):
             call()
