@@ -81,6 +81,8 @@ def stops(mesh: Mesh, shape: Sequence[int], dtype: torch.dtype) -> Iterator[Tens
         term = Partial(op)  # type: ignore[arg-type]
         layouts += [both(term, held), both(columns, held), both(held, columns), both(held, term)]
         layouts += [at()]
+    if dtype.is_floating_point:
+        layouts += [both(Partial(op), held) for op in ("sum", "avg", "sum")]
     whole = at(**dict.fromkeys(mesh.axes, Partial("sum")))
     layouts += [whole, both(rows, held), at()]
     for layout in layouts:

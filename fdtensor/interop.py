@@ -119,10 +119,10 @@ def layout_from_torch(
 def layout_to_torch(type: TensorType) -> tuple[tuple[TorchPlacement, ...], bool]:
     """The torch placements that give every rank its block of `type`, and how torch must read them.
 
-    The second is `use_strided_shard_as_shard_order` of the `DTensorSpec`; True, as it is by
-    default, but where uneven strided shards look like an order and are none. An order of axes is
-    written with `_StridedShard`, since ops of torch 2.13 lose a `shard_order`. Raises
-    `LayoutError`, which names the nearest layout, where there are none.
+    The second is `use_strided_shard_as_shard_order` of the `DTensorSpec`: True, as it is by
+    default, but where strided shards stand for no order of axes. An order is written with
+    `_StridedShard`, since ops of torch 2.13 lose a `shard_order`. Raises `LayoutError`, which names
+    the nearest layout, where there are no such placements.
     """
     from torch.distributed.tensor import placement_types as there
 
@@ -231,15 +231,15 @@ def _written(type: TensorType) -> tuple[tuple[Placement, ...], bool]:
                 placements[axis] = StridedShard(dim, factor) if factor > 1 else placement
             case _:
                 pass
-    readings = [_readings(mesh, placements, None, by_order)[0] for by_order in (True, False)]
-    for reading, by_order in zip(readings, (True, False), strict=True):
-        if _same_blocks(type, type.with_layout(reading)):
+    decoded, literal = _decoded(mesh, placements), Layout(mesh, placements)
+    for reading, by_order in ((decoded, True), (literal, False)):
+        if reading is not None and _same_blocks(type, type.with_layout(reading)):
             return tuple(placements), by_order
     raise LayoutError(
         f"no placements of torch describe the blocks of {type}.",
         layout=layout,
         mesh=mesh,
-        hint=f"Redistribute it first, to {readings[0]!r}.",
+        hint=f"Redistribute it first, to {decoded or literal!r}.",
     )
 
 

@@ -8,9 +8,8 @@ last, and an exchange that happens to be a named collective is written as one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
-from typing import Any
 
 import attrs
 
@@ -18,7 +17,7 @@ from fdtensor.collective import AllReduce, Mask, Pad, Scale, Slice, Step
 from fdtensor.cost import CostModel, seconds
 from fdtensor.exchange import grid, roomiest, talk
 from fdtensor.layout import Layout, TensorType
-from fdtensor.placement import Partial, Replicate
+from fdtensor.placement import Cut, Partial, Placement, Replicate
 from fdtensor.traffic import received
 from fdtensor.transition import by_exchange, named, scalable
 
@@ -79,74 +78,84 @@ def _cut(src: TensorType, dst: TensorType) -> Step:
 
 
 def _endings(src: TensorType, dst: TensorType) -> Iterator[tuple[TensorType, Steps]]:
-    """Types without new pending terms, each with the local steps from it to `dst`.
-
-    A new pending axis comes from a value that all hold (mask), or from blocks (pad), which lets the
-    exchanges before it carry less.
-    """
-    a, b = grid(src), grid(dst)
+    """Types whose pending terms are all in `src`, each with the local steps from it to `dst`."""
     same = src.mesh is dst.mesh
-    names, before, after = dst.mesh.axes, src.layout.partial if same else {}, dst.layout.partial
-    large = [names[i] for i in b.partial]
-    kept = [axis for axis in large if axis in before and before[axis] == after[axis]]
-    scaled = [axis for axis in large if axis in before and axis not in kept]
+    before, after = src.layout.partial if same else {}, dst.layout.partial
+    pending = [dst.mesh.axes[i] for i in grid(dst).partial]
+    scaled = [a for a in pending if a in before and before[a] != after[a]]
     if scaled and not scalable(src, dst):
         scaled = []
-    added = [axis for axis in large if axis not in kept and axis not in scaled]
-
-    scales: Steps = ()
-    settled = dst  # dst without what is added, and before scaling
-    for axis in added:
-        settled = settled.placed(axis, Replicate())
-    if scaled:
-        op = before[scaled[0]]
-        unscaled = settled
+    added = [a for a in pending if a not in scaled and (a not in before or before[a] != after[a])]
+    for middle, finish in _adding(src, dst, added):
+        unscaled = middle
         for axis in scaled:
-            unscaled = unscaled.with_layout(_replaced(unscaled.layout, axis, Partial(op)))
-        scales = (Step(Scale(tuple(scaled), after[scaled[0]]), unscaled, settled),)
-        settled = unscaled
+            layout = _with(unscaled.layout, axis, Partial(before[axis]))
+            unscaled = unscaled.with_layout(layout)
+        if scaled:
+            scale = Step(Scale(tuple(scaled), after[scaled[0]]), unscaled, middle)
+            finish = (scale, *finish)
+        yield unscaled, finish
+
+
+def _adding(
+    src: TensorType, dst: TensorType, added: list[str]
+) -> Iterator[tuple[TensorType, Steps]]:
+    """Types without the pending axes `added`, each with the local steps that add them.
+
+    Terms come from a value that all hold (mask), or from blocks (pad), which lets the exchanges
+    before it carry less.
+    """
     if not added:
-        yield settled, scales
+        yield dst, ()
         return
-    op = after[added[0]]
-    base = scales[-1].dst if scales else settled
-    yield settled, (*scales, Step(Mask(tuple(added), op), base, dst))
+    op = dst.layout.partial[added[0]]
+    plain = _replicated(dst, added)
+    yield plain, (Step(Mask(tuple(added), op), plain, dst),)
     if op == "avg" or not dst.shape:
         return
-    index = {axis: i for i, axis in enumerate(names)}
-    place = {i: d for d, cuts in enumerate(a.cuts) for i, _, _ in cuts} if same else {}
-    order = [i for cuts in a.cuts for i, _, _ in cuts] if same else []
-    needed = [axis for axis in added if not same or index[axis] not in a.free]
+    same = src.mesh is dst.mesh
+    needed = [a for a in added if not same or dst.mesh.axis(a) not in grid(src).free]
     for chosen in (needed, added) if needed and needed != added else (added,):
-        cut = settled.layout
-        axes = sorted(chosen, key=lambda x: order.index(index[x]) if index[x] in order else 99)
-        for axis in axes:
-            here = settled.with_layout(cut)
-            there = place.get(index[axis])
-            cut = cut.split(axis, roomiest(here, index[axis], there, src if same else None))
-        middle = settled.with_layout(cut)
-        base = middle
-        steps = []
-        if scales:
-            layout = middle.layout
-            for axis in scaled:
-                layout = _replaced(layout, axis, Partial(after[axis]))
-            base = middle.with_layout(layout)
-            steps.append(Step(scales[0].collective, middle, base))
-        masked = [axis for axis in added if axis not in chosen]
-        padded = dst
-        for axis in masked:
-            padded = padded.placed(axis, Replicate())
-        dims = tuple(base.layout[axis].dim for axis in axes)  # type: ignore[union-attr]
-        steps.append(Step(Pad(tuple(axes), dims, op), base, padded))
+        axes, middle = _cut_like(src, plain, [dst.mesh.axis(a) for a in chosen])
+        masked = [a for a in added if a not in chosen]
+        padded = _replicated(dst, masked)
+        dims = tuple(middle.layout[a].dim for a in axes)  # type: ignore[union-attr]
+        steps: Steps = (Step(Pad(axes, dims, op), middle, padded),)
         if masked:
-            steps.append(Step(Mask(tuple(masked), op), padded, dst))
-        yield middle, tuple(steps)
+            steps += (Step(Mask(tuple(masked), op), padded, dst),)
+        yield middle, steps
 
 
-def _replaced(layout: Layout, axis: str, placement: Partial) -> Layout:
-    placements = list(layout.placements)
-    placements[layout.mesh.axis(axis)] = placement
+def _replicated(type: TensorType, axes: Sequence[str]) -> TensorType:
+    for axis in axes:
+        type = type.placed(axis, Replicate())
+    return type
+
+
+def _cut_like(
+    src: TensorType, type: TensorType, axes: Sequence[int]
+) -> tuple[tuple[str, ...], TensorType]:
+    """`type` cut further by `axes`, and the order in which they cut.
+
+    First come the axes that cut the source, in its order and on the same dim: their ranks hold
+    terms of these very blocks. The others cut where there is room.
+    """
+    same = src.mesh is type.mesh
+    place = {i: d for d, cuts in enumerate(grid(src).cuts) for i, _, _ in cuts} if same else {}
+    order = list(place)
+    axes = sorted(axes, key=lambda i: order.index(i) if i in place else len(order) + i)
+    names = tuple(type.mesh.axes[i] for i in axes)
+    for i, name in zip(axes, names, strict=True):
+        dim = roomiest(type, i, place.get(i), src if same else None)
+        type = type.with_layout(type.layout.split(name, dim))
+    return names, type
+
+
+def _with(layout: Layout, axis: str, placement: Partial) -> Layout:
+    """The layout with a pending axis that has another reduce op."""
+    placements = [
+        placement if a == axis else p for a, p in zip(layout.mesh.axes, layout.placements)
+    ]
     return Layout(layout.mesh, placements, dict(layout.order))
 
 
@@ -179,19 +188,11 @@ def owners(src: TensorType, dst: TensorType, spread: bool = False) -> TensorType
     With `spread` also by the axes that are free on both sides: that is the least total, but the
     second exchange then talks across them. A 0-d tensor is owned by all who want it.
     """
-    who = talk(src, dst)
-    same, names = who.same_mesh, dst.mesh.axes
     if not dst.shape:
         return dst
-    axes = [i for i in who.dst.free if spread or not (same and i in who.src.free)]
-    place = {i: d for d, cuts in enumerate(who.src.cuts) for i, _, _ in cuts} if same else {}
-    order = list(place)
-    owned = dst.layout
-    # first the axes that cut the source, in its order: their ranks hold terms of these very blocks
-    for i in sorted(axes, key=lambda i: order.index(i) if i in place else len(order) + i):
-        here = dst.with_layout(owned)
-        owned = owned.split(names[i], roomiest(here, i, place.get(i), src if same else None))
-    return dst.with_layout(owned)
+    who = talk(src, dst)
+    idle = who.src.free if who.same_mesh and not spread else ()
+    return _cut_like(src, dst, [i for i in who.dst.free if i not in idle])[1]
 
 
 def _sliced(src: TensorType, dst: TensorType) -> TensorType:
@@ -208,11 +209,12 @@ def _sliced(src: TensorType, dst: TensorType) -> TensorType:
     return src.with_layout(layout)
 
 
-def _extended(layout: Layout, axis: str, placement: Any) -> Layout:
-    placements = list(layout.placements)
-    placements[layout.mesh.axis(axis)] = placement
-    order = dict(layout.order)
-    order[placement.dim] = (*layout.cuts(placement.dim), axis)
+def _extended(layout: Layout, axis: str, placement: Cut) -> Layout:
+    """The layout with `axis` as the innermost cut of the dim of `placement`."""
+    placements = [
+        placement if a == axis else p for a, p in zip(layout.mesh.axes, layout.placements)
+    ]
+    order = {**dict(layout.order), placement.dim: (*layout.cuts(placement.dim), axis)}
     return Layout(layout.mesh, placements, order)
 
 

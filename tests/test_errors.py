@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from fdtensor import errors, layout, placement
+from fdtensor import dtypes, errors, layout, placement
 from fdtensor.errors import FdtensorError
 from fdtensor.mesh import Mesh
 from fdtensor.placement import Replicate
@@ -43,7 +43,7 @@ def pytest_generate_tests(metafunc):
 def test_the_text_of_an_error(source):
     mesh = Mesh(dp=2, tp=4)
     names = {"mesh": mesh, "rows": mesh.layout("dp"), "R": Replicate()}
-    names |= vars(placement) | vars(layout)
+    names |= vars(placement) | vars(layout) | vars(dtypes)
     with pytest.raises(FdtensorError) as raised:
         eval(source, names)
     assert f"{type(raised.value).__name__}: {raised.value}\n" == TEXTS[source]
@@ -55,7 +55,7 @@ MeshError: a mesh takes its axes by name.
 
   got: Mesh(2, 4)
 
-Write Mesh(dp=2, tp=4), or Mesh.from_ranks([[0, 1], [2, 3]], ('dp', 'tp')).
+Write Mesh(dp=2, tp=4), or Mesh.from_ranks([[0, 1]], ('dp', 'tp')).
 """,
     "Mesh(dp=0)": """\
 MeshError: mesh axis 'dp' has size 0.

@@ -1,4 +1,4 @@
-"""`python -m fdtensor bench redistribute`: fdtensor, PyTorch DTensor and hand-written calls compared.
+"""`python -m fdtensor bench redistribute`: fdtensor, DTensor and calls by hand compared.
 
 cases      the eleven redistributions that everyone is measured on, and their tensors
 hand       what one would write by hand for each of them, in several ways

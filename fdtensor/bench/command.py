@@ -1,1 +1,174 @@
-def main(argv): ...
+"""The command line of the bench: runs the three parts, shows tables, writes JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import attrs
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from fdtensor.bench import overhead as overheads
+from fdtensor.bench import planning, tables
+from fdtensor.bench.cases import CASES, LARGE, SMALL, Shape
+from fdtensor.bench.overhead import OVERHEADS, Overhead
+from fdtensor.bench.planning import Million, Planned
+from fdtensor.bench.traffic import Traffic, compare
+from fdtensor.testing.pool import GlooPool
+
+__all__ = ["Effort", "Found", "main", "measure"]
+
+AXES = (1, 2, 3, 4, 5)
+GRAPH_AXES = 4
+"""With more axes torch's graph planner takes seconds for one plan."""
+
+
+@attrs.frozen
+class Effort:
+    """How much a run measures."""
+
+    rounds: tuple[tuple[Shape, int], ...]
+    """The sizes of traffic, and how often each call is timed."""
+    tries: int
+    """How often each way by hand is timed to choose one."""
+    sample: int
+    """Pairs of placements to plan, for each number of axes and dims."""
+    graph_seconds: float
+    """What torch's graph planner gets for each."""
+    calls: int
+    """Calls in a loop of overhead."""
+    axes: tuple[int, ...] = AXES
+
+
+FULL = Effort(((LARGE, 25), (SMALL, 60)), tries=7, sample=40, graph_seconds=4.0, calls=100)
+QUICK = Effort(((LARGE, 5), (SMALL, 15)), tries=3, sample=6, graph_seconds=0.2, calls=20)
+
+
+@attrs.frozen
+class Found:
+    """What a run measured."""
+
+    traffic: tuple[Traffic, ...]
+    planning: tuple[Planned, ...]
+    million: tuple[Million, ...]
+    overhead: tuple[Overhead, ...]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a bench. Returns the exit status: 1 where a result was wrong, 2 for bad input."""
+    parser = argparse.ArgumentParser(
+        prog="python -m fdtensor bench",
+        description="fdtensor, PyTorch DTensor and hand-written torch.distributed calls, "
+        "side by side on 4 gloo processes of this machine.",
+    )
+    parser.add_argument("what", choices=["redistribute"], help="what to measure")
+    parser.add_argument("--json", metavar="FILE", help="write all that was measured")
+    parser.add_argument("--quick", action="store_true", help="less than a minute, rougher")
+    parser.add_argument("--rounds", type=int, metavar="N", help="time each call of traffic N times")
+    options = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    if options.rounds is not None and options.rounds < 1:
+        print("fdtensor: --rounds takes a count, 1 or more.", file=sys.stderr)
+        return 2
+    effort = QUICK if options.quick else FULL
+    if options.rounds:
+        rounds = tuple((size, options.rounds) for size, _ in effort.rounds)
+        effort = attrs.evolve(effort, rounds=rounds)
+
+    console = Console()
+    columns = TextColumn("{task.description:30}"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+        task = progress.add_task("starting", total=_count(effort))
+
+        def tick(doing: str, done: int = 0) -> None:
+            progress.update(task, description=doing, advance=done)
+
+        with GlooPool(4) as pool, GlooPool(1) as alone:
+            found = measure(pool, alone, effort, tick)
+    _show(console, found)
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump({**_machine(), "effort": attrs.asdict(effort), **attrs.asdict(found)}, file)
+            file.write("\n")
+    return 0 if all(row.equal for row in found.traffic) else 1
+
+
+def measure(
+    pool: GlooPool, alone: GlooPool, effort: Effort, tick: Callable[..., None] = lambda *_: None
+) -> Found:
+    """All three parts: `pool` has 4 ranks, `alone` has one, whose process group is replaced.
+
+    `tick(doing, done)` is called before each measurement, and after it with done = 1.
+    """
+
+    def done(doing: str, run: Callable[..., Any], *args: Any) -> Any:
+        tick(doing, 0)
+        result = run(*args)
+        tick(doing, 1)
+        return result
+
+    def on_one(fn: Callable[..., Any], *args: Any) -> Any:
+        return alone.run(fn, *args, timeout=300)[0]
+
+    pool.run(_quiet)
+    traffic = [
+        done(f"traffic {case.name}", compare, pool, case, size, rounds, effort.tries)
+        for size, rounds in effort.rounds
+        for case in CASES
+    ]
+    on_one(_quiet)
+    on_one(planning.pretend, 1, 32)
+    planned = []
+    for axes in effort.axes:
+        for dims in planning.SHAPES:
+            seconds = effort.graph_seconds if axes <= GRAPH_AXES else 0.0
+            args = (axes, dims, effort.sample, seconds)
+            planned.append(done(f"planning {axes} axes", on_one, planning.planned, *args))
+    million = done("planning a million ranks", on_one, planning.million)
+    on_one(planning.pretend, 1, 4)
+    overhead = [
+        done(f"overhead {case.name}", on_one, overheads.overhead, case, nccl, effort.calls)
+        for nccl in (False, True)
+        for case in OVERHEADS
+    ]
+    return Found(tuple(traffic), tuple(planned), tuple(million), tuple(overhead))
+
+
+def _count(effort: Effort) -> int:
+    plans = len(effort.axes) * len(planning.SHAPES) + 1
+    return len(effort.rounds) * len(CASES) + plans + 2 * len(OVERHEADS)
+
+
+def _quiet() -> None:
+    """Without what DTensor logs about its own plans."""
+    for module in ("_redistribute", "_collective_utils"):
+        logging.getLogger(f"torch.distributed.tensor.{module}").setLevel(logging.ERROR)
+
+
+def _show(console: Console, found: Found) -> None:
+    if not console.is_terminal:
+        console = Console(width=200)
+    console.print(tables.traffic_table(found.traffic))
+    console.print(tables.planning_table(found.planning))
+    console.print(tables.million_table(found.million))
+    console.print(tables.overhead_table(found.overhead))
+    machine = _machine()
+    versions = ", ".join(f"{name} {text}" for name, text in machine["versions"].items())
+    console.print(f"{versions}; {machine['cpus']} CPUs, {machine['platform']}")
+
+
+def _machine() -> dict[str, Any]:
+    versions = {"python": platform.python_version()}
+    for name in ("fdtensor", "torch", "attrs", "optree", "numpy"):
+        with suppress(PackageNotFoundError):  # fdtensor may run from where it lies
+            versions[name] = version(name)
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {"versions": versions, "cpus": cpus, "platform": platform.platform()}

@@ -1,4 +1,4 @@
-"""`Received`: counts the bytes that this rank receives while collectives run, whoever calls them."""
+"""`Received`: counts the bytes that collectives bring to this rank, whoever calls them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _resolve_process_group
+from torch._C._distributed_c10d import _resolve_process_group
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = ["Received"]

@@ -1,9 +1,9 @@
 """The time of a call when its collectives are free: a fake process group, and tensors of 8 by 8.
 
-`bare` are the collectives of the plan alone, as fdtensor starts them and with a wait for each, on
-tensors that are there already; for a plan without any it is the copy. What a call takes above that
-is fdtensor's own: looking up the plan, checks, cutting, packing and placing blocks. Times are the
-best of a few loops, in microseconds.
+`bare` are the collectives of the plan alone, with a wait for each, on tensors that are there
+already, and below autograd, whose kernels for them are slow once DTensor is imported; for a plan
+without any it is the copy. What a call takes above that is fdtensor's own: looking up the plan,
+checks, cutting, packing and placing blocks. Times are the best of a few loops, in microseconds.
 """
 
 from __future__ import annotations
@@ -76,12 +76,18 @@ def overhead(case: Case, nccl: bool, count: int) -> Overhead:
         mine = from_local(x, start, FuncolComm(case.mesh, cost=cost))
         theirs, placements = as_dtensor(x, start, device_mesh(case.mesh)), as_torch(end.layout)
         found = mine.plan_to(end.layout)
-        calls = [call for step in found.steps for call in _bare(step, rank)]
+        calls = [call for step in found.steps for call in _bare(step, rank)] or [x.clone]
+
+        def bare() -> None:
+            with torch._C._AutoDispatchBelowAutograd():  # type: ignore[attr-defined]
+                for call in calls:
+                    call()
+
         return Overhead(
             case.name,
             cost.name,
             tuple(str(step.collective) for step in found.steps),
-            _fastest(lambda: [call() for call in calls] if calls else x.clone(), count),
+            _fastest(bare, count),
             _fastest(lambda: mine.redistribute(end.layout), count),
             _fastest(lambda: theirs.redistribute(placements=placements), count),
         )
@@ -141,7 +147,7 @@ def _messages(step: Step, rank: int) -> Callable[[], Any]:
 
 
 def _all_to_all(step: Step, rank: int, axes: tuple[str, ...]) -> Callable[[], Any]:
-    here, (k, name) = route(step.src, step.dst, rank), _group(step.src.mesh, axes)
+    here, name = route(step.src, step.dst, rank), _group(step.src.mesh, axes)[1]
     coord = step.src.mesh.coord(rank)
     assert coord is not None
     ranks = sorted(step.src.mesh.coset(axes, coord))

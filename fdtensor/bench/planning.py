@@ -88,7 +88,7 @@ def pretend(rank: int, world: int) -> None:
 
 
 def planned(axes: int, dims: int, sample: int, graph_seconds: float) -> Planned:
-    """Planning times of a sample of pairs; a process group must be there for the meshes of torch."""
+    """Planning times of a sample of pairs; a process group must be there, for torch's meshes."""
     mesh = Mesh(**{f"a{i}": 2 for i in range(axes)})
     pairs = list(_pairs(mesh, dims, sample))
     device_mesh = init_device_mesh("cpu", mesh.sizes, mesh_dim_names=mesh.axes)
@@ -128,9 +128,13 @@ def million() -> list[Million]:
         routes = [route(step.src, step.dst, MILLION.size // 2) for step in made.steps]
         end = time.process_time()
         messages = sum(len(r.sends) + len(r.recvs) for r in routes)
-        texts = [f"({','.join(map(str, places))})" for places in (before, after)]
-        found.append(Million(*texts, 1e3 * (middle - start), 1e3 * (end - middle), messages))
+        times = 1e3 * (middle - start), 1e3 * (end - middle)
+        found.append(Million(_text(before), _text(after), *times, messages))
     return found
+
+
+def _text(placements: Sequence[Placement]) -> str:
+    return f"({','.join(map(str, placements))})"
 
 
 def _pairs(mesh: Mesh, dims: int, sample: int) -> Sequence[Pair]:

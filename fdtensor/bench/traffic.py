@@ -25,14 +25,16 @@ from torch.distributed.tensor import placement_types as there
 from fdtensor.api import from_local
 from fdtensor.bench.cases import Case, Shape
 from fdtensor.bench.count import Received
-from fdtensor.bench.hand import HAND, Place
+from fdtensor.bench.hand import HAND
+from fdtensor.bench.place import Place
 from fdtensor.funcol import FuncolComm
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
 from fdtensor.placement import Partial, Replicate, Shard
+from fdtensor.planner import Plan
 from fdtensor.testing.pool import GlooPool
 
-__all__ = ["Traffic", "as_dtensor", "compare", "device_mesh"]
+__all__ = ["Traffic", "as_dtensor", "as_torch", "compare", "device_mesh"]
 
 Calls = Mapping[str, Callable[[], torch.Tensor]]
 
@@ -67,7 +69,7 @@ class Traffic:
     """What the plan says that the busiest rank receives."""
     bound_bytes: int
     ops: dict[str, tuple[str, ...]]
-    """The collectives and messages that rank 0 received by."""
+    """The collectives and messages that rank 1 received by."""
     equal: bool
     """Whether every rank got the right block from all three, and from every way by hand."""
 
@@ -80,6 +82,7 @@ class _Ran:
     bytes: dict[str, int]
     ops: dict[str, tuple[str, ...]]
     equal: bool
+    plan: Plan | None
 
 
 def compare(pool: GlooPool, case: Case, size: Shape, rounds: int, tries: int) -> Traffic:
@@ -91,7 +94,8 @@ def compare(pool: GlooPool, case: Case, size: Shape, rounds: int, tries: int) ->
     ran = pool.run(_ranked, case, size, [best], True, rounds, timeout=600)
     seconds = {name: _slowest(ran, name) for name in ("fdtensor", "dtensor", best)}
     nbytes = {name: max(one.bytes[name] for one in ran) for name in seconds}
-    plan = pool.run(_plan_of, case, size)[0]
+    plan = ran[0].plan
+    assert plan is not None
     return Traffic(
         case=case.name,
         shape=case.shape(size),
@@ -109,7 +113,7 @@ def compare(pool: GlooPool, case: Case, size: Shape, rounds: int, tries: int) ->
         hand_bytes=nbytes[best],
         announced_bytes=plan.received_bytes,
         bound_bytes=plan.lower_bound_bytes,
-        ops={name if name != best else "hand": ops for name, ops in ran[0].ops.items()},
+        ops={name if name != best else "hand": ops for name, ops in ran[1].ops.items()},
         equal=all(one.equal for one in (*tried, *ran)),
     )
 
@@ -133,15 +137,17 @@ def _ranked(case: Case, size: Shape, ways: list[str], beside: bool, rounds: int)
     at = Place(rank, case.shape(size), mesh.get_group(0) if mesh.ndim == 2 else None)
     known = {way.__name__: way for way in HAND[case.name]}
     calls: dict[str, Callable[[], torch.Tensor]] = {}
+    found = None
     with torch.no_grad():
         if beside:
             start, end = case.types(size)
             mine = from_local(x, start, _comm(start.mesh))
+            found = mine.plan_to(end.layout)
             theirs, placements = as_dtensor(x, start, mesh), as_torch(end.layout)
             calls["fdtensor"] = lambda: mine.redistribute(end.layout).local
             calls["dtensor"] = lambda: theirs.redistribute(placements=placements).to_local()
         calls |= {name: functools.partial(known[name], x, at) for name in ways}
-        equal = all([torch.equal(call(), wanted) for call in calls.values()])
+        right = [torch.equal(call(), wanted) for call in calls.values()]
         counted = {}
         for name, call in calls.items():
             with Received() as received:
@@ -149,7 +155,9 @@ def _ranked(case: Case, size: Shape, ways: list[str], beside: bool, rounds: int)
             counted[name] = received
         seconds = _seconds(calls, rounds)
     nbytes = {name: one.bytes for name, one in counted.items()}
-    return _Ran(seconds, nbytes, {n: tuple(one.ops) for n, one in counted.items()}, equal)
+    return _Ran(
+        seconds, nbytes, {n: tuple(one.ops) for n, one in counted.items()}, all(right), found
+    )
 
 
 def _seconds(calls: Calls, rounds: int) -> dict[str, list[float]]:
@@ -167,11 +175,6 @@ def _seconds(calls: Calls, rounds: int) -> dict[str, list[float]]:
             if i >= WARM:
                 seconds[name].append(took)
     return seconds
-
-
-def _plan_of(case: Case, size: Shape):
-    start, end = case.types(size)
-    return from_local(case.tensors(size, dist.get_rank())[0], start, _comm(start.mesh)).plan_to(end)
 
 
 @functools.cache

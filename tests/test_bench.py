@@ -1,0 +1,137 @@
+"""The bench on tiny tensors: what it counts, checks and shows; never how long something takes."""
+
+import json
+from collections.abc import Iterator
+
+import attrs
+import pytest
+import torch
+import torch.distributed as dist
+from rich.console import Console
+
+from fdtensor.bench import main, tables
+from fdtensor.bench.cases import CASES
+from fdtensor.bench.command import Effort, Found, measure
+from fdtensor.bench.count import Received
+from fdtensor.bench.hand import HAND
+from fdtensor.bench.overhead import OVERHEADS
+from fdtensor.testing.pool import GlooPool, WorkerError
+
+SIZE = (16, 24)
+EFFORT = Effort(((SIZE, 1),), tries=1, sample=2, graph_seconds=0.01, calls=1, axes=(1, 2))
+
+NAMES = [case.name for case in CASES]
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[GlooPool]:
+    with GlooPool(1) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def found(pool4: GlooPool, alone: GlooPool) -> Found:
+    return measure(pool4, alone, EFFORT)
+
+
+@pytest.mark.mesh
+def test_every_case_is_measured_and_right_for_all_three(found):
+    assert [row.case for row in found.traffic] == NAMES
+    assert all(row.equal for row in found.traffic)
+
+
+@pytest.mark.mesh
+def test_the_best_way_by_hand_is_one_of_those_that_were_tried(found):
+    for row in found.traffic:
+        assert list(row.candidates) == [way.__name__ for way in HAND[row.case]]
+        assert row.hand in row.candidates
+
+
+@pytest.mark.mesh
+def test_fdtensor_receives_what_it_announces_and_no_more_than_dtensor(found):
+    for row in found.traffic:
+        assert row.bound_bytes <= row.fdtensor_bytes == row.announced_bytes <= row.dtensor_bytes
+
+
+@pytest.mark.mesh
+def test_movement_is_at_the_bound(found):
+    for row in found.traffic:
+        if "P" not in row.case:
+            assert row.fdtensor_bytes == row.bound_bytes, row.case
+
+
+@pytest.mark.mesh
+def test_the_bytes_of_dtensor_are_those_of_its_collectives(found):
+    whole, row = 16 * 24 * 4, {row.case: row for row in found.traffic}
+    bytes_of = {name: row[name].dtensor_bytes for name in NAMES}
+    assert bytes_of["S0->R"] == bytes_of["S0->S1"] == bytes_of["P->S0"] == whole * 3 // 4
+    assert bytes_of["S0->S1 uneven"] == whole * 3 // 4  # 15x21, padded to 16x24
+    assert bytes_of["P->R"] == whole * 3 // 2
+    assert bytes_of["R->S0"] == 0
+    assert row["S0->R"].ops["dtensor"] == ("all_gather_into_tensor",)
+
+
+@pytest.mark.mesh
+def test_planning_is_measured_for_all_axes_and_dims(found):
+    assert [(row.axes, row.dims) for row in found.planning] == [(1, 2), (1, 4), (2, 2), (2, 4)]
+    for row in found.planning:
+        assert row.fdtensor.count == row.greedy.count == EFFORT.sample
+        assert row.graph is not None
+        assert 1 <= row.graph.count <= EFFORT.sample
+    assert len(found.million) == 5
+
+
+@pytest.mark.mesh
+def test_overhead_is_measured_with_messages_and_with_named_collectives(found):
+    names = [case.name for case in OVERHEADS]
+    assert [(row.case, row.cost) for row in found.overhead] == [
+        *((name, "gloo") for name in names),
+        *((name, "nccl") for name in names),
+    ]
+    plans = {(row.case, row.cost): row.plan for row in found.overhead}
+    assert plans["S0->S0", "gloo"] == plans["S0->S0", "nccl"] == ()
+    assert plans["S0->R", "gloo"] == ("exchange[axis=x way=peer_to_peer]",)
+    assert plans["S0->R", "nccl"] == ("all_gather[axis=x dim=0]",)
+
+
+@pytest.mark.mesh
+def test_tables_have_a_row_for_everything(found):
+    for make, rows in (
+        (tables.traffic_table, found.traffic),
+        (tables.planning_table, found.planning),
+        (tables.million_table, found.million),
+        (tables.overhead_table, found.overhead),
+    ):
+        table = make(rows)
+        assert table.row_count == len(rows)
+        console = Console(width=250, record=True, quiet=True)
+        console.print(table)
+
+
+@pytest.mark.mesh
+def test_what_was_found_goes_to_json(found):
+    text = json.dumps(attrs.asdict(found))
+    assert json.loads(text)["traffic"][0]["case"] == "S0->R"
+
+
+@pytest.mark.mesh
+def test_an_unknown_collective_is_not_counted_as_nothing(pool4):
+    def broadcast() -> None:
+        with Received():
+            dist.broadcast(torch.zeros(1), 0)
+
+    with pytest.raises(WorkerError, match="the bytes of broadcast_ are not known"):
+        pool4.run(broadcast)
+
+
+@pytest.mark.parametrize("argv", [[], ["computing"], ["redistribute", "--rounds", "many"]])
+def test_bad_arguments_are_refused(argv, capsys):
+    with pytest.raises(SystemExit) as error:
+        main(argv)
+    assert error.value.code == 2
+    assert "usage: python -m fdtensor bench" in capsys.readouterr().err
+
+
+def test_no_rounds_are_refused(capsys):
+    assert main(["redistribute", "--rounds", "0"]) == 2
+    assert capsys.readouterr().err == "fdtensor: --rounds takes a count, 1 or more.\n"
