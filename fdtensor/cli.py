@@ -59,6 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _plan(options)
     except FdtensorError as error:
         return _fail(str(error))
+    except BrokenPipeError:  # the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def _parser() -> _Parser:

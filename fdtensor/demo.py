@@ -158,17 +158,19 @@ def report(found: list[list[Stop]], write: Callable[[str], None]) -> bool:
     for i, stop in enumerate(found[0]):
         plan = stop.plan
         mistakes = sorted({text for walked in found for text in walked[i].mistakes})
-        bound = plan.lower_bound_bytes
         verdict = "; ".join(mistakes) if mistakes else f"right on {stop.ranks} ranks"
         write(str(plan))
-        write(f"  bound {bound} B, peak {plan.peak_bytes} B: {verdict}\n")
+        write(
+            f"  {plan.total_bytes} B in all, the least is {plan.least_total_bytes} B; "
+            f"peak {plan.peak_bytes} B; {verdict}\n"
+        )
         right = right and not mistakes
-    received = sum(stop.plan.received_bytes for stop in found[0])
-    bound = sum(stop.plan.lower_bound_bytes for stop in found[0])
+    total = sum(stop.plan.total_bytes for stop in found[0])
+    least = sum(stop.plan.least_total_bytes for stop in found[0])
     verdict = "every block is right" if right else "THERE ARE WRONG BLOCKS"
     write(
-        f"{len(found[0])} redistributions of {SOURCE}:\n"
-        f"{received} B received per rank, the bound is {bound} B; {verdict}."
+        f"{len(found[0])} redistributions of {SOURCE}.\n"
+        f"{total} B moved, {total / max(1, least):.3f} times the least; {verdict}."
     )
     return right
 

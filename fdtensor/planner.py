@@ -21,7 +21,7 @@ from fdtensor.plan_json import decode, encode
 from fdtensor.plan_text import as_html, as_text
 from fdtensor.record import Record
 from fdtensor.search import candidates
-from fdtensor.traffic import lower_bound, received, received_at, sent, sent_at
+from fdtensor.traffic import least_total, lower_bound, received, received_at, sent, sent_at
 from fdtensor.transition import by_exchange
 
 __all__ = ["Plan", "plan"]
@@ -67,6 +67,11 @@ class Plan(Record):
     def lower_bound_bytes(self) -> int:
         """The bytes that no plan can be below: see `fdtensor.cost.lower_bound`."""
         return lower_bound(self.src, self.dst)
+
+    @property
+    def least_total_bytes(self) -> int:
+        """The bytes that all ranks together must receive: `total_bytes` cannot be below it."""
+        return least_total(self.src, self.dst)
 
     @property
     def peak_bytes(self) -> int:

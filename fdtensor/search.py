@@ -17,7 +17,7 @@ from fdtensor.collective import AllReduce, Mask, Pad, Scale, Slice, Step
 from fdtensor.cost import CostModel, seconds
 from fdtensor.exchange import grid, roomiest, talk
 from fdtensor.layout import Layout, TensorType
-from fdtensor.placement import Cut, Partial, Placement, Replicate
+from fdtensor.placement import Cut, Partial, Replicate
 from fdtensor.traffic import received
 from fdtensor.transition import by_exchange, named, scalable
 

@@ -19,7 +19,7 @@ from fdtensor.exchange import Grid, Talk, grid, overlaps, route, talk
 from fdtensor.layout import TensorType
 from fdtensor.placement import Shard
 
-__all__ = ["lower_bound", "received", "received_at", "sent", "sent_at"]
+__all__ = ["least_total", "lower_bound", "received", "received_at", "sent", "sent_at"]
 
 
 def received(step: Step) -> np.ndarray:
@@ -165,38 +165,56 @@ def _speaking(who: Talk) -> np.ndarray:
 # --- the lower bound -------------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=4096)
 def lower_bound(src: TensorType, dst: TensorType) -> int:
     """The bytes that no plan can be below: of the busiest rank, with reductions of the mean rank.
 
-    For movement a rank must receive what it lacks of its block. An element with t pending terms
-    that k wanters want needs t + k - 1 transfers, one less if a wanter holds a term. A wanter is a
-    rank, or all ranks that share new pending terms, one of which must get the element.
+    For movement a rank must receive what it lacks of its block. With reductions see `least_total`.
+    """
+    if src.numel and _is_movement(src, dst):
+        return int(_lacking(talk(src, dst)).max(initial=0)) * src.dtype.itemsize
+    ranks = src.mesh.size
+    if src.mesh is not dst.mesh:
+        ranks = len({*src.mesh.order, *dst.mesh.order})
+    return least_total(src, dst) // ranks
+
+
+@functools.lru_cache(maxsize=4096)
+def least_total(src: TensorType, dst: TensorType) -> int:
+    """The bytes that all ranks together must receive, whatever the plan.
+
+    An element with t pending terms that k wanters want needs t + k - 1 transfers, one less if a
+    wanter holds a term. A wanter is a rank, or all ranks that share new pending terms, one of which
+    must get the element.
     """
     a, b = grid(src), grid(dst)
+    itemsize = src.dtype.itemsize
     if src.numel == 0:
         return 0
-    reduced = _reduced(a, b)
-    adding = [i for i in b.partial if not _kept(a, b, i)]
-    repeated = bool(adding) and dst.layout.partial[dst.mesh.axes[adding[0]]] == "avg"
-    if not reduced and not adding:
-        return int(_lacking(talk(src, dst)).max(initial=0)) * src.dtype.itemsize
+    if _is_movement(src, dst):
+        return int(np.broadcast_to(_lacking(talk(src, dst)), dst.mesh.sizes).sum()) * itemsize
     if src.mesh is not dst.mesh:
         return _cross_bound(src, dst, a, b)
-    if repeated:
+    reduced = _reduced(a, b)
+    adding = [i for i in b.partial if not _kept(a, b, i)]
+    sizes = src.mesh.sizes
+    cosets = prod(sizes[i] for i in b.partial if i in a.partial and i not in reduced)
+    wanters = prod(sizes[i] for i in b.free) * cosets
+    if adding and dst.layout.partial[dst.mesh.axes[adding[0]]] == "avg":  # all of them want it
+        wanters *= prod(sizes[i] for i in adding)
         adding = []
-    ranks = src.mesh.size
-    cosets = prod(src.mesh.sizes[i] for i in b.partial if i in a.partial and i not in reduced)
-    wanters = prod(src.mesh.sizes[i] for i in b.free) * cosets
-    if repeated:
-        wanters *= prod(src.mesh.sizes[i] for i in b.partial if not _kept(a, b, i))
     numel = prod(a.shape)
     if reduced:
-        terms = prod(src.mesh.sizes[i] for i in reduced)
+        terms = prod(sizes[i] for i in reduced)
         total = numel * (cosets * (terms - 1) + wanters) - cosets * _meeting(a, b)
     else:
         total = numel * wanters - _covered(a, b, adding)
-    return total * src.dtype.itemsize // ranks
+    return total * itemsize
+
+
+def _is_movement(src: TensorType, dst: TensorType) -> bool:
+    """Whether no terms are reduced and none are added."""
+    a, b = grid(src), grid(dst)
+    return not _reduced(a, b) and all(_kept(a, b, i) for i in b.partial)
 
 
 def _kept(a: Grid, b: Grid, axis: int) -> bool:
@@ -257,10 +275,9 @@ def _cross_bound(src: TensorType, dst: TensorType, a: Grid, b: Grid) -> int:
     added = prod(dst.mesh.sizes[i] for i in b.partial)
     repeated = any(op == "avg" for op in dst.layout.partial.values())
     wanters = prod(dst.mesh.sizes[i] for i in b.free) * (added if repeated else 1)
-    ranks = {*src.mesh.order, *dst.mesh.order}
     apart = set(src.mesh.order).isdisjoint(dst.mesh.order)
     if terms > 1:
         total = prod(a.shape) * (terms + wanters - 1 - (not apart))
     else:
         total = prod(a.shape) * wanters if apart else 0
-    return total * src.dtype.itemsize // len(ranks)
+    return total * src.dtype.itemsize

@@ -88,6 +88,7 @@ def test_movement_receives_the_lower_bound(pair, cost):
 def test_no_plan_receives_less_than_the_bound(pair, cost):
     found = plan(*pair, cost=cost)
     assert found.received_bytes >= found.lower_bound_bytes
+    assert found.total_bytes >= found.least_total_bytes
 
 
 @given(pairs)
@@ -166,7 +167,7 @@ def test_the_census_is_at_the_minimum(mesh, shape):
             found = plan(typed(shape, before, mesh), typed(shape, after, mesh))
             if P() in before:
                 total += found.total_bytes
-                bound += found.lower_bound_bytes * mesh.size
+                bound += found.least_total_bytes
             else:
                 assert found.received_bytes == found.lower_bound_bytes
     even = shape != (7, 5)
