@@ -9,7 +9,10 @@ processes or on a simulated one, all ranks in this process. No tensor subclass a
     print(plan(src, mesh.layout(None, "tp")))
 """
 
+from typing import TYPE_CHECKING
+
 from fdtensor.api import connect, distribute, from_local, redistribute, shards
+from fdtensor.calibrate import calibrate, estimate
 from fdtensor.collective import (
     AllGather,
     AllReduce,
@@ -50,6 +53,11 @@ from fdtensor.placement import (
 from fdtensor.planner import Plan, plan
 from fdtensor.simulator import SimulatedComm
 from fdtensor.transition import transition
+
+if TYPE_CHECKING:
+    from fdtensor.funcol import FuncolComm
+    from fdtensor.interop import from_torch, to_torch
+    from fdtensor.process_groups import groups
 
 _LAZY = {
     "FuncolComm": "funcol",
@@ -105,8 +113,10 @@ __all__ = [
     "StridedShard",
     "TensorType",
     "ValueTreeError",
+    "calibrate",
     "connect",
     "distribute",
+    "estimate",
     "from_local",
     "from_torch",
     "fuse",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol, TypeVar
 
@@ -95,20 +96,31 @@ def misfit(about: str, mistake: str) -> CommError:
 
 def mistakes(local: object, type: TensorType, rank: int, device: torch.device) -> str | None:
     """What is wrong with a local tensor of `type` on `rank`; None where nothing is."""
-    if type.mesh.coord(rank) is None:
+    expected = _expected(type, rank)
+    if expected is None:
         return None
-    expected = type.local_shape(rank)
     if not isinstance(local, torch.Tensor):
         return f"rank {rank} has {_name(local)}, expected a tensor of shape {expected}"
-    if tuple(local.shape) != expected:
+    if local.shape != expected:
         return f"rank {rank} has shape {tuple(local.shape)}, expected {expected}"
     if local.dtype != type.dtype:
         return f"rank {rank} has dtype {local.dtype}, expected {type.dtype}"
-    if local.device.type != device.type:
+    if local.device != device and not _on(local.device, device):
         return f"rank {rank} has device {local.device}, expected {device}"
     if local.layout != torch.strided:
         return f"rank {rank} has a {local.layout} tensor, expected a strided one"
     return None
+
+
+@functools.lru_cache(maxsize=8192)
+def _expected(type: TensorType, rank: int) -> tuple[int, ...] | None:
+    """The shape that a rank's local tensor must have; None for a rank outside."""
+    return None if type.mesh.position(rank) is None else type.local_shape(rank)
+
+
+def _on(found: torch.device, device: torch.device) -> bool:
+    """Whether a tensor on `found` is on `device`, which may leave open which of its kind."""
+    return found.type == device.type and device.index is None
 
 
 def _name(value: object) -> str:

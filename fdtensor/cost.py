@@ -22,8 +22,8 @@ from fdtensor.collective import (
     Step,
     is_local,
 )
-from fdtensor.exchange import route
-from fdtensor.memory import copied
+from fdtensor.exchange import Talk, grid, talk
+from fdtensor.memory import outermost
 from fdtensor.record import Record
 from fdtensor.traffic import received
 
@@ -79,29 +79,26 @@ GLOO = CostModel(
 
 @functools.lru_cache(maxsize=16384)
 def seconds(step: Step, cost: CostModel) -> float:
-    """The seconds that `cost` gives for a step."""
-    kind, axes, messages = _kind(step)
+    """The seconds that `cost` gives for a step. Time: constant in the number of messages."""
     moved = int(received(step).max(initial=0))
-    latency, bandwidth = cost.link(axes)
-    slowdown = dict(cost.slowdown).get(kind, 1.0)
-    launch = dict(cost.launch)
-    time = copied(step) / cost.copy
+    time = _copied(step, moved) / cost.copy
     if not is_local(step):
-        time += launch.get(kind, launch.get("", 0.0))
-        time += messages * latency + moved * slowdown / bandwidth
+        kind, axes, messages = _kind(step)
+        latency, bandwidth = cost.link(axes)
+        launch, slowdown = dict(cost.launch), dict(cost.slowdown)
+        time += launch.get(kind, launch.get("", 0.0)) + messages * latency
+        time += moved * slowdown.get(kind, 1.0) / bandwidth
     return time
 
 
 def _kind(step: Step) -> tuple[str, tuple[str, ...] | None, int]:
-    """The kind of a step, its axes and how many messages a rank waits for."""
+    """The kind of a step that needs traffic, its axes and how many messages a rank waits for."""
     mesh, collective = step.src.mesh, step.collective
 
     def peers(axes: Sequence[str]) -> int:
         return prod(mesh.axis_size(axis) for axis in axes) - 1
 
     match collective:
-        case Slice(axes) | Mask(axes) | Pad(axes) | Scale(axes):
-            return "local", axes, 0
         case AllGather(axes):
             return "all_gather", axes, peers(axes)
         case AllToAll(axes):
@@ -112,18 +109,49 @@ def _kind(step: Step) -> tuple[str, tuple[str, ...] | None, int]:
             return "reduce_scatter", axes, peers(axes)
         case Broadcast():
             return "broadcast", None, 1
-        case Exchange(None, _, way, pieces):
-            count = len(route(step.src, step.dst, step.dst.mesh.order[-1]).recvs)
-            everyone = len({*step.src.mesh.order, *step.dst.mesh.order}) - 1
-            whole_way = way == "all_to_all"
-            return (
-                ("exchange" if whole_way else way),
-                None,
-                pieces * (everyone if whole_way else count),
-            )
-        case Exchange(axes, _, way, pieces):
-            assert axes is not None
-            if way == "all_to_all":
-                return "exchange", axes, peers(axes) * pieces
-            some = mesh.order[-1]
-            return way, axes, len(route(step.src, step.dst, some).recvs) * pieces
+        case Exchange(axes, _, "peer_to_peer", pieces):
+            return "peer_to_peer", axes, _senders(talk(step.src, step.dst)) * pieces
+        case Exchange(None, _, _, pieces):
+            ranks = max(step.src.mesh.size, step.dst.mesh.size)
+            return "exchange", None, (ranks - 1) * pieces
+        case Exchange(axes, _, _, pieces):
+            return "exchange", axes, peers(axes or ()) * pieces
+        case _:
+            raise AssertionError(f"{collective} needs no traffic")
+
+
+def _senders(who: Talk) -> int:
+    """About how many ranks send to one: blocks that meet its own, times the terms."""
+    paired = {a for a, _ in who.pairs}
+    met = who.terms
+    for d, size in enumerate(who.dst.shape):
+        ways = prod(n for axis, n, _ in who.said.cuts[d] if axis not in paired)
+        block = -(-size // prod(n for _, n, _ in who.dst.cuts[d]))
+        piece = -(-size // prod(n for _, n, _ in who.said.cuts[d]))
+        met *= max(1, min(ways, -(-block // max(1, piece))))
+    return max(1, met - 1)
+
+
+def _copied(step: Step, moved: int) -> int:
+    """About how many bytes a rank reads and writes besides the traffic, `moved` received."""
+    rank = step.dst.mesh.order[0]
+    out = step.dst.local_nbytes(rank)
+    match step.collective:
+        case Slice() | Mask() | Pad() | Scale():
+            return 2 * out
+        case AllReduce() | Broadcast():
+            return 0
+        case AllGather(_, dims):
+            return 0 if outermost(step.dst, rank, dims) else 2 * out
+        case AllToAll() | ReduceScatter():
+            return 2 * (out + moved)
+        case Exchange(_, reduce_op, way):
+            packed = 2 if way == "all_to_all" or not _in_place(step) else 0
+            return 2 * out + (packed + (reduce_op is not None)) * 2 * moved
+
+
+def _in_place(step: Step) -> bool:
+    """Whether messages lie in one piece in the blocks that they come from and go to."""
+    a, b = grid(step.src), grid(step.dst)
+    first = next((d for d, size in enumerate(a.shape) if size > 1), 0)
+    return all(a.cuts[d] == b.cuts[d] for d in range(len(a.shape)) if d != first)

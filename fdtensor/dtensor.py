@@ -8,6 +8,7 @@ import attrs
 import torch
 
 from fdtensor.comm import Comm, Value
+from fdtensor.derivative import shared
 from fdtensor.interpreter import run
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
@@ -25,7 +26,8 @@ class DTensor(Generic[Value]):
     """A distributed tensor: a plain record and a pytree node, no tensor subclass.
 
     `local` is this rank's block, or on a simulated mesh the tuple of all ranks' blocks. Making one
-    by hand checks nothing: `distribute` and `from_local` do.
+    by hand checks nothing: `distribute` and `from_local` do. To autograd, `local` has the cotangent
+    of the tensor: its block of it, the same on all replicas and for every pending term.
     """
 
     local: Value
@@ -61,7 +63,9 @@ class DTensor(Generic[Value]):
     ) -> DTensor[Value]:
         """The same tensor under another layout, on this mesh or another one. Differentiable.
 
-        Collective over the ranks of both meshes. Always a new local tensor.
+        Collective over the ranks of both meshes, and so is its backward: all ranks run it, also one
+        that has left and whose result does not depend on its empty tensor. Always a new local
+        tensor.
         """
         found = plan(self.type, to, cost=self.comm.cost, max_bytes=max_bytes)
         return DTensor(run(found, self.local, self.comm), found.dst, self.comm)
@@ -69,11 +73,17 @@ class DTensor(Generic[Value]):
     def full(self) -> torch.Tensor:
         """The full tensor, on every rank of the mesh. Differentiable, collective.
 
-        A rank outside the mesh gets an empty tensor.
+        A loss that every rank computes from it has the gradient of a single process: it is counted
+        once, however many ranks compute it. A rank outside the mesh gets an empty tensor, connected
+        to the same graph, so that it can call `backward` too.
         """
         layout = self.type.layout
         whole = Layout(layout.mesh, [Replicate()] * layout.mesh.ndim)
         return self.comm.leaves(self.redistribute(whole).local)[0]
+
+    def to_local(self) -> Value:
+        """`local` as a value of its own, with the derivatives of the terms: undoes `from_local`."""
+        return shared(self.local, self.type, self.comm, back=True)
 
     def detach(self) -> DTensor[Value]:
         """The same values, cut off from autograd."""
@@ -91,7 +101,8 @@ class DTensor(Generic[Value]):
         return f"DTensor({self.type} on {self.mesh!r}, {self._text()})"
 
     def _text(self) -> str:
-        leaves: Any = self.comm.leaves(self.local)
+        local: Any = self.local
+        leaves = local if isinstance(local, (tuple, list)) else (local,)
         if len(leaves) == 1:
             return f"local={leaves[0]}"
         return f"{len(leaves)} local tensors"

@@ -2,16 +2,16 @@
 
 The only file of the library that communicates; process_groups.py makes the groups. Collectives are
 `torch.ops._c10d_functional` with explicit waits, so that no tensor subclass appears; messages from
-rank to rank go over the default process group.
+rank to rank go over the default process group. What a step needs on this rank is worked out once.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from math import prod
 from typing import Any
 
+import attrs
 import torch
 import torch.distributed as dist
 
@@ -27,25 +27,17 @@ from fdtensor.collective import (
 from fdtensor.comm import Check, misfit, mistakes
 from fdtensor.cost import GLOO, NCCL, CostModel
 from fdtensor.errors import CommError
-from fdtensor.exchange import Message, Route, route, talk
-from fdtensor.kernel import (
-    block,
-    copied,
-    empty,
-    flat,
-    join,
-    local_step,
-    pack,
-    pack_into,
-    settle,
-    split,
-)
-from fdtensor.layout import Layout, TensorType
-from fdtensor.memory import piece
+from fdtensor.exchange import talk
+from fdtensor.kernel import copied, empty, flat, keep, local_step, packed, plain, settle
+from fdtensor.layout import TensorType
 from fdtensor.mesh import Mesh
-from fdtensor.placement import Partial, ReduceOp, Replicate, Shard
-from fdtensor.process_groups import group_of
+from fdtensor.parts import Parcel, Round, Views, cut, pack_into, rounds
+from fdtensor.placement import ReduceOp
+from fdtensor.process_groups import backend_of, group_of
+from fdtensor.search import owners
+from fdtensor.tiling import Tiling, join, split, tiling
 from fdtensor.transition import by_exchange
+from fdtensor.wire import from_wire, reduces_as, to_wire
 
 __all__ = ["FuncolComm"]
 
@@ -56,16 +48,55 @@ _all_reduce = _ops.all_reduce.default
 _all_reduce_ = _ops.all_reduce_.default
 _all_to_all = _ops.all_to_all_single.default
 _broadcast = _ops.broadcast.default
+_broadcast_ = _ops.broadcast_.default
 _reduce_scatter = _ops.reduce_scatter_tensor.default
 
-_GLOO = {
-    torch.uint8, torch.int8, torch.int32, torch.int64,
-    torch.float16, torch.bfloat16, torch.float32, torch.float64,
-}  # fmt: skip
-"""What gloo moves and reduces as it is; other dtypes move as bytes and are reduced by us."""
+_below_autograd: Any = torch._C._AutoDispatchBelowAutograd  # type: ignore[attr-defined]
+"""Derivatives are the interpreter's; those of torch take 30 us a call once DTensor is imported."""
 
-_BITS = {"band", "bor", "bxor"}
 _TAG = 7040
+
+
+@attrs.frozen(eq=False)
+class _Even:
+    """A named collective on this rank: its group, and how even blocks lie before and after."""
+
+    group: str
+    count: int
+    before: Tiling | None = None
+    after: Tiling | None = None
+    op: str | None = None
+    """The reduction of what travels."""
+
+
+@attrs.frozen(eq=False)
+class _Uneven:
+    """An exchange on this rank."""
+
+    rounds: tuple[Round, ...]
+    holds: bool
+    """Whether it is in the source."""
+    shape: tuple[int, ...] | None
+    """That of its destination block; None where it is not in the destination."""
+    divisor: int
+    """What sums are divided by."""
+    group: str = ""
+    """Who takes part in an all-to-all, and the place of each rank there."""
+    place: dict[int, int] = attrs.field(factory=dict)
+
+    def sizes(self, parcels: Sequence[Parcel]) -> list[int]:
+        """How many elements of parcels go to, or come from, each rank of the group."""
+        found = [0] * len(self.place)
+        for parcel in parcels:
+            found[self.place[parcel.peer]] = parcel.part.numel
+        return found
+
+
+class _Done:
+    """A work that needs no more waiting."""
+
+    def wait(self) -> None:
+        pass
 
 
 class FuncolComm:
@@ -100,15 +131,18 @@ class FuncolComm:
         self.device = torch.device(device)
         self.rank = dist.get_rank()
         self.check: Check = check
-        self.backend = dist.get_backend()
-        by_device = str(self.backend).split(",") if ":" in str(self.backend) else []
-        for entry in by_device:
-            kind, _, name = entry.partition(":")
-            if kind == self.device.type:
-                self.backend = name
+        backend = backend_of(self.device)
+        if backend is None:
+            raise CommError(
+                f"the process group has no backend for {self.device.type} tensors.",
+                backends=dist.get_backend_config(),
+                hint="Pass the device that it serves, or bring up a group that serves this one.",
+            )
+        self.backend = backend
         self.cost = cost or (GLOO if self.backend == "gloo" else NCCL)
         self.world: Any = dist.group.WORLD
-        self._cosets: dict[Any, tuple[list[int], str, list[int]]] = {}
+        self._even = functools.lru_cache(maxsize=8192)(self._prepare_even)
+        self._uneven = functools.lru_cache(maxsize=8192)(self._prepare_uneven)
 
     def __repr__(self) -> str:
         return f"FuncolComm({self.mesh!r}, {str(self.device)!r})"
@@ -128,7 +162,7 @@ class FuncolComm:
             if mistake is not None:
                 self.refuse(about, mistake)
             return
-        name = self._group(ranks)
+        name = group_of(ranks)
         number = int(digest[:15], 16)
         facts = torch.tensor([number, -number, mistake is not None], device=self.device)
         most, least, wrong = _wait(_all_reduce(facts, "max", name)).tolist()
@@ -146,7 +180,7 @@ class FuncolComm:
 
     def _tell(self, text: str, count: int, name: str) -> list[str]:
         """The texts of all ranks of a group, in the order of ranks."""
-        data = torch.zeros(512, dtype=torch.uint8)
+        data = torch.zeros(512, dtype=torch.uint8, device="cpu")
         encoded = text.encode()[:512]
         data[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
         gathered = _wait(_all_gather(data.to(self.device), count, name)).cpu().view(count, 512)
@@ -160,9 +194,8 @@ class FuncolComm:
         ranks = tuple(sorted({*self.mesh.order, src_rank}))
         if self.rank not in ranks or len(ranks) == 1:
             return list(numbers)
-        facts = torch.zeros(64, dtype=torch.int64)
-        facts[: len(numbers)] = torch.tensor(list(numbers), dtype=torch.int64)
-        shared = _broadcast(facts.to(self.device), ranks.index(src_rank), self._group(ranks))
+        facts = torch.tensor([*numbers, *[0] * (64 - len(numbers))], device=self.device)
+        shared = _broadcast(facts, ranks.index(src_rank), group_of(ranks))
         return _wait(shared).tolist()[: len(numbers)]
 
     def mistake(self, value: object, type: TensorType) -> str | None:
@@ -185,236 +218,229 @@ class FuncolComm:
     def copy(self, value: torch.Tensor) -> torch.Tensor:
         return copied(value) if isinstance(value, torch.Tensor) else value
 
-    def _outside(self, step: Step) -> bool:
-        position = self.rank
-        return step.src.mesh.position(position) is None and (
-            step.src.mesh is step.dst.mesh or step.dst.mesh.position(position) is None
-        )
-
     # --- collectives -------------------------------------------------------------------------
 
     def local(self, step: Step, value: torch.Tensor) -> torch.Tensor:
-        return value if self._outside(step) else local_step(step, self.rank, value)
+        if not isinstance(value, torch.Tensor):  # of a rank that is not in the source
+            value = torch.empty(0, device=self.device)
+        return local_step(step, self.rank, value)
 
     def all_gather(self, step: Step, value: torch.Tensor) -> torch.Tensor:
-        if self._outside(step):
+        here = self._even(step)
+        if here is None:
             return value
-        collective = step.collective
-        assert isinstance(collective, AllGather)
-        counts, name, stack = self._coset(step.src.mesh, collective.axes)
-        gathered = _wait(_all_gather(self._wire(value), prod(counts), name))
-        blocks = gathered.view(value.dtype).view(prod(counts), *value.shape)
-        return join(blocks, counts, collective.dims, stack)
+        assert here.after is not None
+        with _below_autograd():
+            wire = to_wire(plain(value).contiguous())
+            gathered = _wait(_all_gather(wire, here.count, here.group))
+            return join(from_wire(gathered, value.dtype), here.after)
 
     def all_to_all(self, step: Step, value: torch.Tensor) -> torch.Tensor:
-        if self._outside(step):
+        here = self._even(step)
+        if here is None:
             return value
-        collective = step.collective
-        assert isinstance(collective, AllToAll)
-        counts, name, stack = self._coset(step.src.mesh, collective.axes)
-        count = prod(counts)
-        parts = split(value, counts, [collective.dst_dim] * len(counts), stack)
-        wire = self._wire(parts)
-        sizes = [wire.numel() // count] * count
-        arrived = _wait(_all_to_all(wire, sizes, sizes, name)).view(value.dtype).view(parts.shape)
-        return join(arrived, counts, [collective.src_dim] * len(counts), stack)
+        assert here.before is not None
+        assert here.after is not None
+        with _below_autograd():
+            wire = to_wire(split(plain(value), here.before))
+            sizes = [wire.shape[0] // here.count] * here.count
+            arrived = _wait(_all_to_all(wire, sizes, sizes, here.group))
+            return join(from_wire(arrived, value.dtype), here.after)
 
     def all_reduce(self, step: Step, value: torch.Tensor, owned: bool) -> torch.Tensor:
-        if self._outside(step):
+        here = self._even(step)
+        if here is None:
             return value
-        collective = step.collective
-        assert isinstance(collective, AllReduce)
-        counts, name, _ = self._coset(step.src.mesh, collective.axes)
-        reduce_op = collective.reduce_op
-        if not self._reduces(value.dtype, reduce_op):
-            return self._reduce_by_bytes(step, value)
-        plain = value.contiguous()
-        average = reduce_op == "avg"
-        real = torch.view_as_real(plain) if value.is_complex() else plain
-        op = "sum" if average else reduce_op
-        if owned or plain is not value:
-            out = _wait(_all_reduce_(real, op, name))
-        else:
-            out = _wait(_all_reduce(real, op, name))
-        out = torch.view_as_complex(out) if value.is_complex() else out
-        return out.div_(prod(counts)) if average else out
+        if here.op is None:
+            for by in _reducing(step):
+                value = self.exchange(by, value)
+            return value
+        with _below_autograd():
+            own = plain(value).contiguous()
+            if owned or own is not value:
+                _wait(_all_reduce_(to_wire(own), here.op, here.group))
+            else:
+                own = from_wire(_wait(_all_reduce(to_wire(own), here.op, here.group)), value.dtype)
+            return own.div_(here.count) if _averages(step) else own
 
     def reduce_scatter(self, step: Step, value: torch.Tensor) -> torch.Tensor:
-        if self._outside(step):
+        here = self._even(step)
+        if here is None:
             return value
-        collective = step.collective
-        assert isinstance(collective, ReduceScatter)
-        reduce_op = collective.reduce_op
-        if not self._reduces(value.dtype, reduce_op):
+        if here.op is None:
             return self.exchange(by_exchange(step.src, step.dst, "all_to_all"), value)
-        counts, name, stack = self._coset(step.src.mesh, collective.axes)
-        parts = split(value, counts, collective.dims, stack)
-        average = reduce_op == "avg"
-        real = torch.view_as_real(parts.contiguous()) if value.is_complex() else parts.contiguous()
-        wire = real.view(-1)
-        op = "sum" if average else reduce_op
-        out = _wait(_reduce_scatter(wire, op, prod(counts), name)).view(real.shape[1:])
-        out = torch.view_as_complex(out) if value.is_complex() else out
-        return out.div_(prod(counts)) if average else out
+        assert here.before is not None
+        with _below_autograd():
+            wire = to_wire(split(plain(value), here.before))
+            reduced = _wait(_reduce_scatter(wire, here.op, here.count, here.group))
+            out = from_wire(reduced, value.dtype)
+            return out.div_(here.count) if _averages(step) else out
 
     def broadcast(self, step: Step, value: torch.Tensor) -> torch.Tensor:
-        if self._outside(step):
-            return value
-        collective = step.collective
+        collective, dst = step.collective, step.dst
         assert isinstance(collective, Broadcast)
-        ranks = tuple(sorted({*step.src.mesh.order, *step.dst.mesh.order}))
-        if self.rank == collective.root:
-            wire = self._wire(value)
-        else:
-            shape, dtype = step.dst.shape, step.dst.dtype
-            wire = self._wire(torch.empty(shape, dtype=dtype, device=self.device))
-        out = _wait(_broadcast(wire, ranks.index(collective.root), self._group(ranks)))
-        if step.dst.mesh.position(self.rank) is None:
-            return empty(step.dst, self.rank, self.device)
-        return out.view(step.dst.dtype).view(step.dst.shape)
+        ranks = _everyone((step,))
+        if self.rank not in ranks:
+            return value
+        root, group = ranks.index(collective.root), group_of(ranks)
+        with _below_autograd():
+            if self.rank != collective.root:
+                out = torch.empty(dst.shape, dtype=dst.dtype, device=self.device)
+                _wait(_broadcast_(to_wire(out), root, group))
+                return out
+            wire = to_wire(plain(value).contiguous())
+            if dst.mesh.position(self.rank) is not None:
+                return from_wire(_wait(_broadcast(wire, root, group)), dst.dtype)
+            _wait(_broadcast_(wire, root, group))  # the root's own is only read
+            return empty(dst, self.rank, self.device)
 
     def exchange(self, step: Step, value: torch.Tensor) -> torch.Tensor:
-        if self._outside(step):
+        here = self._uneven(step)
+        if here is None:
             return value
-        collective, src, dst = step.collective, step.src, step.dst
+        collective = step.collective
         assert isinstance(collective, Exchange)
-        here = route(src, dst, self.rank)
-        out = empty(dst, self.rank, self.device)
-        local = flat(value) if isinstance(value, torch.Tensor) else flat(out)
-        target = flat(out)
-        move = self._by_messages if collective.way == "peer_to_peer" else self._by_all_to_all
-        for i in range(collective.pieces):
-            count = collective.pieces
-            sends = [piece(m, i, count) for m in here.sends] if count > 1 else here.sends
-            recvs = [piece(m, i, count) for m in here.recvs] if count > 1 else here.recvs
-            move(step, here, local, target, sends, recvs, i == 0)
-        if collective.reduce_op == "avg" and here.shape is not None:
-            out.div_(talk(src, dst).terms)
-        return out
+        by_messages = collective.way == "peer_to_peer"
+        with _below_autograd():
+            out = self._empty(step, here)
+            target = flat(out)
+            local = flat(plain(value)) if here.holds else target
+            for now in here.rounds:
+                if by_messages:
+                    self._by_messages(now, collective.reduce_op, local, target)
+                else:
+                    self._by_all_to_all(now, collective.reduce_op, local, target, here)
+            return out.div_(here.divisor) if here.divisor > 1 else out
 
     def exchange_many(
         self, steps: Sequence[Step], values: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
-        mine = [i for i, step in enumerate(steps) if not self._outside(step)]
+        scripts = [self._uneven(step) for step in steps]
         results = list(values)
+        mine = [i for i, here in enumerate(scripts) if here is not None]
         if not mine:
             return results
         # larger elements first, so that each tensor's part of a buffer is aligned for its dtype
         mine.sort(key=lambda i: (-steps[i].src.dtype.itemsize, i))
-        routes = {i: route(steps[i].src, steps[i].dst, self.rank) for i in mine}
-        locals = {i: flat(_tensor(values[i], steps[i], self)) for i in mine}
-        parcels: dict[int, list[torch.Tensor]] = {}
-        sizes: dict[int, int] = {}
-        for i in mine:
-            itemsize = steps[i].src.dtype.itemsize
-            for message in routes[i].sends:
-                part = pack(locals[i], message.box).reshape(-1).view(torch.uint8)
-                parcels.setdefault(message.peer, []).append(part)
-            for message in routes[i].recvs:
-                sizes[message.peer] = sizes.get(message.peer, 0) + message.numel * itemsize
-        arrived = self._post(steps, {r: torch.cat(p) for r, p in parcels.items()}, sizes)
-        starts = dict.fromkeys(arrived, 0)
-        for i in mine:
-            step, here = steps[i], routes[i]
-            collective = step.collective
-            assert isinstance(collective, Exchange)
-            parts = {}
-            for message in here.recvs:
-                start, count = starts[message.peer], message.numel * step.src.dtype.itemsize
-                starts[message.peer] += count
-                part = arrived[message.peer][start : start + count].view(step.src.dtype)
-                parts[message.peer] = part.view(_box_shape(message))
-            out = empty(step.dst, self.rank, self.device)
-            settle(here, collective.reduce_op, locals[i], flat(out), parts, here.recvs)
-            if collective.reduce_op == "avg" and here.shape is not None:
-                out.div_(talk(step.src, step.dst).terms)
-            results[i] = out
+        with _below_autograd():
+            parcels: dict[int, list[torch.Tensor]] = {}
+            sizes: dict[int, int] = {}
+            olds: dict[int, Sequence[Views]] = dict.fromkeys(mine, ())
+            for i in mine:
+                step, here, now = steps[i], scripts[i], self._only(scripts[i])
+                if here is not None and here.holds:
+                    olds[i] = cut(flat(plain(values[i])), now.source)
+                for parcel in now.sends:
+                    part = packed(parcel.part, olds[i][parcel.index]).view(-1).view(torch.uint8)
+                    parcels.setdefault(parcel.peer, []).append(part)
+                for parcel in now.recvs:
+                    nbytes = parcel.part.numel * step.src.dtype.itemsize
+                    sizes[parcel.peer] = sizes.get(parcel.peer, 0) + nbytes
+            arrived = self._post(steps, {r: torch.cat(p) for r, p in parcels.items()}, sizes)
+            starts = dict.fromkeys(arrived, 0)
+            for i in mine:
+                step, here, now = steps[i], scripts[i], self._only(scripts[i])
+                assert here is not None
+                assert isinstance(step.collective, Exchange)
+                out = results[i] = self._empty(step, here)
+                news = cut(flat(out), now.target)
+                terms = []
+                for parcel in now.recvs:
+                    start, nbytes = starts[parcel.peer], parcel.part.numel * out.dtype.itemsize
+                    starts[parcel.peer] += nbytes
+                    term = arrived[parcel.peer][start : start + nbytes].view(out.dtype)
+                    terms.append(term.view(parcel.part.shape))
+                    if parcel.in_place:
+                        news[parcel.index][0].copy_(terms[-1])
+                keep(now, olds[i], news)
+                settle(now, step.collective.reduce_op, olds[i], news, terms)
+                if here.divisor > 1:
+                    out.div_(here.divisor)
         return results
+
+    def _empty(self, step: Step, here: _Uneven) -> torch.Tensor:
+        if here.shape is None:
+            return empty(step.dst, self.rank, self.device)
+        return torch.empty(here.shape, dtype=step.dst.dtype, device=self.device)
+
+    def _only(self, here: _Uneven | None) -> Round:
+        assert here is not None
+        assert len(here.rounds) == 1
+        return here.rounds[0]
 
     # --- ways of an exchange -----------------------------------------------------------------
 
     def _by_messages(
         self,
-        step: Step,
-        here: Route,
+        now: Round,
+        reduce_op: ReduceOp | None,
         local: torch.Tensor,
         target: torch.Tensor,
-        sends: Sequence[Message],
-        recvs: Sequence[Message],
-        with_kept: bool,
     ) -> None:
         """One message for each peer; blocks that lie in one piece go from and to their place."""
-        arrived: dict[int, torch.Tensor] = {}
-        incoming = []
-        for message in recvs:
-            view = None if message.term else block(target, message.box)
-            if view is None or not view.is_contiguous():
-                view = target.new_empty(_box_shape(message))
-                arrived[message.peer] = view
-            incoming.append((message.peer, self._wire(view)))
-        packed: dict[Any, torch.Tensor] = {}
-        outgoing = []
-        for message in sends:
-            if message.box not in packed:
-                packed[message.box] = self._wire(pack(local, message.box))
-            outgoing.append((message.peer, packed[message.box]))
-        works = self._messages(outgoing, incoming)
-        reduce_op = step.collective.reduce_op  # type: ignore[union-attr]
-        if reduce_op is None:  # what is kept can be copied while the rest is under way
-            settle(here, None, local, target, {}, (), with_kept)
-            for work in works:
-                work.wait()
-            settle(here, None, local, target, arrived, recvs, with_kept=False)
-        else:
-            for work in works:
-                work.wait()
-            settle(here, reduce_op, local, target, arrived, recvs, with_kept)
+        news = cut(target, now.target)
+        incoming = [
+            news[p.index][0] if p.in_place else target.new_empty(p.part.shape) for p in now.recvs
+        ]
+        olds = cut(local, now.source) if now.source.parts else ()
+        blocks: dict[int, torch.Tensor] = {}  # a block may go to several peers
+        for parcel in now.sends:
+            if parcel.index not in blocks:
+                blocks[parcel.index] = packed(parcel.part, olds[parcel.index])
+        outgoing = [blocks[parcel.index] for parcel in now.sends]
+        arriving, leaving = self._messages(now.to, outgoing, now.of, incoming)
+        keep(now, olds, news)  # while the rest is under way
+        settle(now, reduce_op, olds, news, map(_waited, arriving, incoming))
+        for work in leaving:
+            work.wait()
 
     def _messages(
         self,
-        outgoing: Sequence[tuple[int, torch.Tensor]],
-        incoming: Sequence[tuple[int, torch.Tensor]],
-    ) -> list[Any]:
-        """The works of all messages, started; peers are global ranks."""
-        if self.backend != "nccl":
-            works = [self.world.recv([t], peer, _TAG) for peer, t in incoming]
-            return works + [self.world.send([t], peer, _TAG) for peer, t in outgoing]
-        batch = [dist.P2POp(dist.irecv, t, peer) for peer, t in incoming]
-        batch += [dist.P2POp(dist.isend, t, peer) for peer, t in outgoing]
-        return dist.batch_isend_irecv(batch) if batch else []
+        to: Sequence[int],
+        outgoing: Sequence[torch.Tensor],
+        of: Sequence[int],
+        incoming: Sequence[torch.Tensor],
+    ) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Starts a message to each rank `to` and from each rank `of`.
+
+        Returns what to wait for, each once: a work for each that arrives, and those that leave.
+        """
+        if self.backend != "nccl":  # gloo moves bytes of any dtype from rank to rank
+            recv, send = self.world.recv, self.world.send
+            arriving = [recv([tensor], peer, _TAG) for tensor, peer in zip(incoming, of)]
+            return arriving, [send([tensor], peer, _TAG) for tensor, peer in zip(outgoing, to)]
+        batch = [dist.P2POp(dist.irecv, to_wire(t), peer) for t, peer in zip(incoming, of)]
+        batch += [dist.P2POp(dist.isend, to_wire(t), peer) for t, peer in zip(outgoing, to)]
+        works = dist.batch_isend_irecv(batch) if batch else []
+        for work in works:
+            work.wait()  # on the stream: this rank goes on
+        return [_Done()] * len(incoming), ()
 
     def _by_all_to_all(
         self,
-        step: Step,
-        here: Route,
+        now: Round,
+        reduce_op: ReduceOp | None,
         local: torch.Tensor,
         target: torch.Tensor,
-        sends: Sequence[Message],
-        recvs: Sequence[Message],
-        with_kept: bool,
+        here: _Uneven,
     ) -> None:
         """One uneven all-to-all of packed messages, in the order of the group's ranks."""
-        ranks = self._exchanging([step])
-        outgoing = {m.peer: m for m in sends}
-        expected = {m.peer: m for m in recvs}
-        in_sizes = [outgoing[rank].numel if rank in outgoing else 0 for rank in ranks]
-        out_sizes = [expected[rank].numel if rank in expected else 0 for rank in ranks]
-        packed = local.new_empty(sum(in_sizes))
-        for part, rank in zip(packed.split(in_sizes), ranks, strict=True):
-            if rank in outgoing:
-                pack_into(part, local, outgoing[rank].box)
-        unit = 1 if self._moves(packed.dtype) else packed.dtype.itemsize
-        buffer = _wait(
-            _all_to_all(
-                self._wire(packed),
-                [n * unit for n in out_sizes],
-                [n * unit for n in in_sizes],
-                self._group(ranks),
-            )
-        ).view(packed.dtype)
-        pieces = dict(zip(ranks, buffer.split(out_sizes), strict=True))
-        arrived = {m.peer: pieces[m.peer].view(_box_shape(m)) for m in recvs}
-        settle(here, step.collective.reduce_op, local, target, arrived, recvs, with_kept)  # type: ignore[union-attr]
+        in_sizes, out_sizes = here.sizes(now.sends), here.sizes(now.recvs)
+        olds = cut(local, now.source) if now.source.parts else ()
+        sending = target.new_empty(sum(in_sizes))
+        slots = torch.split_with_sizes(sending, in_sizes)
+        for parcel in now.sends:
+            slot = slots[here.place[parcel.peer]].view(parcel.part.shape)
+            pack_into(slot, parcel.part, olds[parcel.index])
+        wire = _wait(_all_to_all(to_wire(sending), out_sizes, in_sizes, here.group))
+        slots = torch.split_with_sizes(from_wire(wire, target.dtype), out_sizes)
+        arrived = [slots[here.place[p.peer]].view(p.part.shape) for p in now.recvs]
+        news = cut(target, now.target)
+        for parcel, term in zip(now.recvs, arrived):
+            if parcel.in_place:
+                news[parcel.index][0].copy_(term)
+        keep(now, olds, news)
+        settle(now, reduce_op, olds, news, arrived)
 
     def _post(
         self, steps: Sequence[Step], parcels: dict[int, torch.Tensor], sizes: dict[int, int]
@@ -425,92 +451,102 @@ class FuncolComm:
                 peer: torch.empty(size, dtype=torch.uint8, device=self.device)
                 for peer, size in sizes.items()
             }
-            for work in self._messages(list(parcels.items()), list(incoming.items())):
+            arriving, leaving = self._messages(
+                list(parcels), list(parcels.values()), list(incoming), list(incoming.values())
+            )
+            for work in (*arriving, *leaving):
                 work.wait()
             return incoming
-        ranks = self._exchanging(steps)
+        ranks = _exchanging(tuple(steps), self.rank)
         nothing = torch.empty(0, dtype=torch.uint8, device=self.device)
         packed = torch.cat([nothing, *(parcels[r] for r in ranks if r in parcels)])
         out_sizes = [sizes.get(rank, 0) for rank in ranks]
         in_sizes = [parcels[rank].numel() if rank in parcels else 0 for rank in ranks]
-        buffer = _wait(_all_to_all(packed, out_sizes, in_sizes, self._group(ranks)))
+        buffer = _wait(_all_to_all(packed, out_sizes, in_sizes, group_of(ranks)))
         # a copy for each, since a part of a buffer need not be aligned for its dtype
         parts = zip(ranks, buffer.split(out_sizes), strict=True)
         return {rank: part.clone() for rank, part in parts if rank in sizes}
 
-    def _exchanging(self, steps: Sequence[Step]) -> tuple[int, ...]:
-        """The ranks, ascending, that take part in an all-to-all of these exchanges."""
-        return _exchanging(tuple(steps), self.rank)
+    # --- what a step needs here --------------------------------------------------------------
 
-    # --- what the backend lacks --------------------------------------------------------------
+    def _prepare_even(self, step: Step) -> _Even | None:
+        """None for a rank outside the mesh."""
+        src, dst, rank, collective = step.src, step.dst, self.rank, step.collective
+        mesh, coord = src.mesh, src.mesh.coord(self.rank)
+        if coord is None:
+            return None
+        assert isinstance(collective, (AllGather, AllToAll, AllReduce, ReduceScatter))
+        axes = collective.axes
+        ranks = mesh.coset(axes, coord)
+        group, count = group_of(tuple(sorted(ranks))), len(ranks)
+        counts = tuple([mesh.axis_size(axis) for axis in axes])
+        # a group has its ranks in ascending order, and so its axes in that of the mesh
+        stack = tuple(sorted(range(len(axes)), key=lambda i: mesh.axis(axes[i])))
+        match collective:
+            case AllGather(_, dims):
+                return _Even(group, count, after=tiling(dst.local_shape(rank), counts, dims, stack))
+            case AllToAll(_, src_dim, dst_dim):
+                before = tiling(src.local_shape(rank), counts, (dst_dim,) * len(axes), stack)
+                after = tiling(dst.local_shape(rank), counts, (src_dim,) * len(axes), stack)
+                return _Even(group, count, before, after)
+            case AllReduce(_, reduce_op):
+                return _Even(group, count, op=reduces_as(src.dtype, reduce_op, self.backend))
+            case ReduceScatter(_, dims, reduce_op):
+                before = tiling(src.local_shape(rank), counts, dims, stack)
+                op = reduces_as(src.dtype, reduce_op, self.backend)
+                return _Even(group, count, before, op=op)
 
-    def _moves(self, dtype: torch.dtype) -> bool:
-        """Whether the backend moves a dtype as it is."""
-        return dtype in _GLOO
-
-    def _wire(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor as it travels: flat, and as bytes where the backend lacks its dtype."""
-        wire = tensor.contiguous().view(-1)
-        return wire if wire.dtype in _GLOO else wire.view(torch.uint8)
-
-    def _reduces(self, dtype: torch.dtype, reduce_op: ReduceOp) -> bool:
-        """Whether the backend has this reduction."""
-        if dtype.is_complex:
-            return reduce_op in ("sum", "avg") and dtype != torch.complex32
-        if reduce_op in _BITS:
-            return self.backend == "gloo" and dtype in _GLOO
-        return dtype in _GLOO
-
-    def _reduce_by_bytes(self, step: Step, value: torch.Tensor) -> torch.Tensor:
-        """An all_reduce as two exchanges of the flat tensor, if the backend cannot reduce it."""
-        collective = step.collective
-        assert isinstance(collective, AllReduce)
-        mesh = step.src.mesh
-        shape = (value.numel(),)
-
-        def over(place: Any, order: Any = None) -> TensorType:
-            placements = [place if axis in collective.axes else Replicate() for axis in mesh.axes]
-            return TensorType(shape, value.dtype, Layout(mesh, placements, order))
-
-        terms, owned, whole = over(Partial(collective.reduce_op)), over(Shard(0)), over(Replicate())
-        first, second = by_exchange(terms, owned), by_exchange(owned, whole)
-        return self.exchange(second, self.exchange(first, value.reshape(-1))).view(value.shape)
-
-    # --- groups ------------------------------------------------------------------------------
-
-    def _coset(self, mesh: Mesh, axes: Sequence[str]) -> tuple[list[int], str, list[int]]:
-        """Sizes of the axes, the group of this rank's coset, and in which order it has the axes."""
-        key = (mesh, axes)
-        found = self._cosets.get(key)
-        if found is None:
-            ranks = mesh.coset(axes, mesh.coord(self.rank) or ())
-            counts = [mesh.axis_size(axis) for axis in axes]
-            stack = sorted(range(len(axes)), key=lambda i: mesh.axis(axes[i]))
-            found = self._cosets[key] = (counts, self._group(tuple(sorted(ranks))), stack)
-        return found
-
-    def _group(self, ranks: tuple[int, ...]) -> str:
-        return group_of(ranks)
+    def _prepare_uneven(self, step: Step) -> _Uneven | None:
+        """None for a rank outside both meshes."""
+        src, dst, rank, collective = step.src, step.dst, self.rank, step.collective
+        assert isinstance(collective, Exchange)
+        holds, inside = src.mesh.position(rank) is not None, dst.mesh.position(rank) is not None
+        if not holds and not inside:
+            return None
+        found = rounds(step, rank)
+        shape = dst.local_shape(rank) if inside else None
+        divisor = talk(src, dst).terms if inside and collective.reduce_op == "avg" else 1
+        if collective.way == "peer_to_peer":
+            return _Uneven(found, holds, shape, divisor)
+        ranks = _exchanging((step,), rank)
+        place = {peer: i for i, peer in enumerate(ranks)}
+        return _Uneven(found, holds, shape, divisor, group_of(ranks), place)
 
 
-def _box_shape(message: Message) -> list[int]:
-    return [sum(stop - start for start, stop in held) for held in message.box]
+def _waited(work: Any, tensor: torch.Tensor) -> torch.Tensor:
+    work.wait()
+    return tensor
 
 
-def _tensor(value: Any, step: Step, comm: FuncolComm) -> torch.Tensor:
-    """The value, or nothing for a rank that is not in the source."""
-    if isinstance(value, torch.Tensor):
-        return value
-    return torch.empty(0, dtype=step.src.dtype, device=comm.device)
+def _averages(step: Step) -> bool:
+    return step.collective.reduce_op == "avg"  # type: ignore[union-attr]
+
+
+@functools.lru_cache(maxsize=1024)
+def _reducing(step: Step) -> tuple[Step, ...]:
+    """An all_reduce that the backend lacks, as exchanges: to the owners of blocks, and back."""
+    owned = owners(step.src, step.dst)
+    steps = (by_exchange(step.src, owned), by_exchange(owned, step.dst))
+    return steps if owned is not step.dst else steps[:1]
+
+
+@functools.lru_cache(maxsize=4096)
+def _everyone(steps: tuple[Step, ...]) -> tuple[int, ...]:
+    """The ranks of all meshes, ascending."""
+    meshes = {mesh for step in steps for mesh in (step.src.mesh, step.dst.mesh)}
+    return tuple(sorted({rank for mesh in meshes for rank in mesh.order}))
 
 
 @functools.lru_cache(maxsize=4096)
 def _exchanging(steps: tuple[Step, ...], rank: int) -> tuple[int, ...]:
-    """On one mesh the coset of all axes that exchange, else every rank of the meshes."""
-    meshes = {mesh: None for step in steps for mesh in (step.src.mesh, step.dst.mesh)}
+    """The ranks, ascending, that take part in an all-to-all of these exchanges.
+
+    On one mesh the coset of all axes that exchange, else every rank of the meshes.
+    """
+    meshes = {mesh for step in steps for mesh in (step.src.mesh, step.dst.mesh)}
     if len(meshes) > 1:
-        return tuple(sorted({r for mesh in meshes for r in mesh.order}))
-    mesh = next(iter(meshes))
+        return _everyone(steps)
+    (mesh,) = meshes
     axes = {axis for step in steps for axis in step.collective.axes or ()}  # type: ignore[union-attr]
     coord = mesh.coord(rank)
     assert coord is not None

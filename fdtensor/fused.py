@@ -9,12 +9,14 @@ from collections.abc import Sequence
 import attrs
 
 from fdtensor.collective import AllReduce, Step, is_local
-from fdtensor.planner import Plan
+from fdtensor.layout import Layout, TensorType
+from fdtensor.placement import Ragged, Shard, StridedShard
+from fdtensor.planner import Plan, plan
 from fdtensor.record import Record
 from fdtensor.search import owners
 from fdtensor.transition import by_exchange
 
-__all__ = ["Fused", "fuse"]
+__all__ = ["Fused", "batched", "fuse"]
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -76,3 +78,27 @@ def _exchanged(found: Plan) -> Plan:
 def _digest(found: Fused) -> str:
     text = "".join(p.digest for p in found.plans)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@functools.lru_cache(maxsize=4096)
+def batched(found: Plan, size: int) -> Plan:
+    """The same plan for `size` tensors stacked along a new first dim."""
+    return plan(_batched(found.src, size), _batched(found.dst, size), cost=found.cost)
+
+
+def _batched(type: TensorType, size: int) -> TensorType:
+    placements = []
+    for placement in type.layout.placements:
+        match placement:
+            case Shard(dim):
+                placement = Shard(dim + 1)
+            case StridedShard(dim, factor):
+                placement = StridedShard(dim + 1, factor)
+            case Ragged(dim, sizes):
+                placement = Ragged(dim + 1, sizes)
+            case _:
+                pass
+        placements.append(placement)
+    order = {dim + 1: axes for dim, axes in type.layout.order}
+    layout = Layout(type.mesh, placements, order)
+    return TensorType((size, *type.shape), type.dtype, layout)

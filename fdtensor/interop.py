@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from fdtensor.api import _agree
 from fdtensor.comm import Check, Comm
+from fdtensor.distribution import agree as _agree
 from fdtensor.dtensor import DTensor
 from fdtensor.errors import CommError, LayoutError, MeshError
 from fdtensor.funcol import FuncolComm

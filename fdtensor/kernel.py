@@ -1,85 +1,51 @@
-"""What a rank does with its own tensors: cut blocks out, put them in place, reduce terms.
+"""What a rank does with its own tensors: local steps, reductions, and putting in what arrives.
 
-No communication here. Messages are contiguous tensors in the shape of their box; a 0-d tensor is
-handled as one element.
+No communication here. A 0-d tensor is handled as one element.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
+import functools
+from collections.abc import Iterable, Sequence
 from math import prod
 
+import attrs
 import torch
 from typing_extensions import assert_never
 
 from fdtensor.blocks import Box, intersect, locate
 from fdtensor.collective import Mask, Pad, Scale, Slice, Step
-from fdtensor.exchange import Message, Route
 from fdtensor.layout import TensorType
+from fdtensor.parts import Cutting, Part, Round, Views, cut, cutting, pack_into
 from fdtensor.placement import ReduceOp
 from fdtensor.transition import REPEATABLE
 
 __all__ = [
     "accumulate",
-    "block",
+    "copied",
     "empty",
+    "flat",
     "identity",
-    "join",
     "keep",
     "local_step",
-    "pack",
-    "pack_into",
+    "packed",
+    "plain",
     "settle",
-    "split",
 ]
 
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
-def views(tensor: torch.Tensor, box: Box) -> Iterator[torch.Tensor]:
-    """The rectangles that a box of positions selects, the last dim fastest."""
-    for corner in product(*box):
-        part = tensor
-        for dim, (start, stop) in enumerate(corner):
-            if stop - start != part.shape[dim]:
-                part = part.narrow(dim, start, stop - start)
-        yield part
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with its bits as they are read: not a lazy conjugate or negative."""
+    if tensor.is_conj() or tensor.is_neg():
+        return tensor.resolve_conj().resolve_neg()
+    return tensor
 
 
-def block(tensor: torch.Tensor, box: Box) -> torch.Tensor | None:
-    """The box as a view, or None where it is not one rectangle."""
-    if all(len(held) == 1 for held in box):
-        return next(views(tensor, box))
-    return None
-
-
-def pack(tensor: torch.Tensor, box: Box) -> torch.Tensor:
-    """The box as a contiguous tensor; a view where it is one already."""
-    view = block(tensor, box)
-    if view is not None:
-        return view.contiguous()
-    packed = tensor.new_empty([sum(stop - start for start, stop in held) for held in box])
-    pack_into(packed, tensor, box)
-    return packed
-
-
-def pack_into(packed: torch.Tensor, tensor: torch.Tensor, box: Box) -> None:
-    """Copies the box into a contiguous tensor of as many elements."""
-    shaped = packed.view([sum(stop - start for start, stop in held) for held in box])
-    keep(box, tensor, _runs(box), shaped)
-
-
-def _runs(box: Box) -> Box:
-    """The box as positions in the packed tensor: the same runs, one after the other."""
-    packed = []
-    for held in box:
-        runs, start = [], 0
-        for low, high in held:
-            runs.append((start, start + high - low))
-            start += high - low
-        packed.append(tuple(runs))
-    return tuple(packed)
+def copied(local: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy."""
+    return local.clone(memory_format=torch.contiguous_format)
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
@@ -164,147 +130,126 @@ def _ones(filled: torch.Tensor) -> torch.Tensor:
 # --- local steps -----------------------------------------------------------------------------
 
 
-def local_step(step: Step, rank: int, local: torch.Tensor) -> torch.Tensor:
-    """What `rank` holds after a step that needs no traffic; never an alias of `local`."""
+@attrs.frozen(eq=False)
+class _Here:
+    """What a local step does on one rank."""
+
+    both: bool
+    """Whether the rank is in both meshes."""
+    either: bool
+    shape: tuple[int, ...]
+    """That of its destination block."""
+    common: tuple[Cutting, Cutting] | None
+    """What it holds before and after, as a part of either block."""
+    first: bool
+    """Whether it keeps the value in a mask."""
+
+
+@functools.lru_cache(maxsize=8192)
+def _here(step: Step, rank: int) -> _Here:
     src, dst, collective = step.src, step.dst, step.collective
     here, there = src.mesh.coord(rank), dst.mesh.coord(rank)
     if here is None or there is None:
-        return local if here is there else empty(dst, rank, local)
-    match collective:
-        case Scale(axes, reduce_op):
-            count = prod(src.mesh.axis_size(axis) for axis in axes)
-            return local * count if reduce_op == "avg" else local / count
-        case Mask(axes, reduce_op):
-            first = all(there[dst.mesh.axis(axis)] == 0 for axis in axes)
-            if first or reduce_op in REPEATABLE:
-                return copied(local)
-            return identity(reduce_op, local.shape, local)
-        case Pad(_, _, reduce_op):
-            out = identity(reduce_op, dst.local_shape(rank), local)
-        case Slice():
-            out = empty(dst, rank, local)
-        case _:
-            raise AssertionError(f"{collective} is not local")
+        return _Here(False, here is not None or there is not None, (), None, False)
     old, new = src.box(here), dst.box(there)
     both = tuple([intersect(a, b) for a, b in zip(old, new, strict=True)])
+    shape = dst.local_shape(rank)
+    common = None
     if all(both):
-        keep(tuple(map(locate, old, both)), local, tuple(map(locate, new, both)), out)
+        olds: Box = tuple(map(locate, old, both))
+        news: Box = tuple(map(locate, new, both))
+        common = cutting([olds], src.local_shape(rank)), cutting([news], shape)
+    first = not isinstance(collective, Mask) or all(
+        there[dst.mesh.axis(axis)] == 0 for axis in collective.axes
+    )
+    return _Here(True, True, shape, common, first)
+
+
+def local_step(step: Step, rank: int, local: torch.Tensor) -> torch.Tensor:
+    """What `rank` holds after a step that needs no traffic; never an alias of `local`.
+
+    A rank in neither mesh gets `local` back.
+    """
+    here, collective = _here(step, rank), step.collective
+    if not here.both:
+        return empty(step.dst, rank, local) if here.either else local
+    match collective:
+        case Scale(axes, reduce_op):
+            count = prod(step.src.mesh.axis_size(axis) for axis in axes)
+            return local * count if reduce_op == "avg" else local / count
+        case Mask(_, reduce_op):
+            if here.first or reduce_op in REPEATABLE:
+                return copied(local)
+            return identity(reduce_op, here.shape, local)
+        case Pad(_, _, reduce_op):
+            out = identity(reduce_op, here.shape, local)
+        case Slice():
+            if here.common is not None and here.common[1].places == (((),),):  # the whole block
+                return copied(cut(local, here.common[0])[0][0])
+            out = local.new_empty(here.shape)
+        case _:
+            raise AssertionError(f"{collective} is not local")
+    if here.common is not None:
+        (olds,), (news,) = cut(local, here.common[0]), cut(out, here.common[1])
+        for there, place in zip(olds, news, strict=True):
+            place.copy_(there)
     return out
-
-
-def copied(local: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy."""
-    return local.clone(memory_format=torch.contiguous_format)
-
-
-def keep(source: Box, local: torch.Tensor, target: Box, out: torch.Tensor) -> None:
-    """Copies the boxes, interval by interval, from `local` to `out`."""
-    for there, here in zip(views(out, target), views(local, source), strict=True):
-        there.copy_(here)
 
 
 # --- exchanges -------------------------------------------------------------------------------
 
 
-def settle(
-    here: Route,
-    reduce_op: ReduceOp | None,
-    local: torch.Tensor,
-    out: torch.Tensor,
-    arrived: Mapping[int, torch.Tensor],
-    recvs: Sequence[Message],
-    with_kept: bool = True,
-) -> None:
-    """Puts what a rank keeps and what has arrived into `out`, terms in their order.
+def packed(part: Part, rectangles: Views) -> torch.Tensor:
+    """A part as a contiguous tensor; a view where it is one already."""
+    if len(rectangles) == 1:
+        return rectangles[0].contiguous()
+    made = rectangles[0].new_empty(part.shape)
+    pack_into(made, part, rectangles)
+    return made
 
-    A message that was received in its place in `out` is not in `arrived`.
+
+def keep(now: Round, olds: Sequence[Views], news: Sequence[Views]) -> None:
+    """Copies what a rank keeps into its new block, unless other terms come before it."""
+    if now.kept_term == 0:
+        for old, new in now.kept:
+            for there, here in zip(olds[old], news[new], strict=True):
+                here.copy_(there)
+
+
+def settle(
+    now: Round,
+    reduce_op: ReduceOp | None,
+    olds: Sequence[Views],
+    news: Sequence[Views],
+    arrived: Iterable[torch.Tensor],
+) -> None:
+    """Puts what arrives into the new block, and what is kept there, terms in their order.
+
+    `arrived` are the parcels in the order of `now.recvs`, packed; those in place are there already.
+    So is, by `keep`, what is kept as first term.
     """
-    kept = here.kept if with_kept else None
-    kept_term = kept[1].term if kept else -1
-    if kept and kept_term == 0:
-        keep(kept[0].box, local, kept[1].box, out)
-        kept = None
-    for message in recvs:
-        if kept and kept_term <= message.term:
-            _add_kept(kept, reduce_op, local, out)
-            kept = None
-        term = arrived.get(message.peer)
-        if term is not None:
-            _place(message, reduce_op, term, out)
-    if kept:
-        _add_kept(kept, reduce_op, local, out)
+    waiting = now.kept_term > 0
+    for parcel, term in zip(now.recvs, arrived, strict=True):
+        if waiting and now.kept_term < parcel.term:
+            _add_kept(now, reduce_op, olds, news)
+            waiting = False
+        if parcel.in_place:
+            continue
+        for run, place in zip(parcel.part.runs, news[parcel.index], strict=True):
+            found = term[run] if run else term
+            if parcel.term == 0:
+                place.copy_(found)
+            else:
+                assert reduce_op is not None
+                accumulate(reduce_op, place, found)
+    if waiting:
+        _add_kept(now, reduce_op, olds, news)
 
 
 def _add_kept(
-    kept: tuple[Message, Message],
-    reduce_op: ReduceOp | None,
-    local: torch.Tensor,
-    out: torch.Tensor,
+    now: Round, reduce_op: ReduceOp | None, olds: Sequence[Views], news: Sequence[Views]
 ) -> None:
     assert reduce_op is not None
-    for total, term in zip(views(out, kept[1].box), views(local, kept[0].box), strict=True):
-        accumulate(reduce_op, total, term)
-
-
-def _place(
-    message: Message, reduce_op: ReduceOp | None, term: torch.Tensor, out: torch.Tensor
-) -> None:
-    parts = views(term, _runs(message.box))
-    for target, part in zip(views(out, message.box), parts, strict=True):
-        if message.term == 0:
-            target.copy_(part)
-        else:
-            assert reduce_op is not None
-            accumulate(reduce_op, target, part)
-
-
-# --- even blocks -----------------------------------------------------------------------------
-
-
-def split(
-    tensor: torch.Tensor,
-    counts: Sequence[int],
-    dims: Sequence[int],
-    stack: Sequence[int] | None = None,
-) -> torch.Tensor:
-    """The even blocks that cuts of `dims[i]` into `counts[i]` make, stacked: shape (k, *block).
-
-    Cuts of one dim are from outer to inner. Blocks are stacked with the last cut fastest, or in the
-    order of the cuts that `stack` lists. A view where it can be.
-    """
-    shape, order = _cut_shape(tensor.shape, counts, dims, stack)
-    cut = tensor.reshape(shape).permute(order)
-    return cut.reshape(prod(counts), *cut.shape[len(counts) :])
-
-
-def join(
-    blocks: torch.Tensor,
-    counts: Sequence[int],
-    dims: Sequence[int],
-    stack: Sequence[int] | None = None,
-) -> torch.Tensor:
-    """The tensor whose even blocks are stacked in `blocks`: the inverse of `split`."""
-    full = list(blocks.shape[1:])
-    for count, d in zip(counts, dims, strict=True):
-        full[d] *= count
-    shape, order = _cut_shape(full, counts, dims, stack)
-    inverse = [order.index(i) for i in range(len(order))]
-    return blocks.reshape([shape[i] for i in order]).permute(inverse).reshape(full)
-
-
-def _cut_shape(
-    full: Sequence[int], counts: Sequence[int], dims: Sequence[int], stack: Sequence[int] | None
-) -> tuple[list[int], list[int]]:
-    """The shape with a dim for each cut, and the permutation that puts those first."""
-    shape: list[int] = []
-    cuts: list[int] = [0] * len(counts)
-    rest: list[int] = []
-    for d, size in enumerate(full):
-        for i, (count, dim) in enumerate(zip(counts, dims, strict=True)):
-            if dim == d:
-                cuts[i] = len(shape)
-                shape.append(count)
-                size //= count
-        rest.append(len(shape))
-        shape.append(size)
-    return shape, [cuts[i] for i in (range(len(cuts)) if stack is None else stack)] + rest
+    for old, new in now.kept:
+        for there, here in zip(olds[old], news[new], strict=True):
+            accumulate(reduce_op, here, there)

@@ -21,12 +21,11 @@ from fdtensor.collective import (
     Scale,
     Slice,
     Step,
-    is_local,
 )
 from fdtensor.exchange import Message, Route, route
 from fdtensor.layout import TensorType
 
-__all__ = ["copied", "peak_at", "piece"]
+__all__ = ["outermost", "peak_at", "piece"]
 
 
 def contiguous(box: Box, shape: Sequence[int]) -> bool:
@@ -101,12 +100,12 @@ def _extra(step: Step, rank: int, owned: bool) -> int:
         case AllReduce():
             return 0 if owned else out
         case AllGather(_, dims):
-            return out if _outermost(step.dst, rank, dims) else 2 * out
+            return out if outermost(step.dst, rank, dims) else 2 * out
         case ReduceScatter(_, dims):
-            return out if _outermost(step.src, rank, dims) else out + src
+            return out if outermost(step.src, rank, dims) else out + src
         case AllToAll(_, src_dim, dst_dim):
-            packed = 0 if _outermost(step.src, rank, (dst_dim,)) else src
-            landed = 0 if _outermost(step.dst, rank, (src_dim,)) else out
+            packed = 0 if outermost(step.src, rank, (dst_dim,)) else src
+            landed = 0 if outermost(step.dst, rank, (src_dim,)) else out
             return packed + landed + out
         case Broadcast():
             return out
@@ -114,24 +113,9 @@ def _extra(step: Step, rank: int, owned: bool) -> int:
             return out + buffers_at(step, route(step.src, step.dst, rank))
 
 
-def _outermost(type: TensorType, rank: int, dims: Sequence[int]) -> bool:
+def outermost(type: TensorType, rank: int, dims: Sequence[int]) -> bool:
     """Whether blocks along `dims` lie one after the other in a local tensor."""
     if type.mesh.coord(rank) is None:
         return True
     shape = type.local_shape(rank)
     return len(set(dims)) == 1 and all(size == 1 for size in shape[: dims[0]])
-
-
-def copied(step: Step) -> int:
-    """The bytes that a rank copies besides the traffic, of the last rank of the mesh."""
-    rank = step.dst.mesh.order[-1]
-    out = _local_numel(step.dst, rank)
-    match step.collective:
-        case Exchange():
-            here = route(step.src, step.dst, rank)
-            kept = here.kept[0].numel if here.kept else 0
-            numel = kept + buffers_at(step, here)
-        case _:
-            numel = _extra(step, rank, owned=True)
-            numel = numel if is_local(step) else max(0, numel - out)
-    return 2 * numel * step.src.dtype.itemsize

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -13,7 +15,15 @@ import torch.distributed.distributed_c10d as c10d
 
 from fdtensor.mesh import Mesh
 
-__all__ = ["default_device", "group_name", "group_of", "groups", "make_group", "up"]
+__all__ = [
+    "backend_of",
+    "default_device",
+    "group_name",
+    "group_of",
+    "groups",
+    "make_group",
+    "up",
+]
 
 
 def group_name(ranks: Sequence[int]) -> str:
@@ -24,25 +34,27 @@ def group_name(ranks: Sequence[int]) -> str:
     return f"fdtensor_{text}"
 
 
-_made: dict[tuple[int, ...], tuple[Any, str]] = {}
+_made: WeakKeyDictionary[Any, dict[tuple[int, ...], str]] = WeakKeyDictionary()
+"""For each default group, which does not outlive `destroy_process_group`, the names of ours."""
 
 
 def group_of(ranks: tuple[int, ...]) -> str:
     """The name of the group of these ascending ranks, made at its first use by its members."""
-    found = _made.get(ranks)
     world = dist.group.WORLD
-    if found is None or found[0] is not world:  # a new default group: earlier groups are gone
+    made = _made.setdefault(world, {})
+    name = made.get(ranks)
+    if name is None:
         name = group_name(ranks)
         if ranks == tuple(range(dist.get_world_size())):
             c10d._register_process_group(name, world)  # type: ignore[attr-defined]
         else:
             make_group(ranks, name)
-        found = _made[ranks] = (world, name)
-    return found[1]
+        made[ranks] = name
+    return name
 
 
 def make_group(ranks: tuple[int, ...], name: str) -> None:
-    """Makes and registers a group under a name of ours.
+    """Makes and registers a group under a name of ours, without waiting for its other members.
 
     `dist.new_group` derives names from how many groups a rank has made, which differs between ranks
     that make groups when they need them, and then hangs; so this calls what it calls.
@@ -53,18 +65,47 @@ def make_group(ranks: tuple[int, ...], name: str) -> None:
     bound = default.bound_device_id
     default.bound_device_id = None  # else NCCL splits the default group, which needs every rank
     try:
-        made, _ = c10d._new_process_group_helper(
-            len(ranks),
-            ranks.index(dist.get_rank()),
-            list(ranks),
-            backend,
-            store,
-            name,  # type: ignore[arg-type]
-            timeout=c10d._get_default_timeout(c10d.Backend(backend)),  # type: ignore[arg-type]
-        )
+        with _connecting_late():
+            made, _ = c10d._new_process_group_helper(
+                len(ranks),
+                ranks.index(dist.get_rank()),
+                list(ranks),
+                backend,
+                store,
+                name,  # type: ignore[arg-type]
+                timeout=_timeout(default, backend),  # type: ignore[arg-type]
+            )
     finally:
         default.bound_device_id = bound
     world.pg_group_ranks[made] = {rank: place for place, rank in enumerate(ranks)}
+
+
+@contextmanager
+def _connecting_late() -> Iterator[None]:
+    """Lets gloo connect ranks when they first talk, so that making a group waits for nobody.
+
+    Else ranks that make overlapping groups in different orders would wait for each other.
+    """
+    name = "TORCH_GLOO_LAZY_INIT"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _timeout(default: Any, backend: Any) -> Any:
+    """That of the default group, which the user may have chosen."""
+    for device in default._device_types:
+        options = getattr(default._get_backend(device), "options", None)
+        found = getattr(options, "_timeout", None)
+        if found is not None:
+            return found
+    return c10d._get_default_timeout(backend)
 
 
 def groups(mesh: Mesh, *axes: str) -> dict[str, tuple[int, ...]]:
@@ -83,6 +124,15 @@ def groups(mesh: Mesh, *axes: str) -> dict[str, tuple[int, ...]]:
         if len(ranks) > 1:
             made[group_of(ranks)] = ranks
     return made
+
+
+def backend_of(device: torch.device) -> str | None:
+    """The backend of the default process group for a device: `gloo`, `nccl`, ...; None if none."""
+    for entry in str(c10d.get_backend_config()).split(","):
+        kind, _, backend = entry.partition(":")
+        if kind == device.type:
+            return backend
+    return None
 
 
 def up() -> bool:

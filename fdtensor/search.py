@@ -88,10 +88,8 @@ def _endings(src: TensorType, dst: TensorType) -> Iterator[tuple[TensorType, Ste
     added = [a for a in pending if a not in scaled and (a not in before or before[a] != after[a])]
     for middle, finish in _adding(src, dst, added):
         unscaled = middle
-        for axis in scaled:
-            layout = _with(unscaled.layout, axis, Partial(before[axis]))
-            unscaled = unscaled.with_layout(layout)
         if scaled:
+            unscaled = middle.with_layout(_with(middle.layout, scaled, Partial(before[scaled[0]])))
             scale = Step(Scale(tuple(scaled), after[scaled[0]]), unscaled, middle)
             finish = (scale, *finish)
         yield unscaled, finish
@@ -151,10 +149,10 @@ def _cut_like(
     return names, type
 
 
-def _with(layout: Layout, axis: str, placement: Partial) -> Layout:
-    """The layout with a pending axis that has another reduce op."""
+def _with(layout: Layout, axes: Sequence[str], placement: Partial) -> Layout:
+    """The layout with pending axes that have another reduce op, all at once."""
     placements = [
-        placement if a == axis else p for a, p in zip(layout.mesh.axes, layout.placements)
+        placement if a in axes else p for a, p in zip(layout.mesh.axes, layout.placements)
     ]
     return Layout(layout.mesh, placements, dict(layout.order))
 
@@ -167,6 +165,8 @@ def _reducing(src: TensorType, dst: TensorType, cost: CostModel) -> Iterator[Ste
         return
     owned = owners(src, dst)
     yield (*_one(src, owned, cost), *_moving(owned, dst, cost))
+    if owned is not dst:  # two terms for two ranks: each may as well reduce for itself
+        yield _one(src, dst, cost)
     wide = owners(src, dst, spread=True)
     if wide is not owned and prod(dst.mesh.sizes[i] for i in who.dst.free) <= SPREAD:
         yield (*_one(src, wide, cost), *_moving(wide, dst, cost))

@@ -21,12 +21,13 @@ from fdtensor.collective import (
 from fdtensor.comm import Check, misfit, mistakes
 from fdtensor.cost import NCCL, CostModel
 from fdtensor.errors import CommError
-from fdtensor.exchange import route, talk
-from fdtensor.kernel import accumulate, copied, empty, flat, join, local_step, pack, settle, split
+from fdtensor.exchange import talk
+from fdtensor.kernel import accumulate, copied, empty, flat, keep, local_step, packed, settle
 from fdtensor.layout import TensorType
-from fdtensor.memory import piece
 from fdtensor.mesh import Mesh
+from fdtensor.parts import cut, rounds
 from fdtensor.placement import ReduceOp
+from fdtensor.tiling import join, split, tiling
 
 __all__ = ["SimulatedComm"]
 
@@ -101,25 +102,28 @@ class SimulatedComm:
     def all_gather(self, step: Step, value: Tensors) -> Tensors:
         collective = step.collective
         assert isinstance(collective, AllGather)
-        counts = [self._size(step, axis) for axis in collective.axes]
+        counts = self._sizes(step, collective.axes)
         self.calls["all_gather"] += 1
         out = []
         for rank, ranks, members in self._cosets(step, collective.axes, value):
             self._count(rank, ranks, members)
-            out.append(join(torch.stack(members), counts, collective.dims))
+            whole = tiling(step.dst.local_shape(rank), counts, collective.dims)
+            out.append(join(torch.cat(members), whole))
         return tuple(out)
 
     def all_to_all(self, step: Step, value: Tensors) -> Tensors:
         collective = step.collective
         assert isinstance(collective, AllToAll)
-        count = prod(self._size(step, axis) for axis in collective.axes)
+        count = prod(self._sizes(step, collective.axes))
         self.calls["all_to_all"] += 1
         out = []
         for rank, ranks, members in self._cosets(step, collective.axes, value):
             place = ranks.index(rank)
-            parts = [split(m, [count], [collective.dst_dim])[place] for m in members]
+            before = tiling(step.src.local_shape(rank), (count,), (collective.dst_dim,))
+            parts = [split(m, before).chunk(count)[place] for m in members]
             self._count(rank, ranks, parts)
-            out.append(join(torch.stack(parts), [count], [collective.src_dim]))
+            after = tiling(step.dst.local_shape(rank), (count,), (collective.src_dim,))
+            out.append(join(torch.cat(parts), after))
         return tuple(out)
 
     def all_reduce(self, step: Step, value: Tensors, owned: bool) -> Tensors:
@@ -136,12 +140,13 @@ class SimulatedComm:
     def reduce_scatter(self, step: Step, value: Tensors) -> Tensors:
         collective = step.collective
         assert isinstance(collective, ReduceScatter)
-        counts = [self._size(step, axis) for axis in collective.axes]
+        counts = self._sizes(step, collective.axes)
         self.calls["reduce_scatter"] += 1
         out = []
         for rank, ranks, members in self._cosets(step, collective.axes, value):
             place = ranks.index(rank)
-            parts = [split(m, counts, collective.dims)[place] for m in members]
+            whole = tiling(step.src.local_shape(rank), counts, collective.dims)
+            parts = [split(m, whole).chunk(prod(counts))[place] for m in members]
             self._count(rank, ranks, parts)
             out.append(_reduced(parts, collective.reduce_op))
         return tuple(out)
@@ -165,30 +170,36 @@ class SimulatedComm:
     def _exchange(self, step: Step, value: Tensors) -> Tensors:
         collective, src, dst = step.collective, step.src, step.dst
         assert isinstance(collective, Exchange)
-        count = collective.pieces
         held = dict(zip(src.mesh.order, map(flat, value), strict=True))
         fresh = partial(empty, like=_device(value))
         results = {rank: fresh(dst, rank) for rank in dst.mesh.order}
-        for i in range(count):
+        for i in range(collective.pieces):
             post: dict[int, dict[int, torch.Tensor]] = {rank: {} for rank in results}
             for rank, local in held.items():
-                for message in route(src, dst, rank).sends:
-                    part = pack(local, piece(message, i, count).box)
-                    post[message.peer][rank] = part
-                    self.received[message.peer] += part.nbytes
+                now = rounds(step, rank)[i]
+                parts = cut(local, now.source)
+                for parcel in now.sends:
+                    part = packed(parcel.part, parts[parcel.index])
+                    post[parcel.peer][rank] = part
+                    self.received[parcel.peer] += part.nbytes
             for rank, out in results.items():
-                here = route(src, dst, rank)
-                recvs = [piece(message, i, count) for message in here.recvs]
-                assert {m.peer for m in recvs} == set(post[rank]), "both sides know the messages"
-                local = held.get(rank, out)
-                settle(here, collective.reduce_op, local, flat(out), post[rank], recvs, i == 0)
+                now = rounds(step, rank)[i]
+                assert {p.peer for p in now.recvs} == set(post[rank]), "both sides know the parcels"
+                olds = cut(held[rank], now.source) if rank in held else []
+                news = cut(flat(out), now.target)
+                keep(now, olds, news)
+                arrived = [post[rank][parcel.peer] for parcel in now.recvs]
+                for parcel, part in zip(now.recvs, arrived, strict=True):
+                    if parcel.in_place:
+                        news[parcel.index][0].copy_(part)
+                settle(now, collective.reduce_op, olds, news, arrived)
         if collective.reduce_op == "avg":
             for out in results.values():
                 out.div_(talk(src, dst).terms)
         return tuple(results.values())
 
-    def _size(self, step: Step, axis: str) -> int:
-        return step.src.mesh.axis_size(axis)
+    def _sizes(self, step: Step, axes: Sequence[str]) -> tuple[int, ...]:
+        return tuple([step.src.mesh.axis_size(axis) for axis in axes])
 
     def _cosets(self, step: Step, axes: tuple[str, ...], value: Tensors):
         """For each rank: itself, the ranks of its coset and what they hold."""

@@ -8,7 +8,7 @@ from typing import Any
 import optree
 import optree.integrations.attrs
 
-__all__ = ["broadcast_prefix", "flatten", "register", "unflatten"]
+__all__ = ["broadcast_prefix", "flatten", "mismatches", "paths", "register", "unflatten"]
 
 NAMESPACE = "fdtensor"
 
@@ -32,6 +32,22 @@ def broadcast_prefix(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> 
     Raises ValueError where it is none.
     """
     return optree.broadcast_prefix(prefix, tree, is_leaf=is_leaf, namespace=NAMESPACE)
+
+
+def mismatches(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool], name: str) -> dict[str, str]:
+    """Every place where `prefix`, called `name`, is no prefix of `tree`, with what is wrong."""
+    found = optree.prefix_errors(prefix, tree, is_leaf=is_leaf, namespace=NAMESPACE)
+    places = {}
+    for error in found:
+        what, place, *_ = [*str(error(name)).split("\n"), name]
+        what = what.removeprefix("pytree structure error: ").removesuffix(" at key path")
+        places[place.strip().removesuffix(" tree root")] = what
+    return places
+
+
+def paths(spec: optree.PyTreeSpec, name: str) -> list[str]:
+    """Where each leaf is, as source: `tree['w'][0]`."""
+    return [accessor.codify(name) for accessor in spec.accessors()]
 
 
 def register(record: type) -> None:

@@ -10,13 +10,25 @@ ROOT = Path(__file__).parent.parent / "fdtensor"
 
 FLOORS = (
     ("errors", "record", "tree", "placement", "mesh"),
-    ("blocks", "dtypes", "layout"),
+    ("blocks", "dtypes", "wire", "layout"),
     ("collective", "exchange", "transition", "random"),
     ("traffic", "memory", "cost", "search", "plan_json", "plan_text", "planner", "fused"),
     ("program", "rules", "tracer"),
-    ("kernel", "comm", "interpreter", "simulator", "process_groups", "funcol"),
+    ("tiling", "parts", "kernel", "comm", "derivative", "interpreter", "simulator", "process_groups", "funcol"),
     ("transforms",),
-    ("dtensor", "testing", "api", "interop", "bench", "demo", "cli", "__main__", "__init__"),
+    (
+        "dtensor",
+        "distribution",
+        "testing",
+        "api",
+        "calibrate",
+        "interop",
+        "bench",
+        "demo",
+        "cli",
+        "__main__",
+        "__init__",
+    ),
 )
 
 HEIGHT = {name: (i, j) for i, floor in enumerate(FLOORS) for j, name in enumerate(floor)}

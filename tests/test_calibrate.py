@@ -1,0 +1,48 @@
+"""A cost model measured on real processes, and prices by it."""
+
+import pytest
+import torch
+
+from fdtensor import (
+    GLOO,
+    NCCL,
+    CommError,
+    Mesh,
+    SimulatedComm,
+    TensorType,
+    calibrate,
+    estimate,
+    fuse,
+    plan,
+)
+
+MESH = Mesh(dp=2, tp=2)
+
+
+def test_an_estimate_is_what_a_plan_for_that_model_says():
+    src = TensorType((4096, 64), torch.float32, MESH.layout("dp", "tp"))
+    found = plan(src, MESH.layout("tp", "dp"), cost=NCCL)
+    assert estimate(found, NCCL) == found.seconds
+    assert estimate(found, GLOO) > found.seconds
+    assert estimate(fuse([found, found]), GLOO) == 2 * estimate(fuse([found]), GLOO)
+
+
+def test_a_simulated_mesh_has_no_links_to_measure():
+    with pytest.raises(CommError, match="there are no links to measure"):
+        calibrate(SimulatedComm(MESH))
+
+
+@pytest.mark.mesh
+def test_every_rank_gets_the_same_model(pool4):
+    def measured():
+        from fdtensor import FuncolComm, Mesh, calibrate
+
+        return calibrate(FuncolComm(Mesh(dp=2, tp=2)), rounds=1)
+
+    models = pool4.run(measured)
+    assert len(set(models)) == 1
+    (model,) = set(models)
+    assert model.bandwidth > 0
+    assert {axis for axis, _, _ in model.axes} == {"dp", "tp"}
+    src = TensorType((4096, 64), torch.float32, MESH.layout("dp"))
+    assert plan(src, MESH.layout(), cost=model).seconds > 0
