@@ -16,7 +16,7 @@ from fdtensor.fused import Fused, batched, fuse
 from fdtensor.layout import TensorType
 from fdtensor.planner import Plan
 
-__all__ = ["differentiable", "plans_of", "shared", "spread", "tracked"]
+__all__ = ["differentiable", "plans_of", "shared", "spread", "tracked", "zeros"]
 
 Leaves = Sequence[Any]
 """The tensors of some values, one value after the other; among cotangents None stands for zeros."""
@@ -47,6 +47,12 @@ def spread(tensor: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
     if count == 1 or not tracked([tensor]):
         return (tensor,) * count
     return _Spread.apply(tensor, count)  # type: ignore[return-value]
+
+
+def zeros(like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Zeros that are a part of the graph of `like`, whatever its values."""
+    nothing = like.narrow(0, 0, 0) if like.dim() else like.expand(0)
+    return nothing.sum(dtype=like.dtype).expand(tuple(shape)).clone()
 
 
 def differentiable(found: Plan | Fused, values: Sequence[Any], comm: Any, go: Go) -> list[Any]:
@@ -236,8 +242,8 @@ def _materialized(types: Sequence[TensorType], leaves: Leaves, comm: Any) -> Lea
             continue
         for leaf, rank in zip(part, type.mesh.order, strict=True):
             shape = type.local_shape(rank)
-            zeros = torch.zeros(shape, dtype=type.dtype, device=device) if leaf is None else leaf
-            out.append(zeros)
+            nil = torch.zeros(shape, dtype=type.dtype, device=device) if leaf is None else leaf
+            out.append(nil)
     return out
 
 
@@ -245,19 +251,14 @@ def _shaped(grad: Any, shape: torch.Size | None) -> Any:
     """The cotangent of an input; for a rank that is not in the source, zeros of any shape."""
     if shape is None or grad.shape == shape:
         return None if shape is None else grad
-    return _zeros(grad, shape)
+    return zeros(grad, shape)
 
 
 def _wide(leaf: Any, size: int) -> Any:
     """A result for a whole batch; a rank that leaves gets an empty tensor for each."""
     if not isinstance(leaf, torch.Tensor) or leaf.shape[0] == size:
         return leaf
-    return _zeros(leaf, (size, *leaf.shape[1:]))
-
-
-def _zeros(like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """Zeros that are still a part of the graph; `like` is empty, or 0-d and zero."""
-    return like.sum(dtype=like.dtype).expand(tuple(shape)).clone()
+    return zeros(leaf, (size, *leaf.shape[1:]))
 
 
 def _stacked(leaf: Any, dim: int | None, size: int) -> Any:

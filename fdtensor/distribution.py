@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fdtensor.comm import Check, Comm
-from fdtensor.derivative import shared, spread, tracked
+from fdtensor.derivative import shared, spread, tracked, zeros
 from fdtensor.dtensor import DTensor
 from fdtensor.dtypes import parse_dtype
 from fdtensor.errors import CommError, LayoutError
@@ -122,8 +122,7 @@ def _vacant(type: TensorType, comm: Comm[Any], like: Any) -> torch.Tensor:
         return nothing
     if like.shape == nothing.shape and like.numel() == 0:
         return like
-    part = like.reshape(-1)[:0]
-    return part.reshape(nothing.shape).clone() if nothing.dim() else part.sum()
+    return zeros(like, nothing.shape)
 
 
 def agree(

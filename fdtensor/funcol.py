@@ -28,7 +28,7 @@ from fdtensor.comm import Check, misfit, mistakes
 from fdtensor.cost import GLOO, NCCL, CostModel
 from fdtensor.errors import CommError
 from fdtensor.exchange import talk
-from fdtensor.kernel import copied, empty, flat, keep, local_step, packed, plain, settle
+from fdtensor.kernel import copied, divide, empty, flat, keep, local_step, packed, plain, settle
 from fdtensor.layout import TensorType
 from fdtensor.mesh import Mesh
 from fdtensor.parts import Parcel, Round, Views, cut, pack_into, rounds
@@ -261,7 +261,7 @@ class FuncolComm:
                 _wait(_all_reduce_(to_wire(own), here.op, here.group))
             else:
                 own = from_wire(_wait(_all_reduce(to_wire(own), here.op, here.group)), value.dtype)
-            return own.div_(here.count) if _averages(step) else own
+            return divide(own, here.count) if _averages(step) else own
 
     def reduce_scatter(self, step: Step, value: torch.Tensor) -> torch.Tensor:
         here = self._even(step)
@@ -274,7 +274,7 @@ class FuncolComm:
             wire = to_wire(split(plain(value), here.before))
             reduced = _wait(_reduce_scatter(wire, here.op, here.count, here.group))
             out = from_wire(reduced, value.dtype)
-            return out.div_(here.count) if _averages(step) else out
+            return divide(out, here.count) if _averages(step) else out
 
     def broadcast(self, step: Step, value: torch.Tensor) -> torch.Tensor:
         collective, dst = step.collective, step.dst
@@ -310,7 +310,7 @@ class FuncolComm:
                     self._by_messages(now, collective.reduce_op, local, target)
                 else:
                     self._by_all_to_all(now, collective.reduce_op, local, target, here)
-            return out.div_(here.divisor) if here.divisor > 1 else out
+            return divide(out, here.divisor) if here.divisor > 1 else out
 
     def exchange_many(
         self, steps: Sequence[Step], values: Sequence[torch.Tensor]
@@ -331,8 +331,8 @@ class FuncolComm:
                 if here is not None and here.holds:
                     olds[i] = cut(flat(plain(values[i])), now.source)
                 for parcel in now.sends:
-                    part = packed(parcel.part, olds[i][parcel.index]).view(-1).view(torch.uint8)
-                    parcels.setdefault(parcel.peer, []).append(part)
+                    part = packed(parcel.part, olds[i][parcel.index])
+                    parcels.setdefault(parcel.peer, []).append(_bytes(part))
                 for parcel in now.recvs:
                     nbytes = parcel.part.numel * step.src.dtype.itemsize
                     sizes[parcel.peer] = sizes.get(parcel.peer, 0) + nbytes
@@ -355,7 +355,7 @@ class FuncolComm:
                 keep(now, olds[i], news)
                 settle(now, step.collective.reduce_op, olds[i], news, terms)
                 if here.divisor > 1:
-                    out.div_(here.divisor)
+                    divide(out, here.divisor)
         return results
 
     def _empty(self, step: Step, here: _Uneven) -> torch.Tensor:
@@ -516,6 +516,11 @@ class FuncolComm:
 def _waited(work: Any, tensor: torch.Tensor) -> torch.Tensor:
     work.wait()
     return tensor
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a contiguous tensor; one of a single element may have any strides."""
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def _averages(step: Step) -> bool:

@@ -23,6 +23,7 @@ from fdtensor.transition import REPEATABLE
 __all__ = [
     "accumulate",
     "copied",
+    "divide",
     "empty",
     "flat",
     "identity",
@@ -87,6 +88,14 @@ def accumulate(reduce_op: ReduceOp, total: torch.Tensor, term: torch.Tensor) -> 
             total.bitwise_xor_(term)
         case _:
             assert_never(reduce_op)
+
+
+def divide(total: torch.Tensor, count: int) -> torch.Tensor:
+    """Divides in place what was added up, and returns it."""
+    if total.dtype == torch.complex32:  # torch does not divide these on the CPU
+        torch.view_as_real(total).div_(count)
+        return total
+    return total.div_(count)
 
 
 def identity(reduce_op: ReduceOp, shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:

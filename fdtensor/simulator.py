@@ -22,7 +22,17 @@ from fdtensor.comm import Check, misfit, mistakes
 from fdtensor.cost import NCCL, CostModel
 from fdtensor.errors import CommError
 from fdtensor.exchange import talk
-from fdtensor.kernel import accumulate, copied, empty, flat, keep, local_step, packed, settle
+from fdtensor.kernel import (
+    accumulate,
+    copied,
+    divide,
+    empty,
+    flat,
+    keep,
+    local_step,
+    packed,
+    settle,
+)
 from fdtensor.layout import TensorType
 from fdtensor.mesh import Mesh
 from fdtensor.parts import cut, rounds
@@ -195,7 +205,7 @@ class SimulatedComm:
                 settle(now, collective.reduce_op, olds, news, arrived)
         if collective.reduce_op == "avg":
             for out in results.values():
-                out.div_(talk(src, dst).terms)
+                divide(out, talk(src, dst).terms)
         return tuple(results.values())
 
     def _sizes(self, step: Step, axes: Sequence[str]) -> tuple[int, ...]:
@@ -217,7 +227,7 @@ def _reduced(terms: Sequence[torch.Tensor], reduce_op: ReduceOp) -> torch.Tensor
     for term in terms[1:]:
         accumulate(reduce_op, total, term)
     if reduce_op == "avg":
-        total.div_(len(terms))
+        divide(total, len(terms))
     return total
 
 

@@ -85,10 +85,10 @@ def split(tensor: torch.Tensor, tiles: Tiling) -> torch.Tensor:
 
 
 def join(blocks: torch.Tensor, tiles: Tiling) -> torch.Tensor:
-    """The tensor of contiguous blocks: the inverse of `split`."""
+    """The tensor of contiguous blocks, contiguous too: the inverse of `split`."""
     if tiles.straight:
         return _shaped(blocks, tiles.full)
-    return blocks.as_strided(tiles.cut, tiles.back).reshape(tiles.full)
+    return blocks.as_strided(tiles.cut, tiles.back).reshape(tiles.full).contiguous()
 
 
 def _shaped(tensor: torch.Tensor, shape: Ints) -> torch.Tensor:

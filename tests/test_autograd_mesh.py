@@ -9,8 +9,15 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fdtensor.api import connect, redistribute
+from fdtensor.distribution import distribute, from_local
+from fdtensor.interpreter import run
+from fdtensor.layout import TensorType
+from fdtensor.mesh import Mesh
+from fdtensor.planner import plan
 from fdtensor.testing.pool import WorkerError
 from fdtensor.testing.strategies import layouts, meshes, redistributions
+from fdtensor.testing.values import block, full_tensor
 
 pytestmark = pytest.mark.mesh
 
@@ -18,7 +25,7 @@ LINEAR = ("sum", "avg")
 linear = redistributions(4, dtype=torch.float64, partial=LINEAR) | redistributions(
     4, True, dtype=torch.float64, partial=LINEAR
 )
-few = settings(max_examples=max(5, settings.default.max_examples // 3))
+few = settings(max_examples=settings.default.max_examples // 4)
 
 
 @st.composite
@@ -36,16 +43,11 @@ def ints(shape, seed=0):
 
 def comm_here():
     """The four simulated ranks, or this rank of four."""
-    from fdtensor.api import connect
-    from fdtensor.mesh import Mesh
-
     return connect(Mesh(world=4))
 
 
 def carried(x, types, comm):
     """`x`, laid out in one way after the other."""
-    from fdtensor.distribution import distribute
-
     y = distribute(x, types[0].layout, comm)
     for type in types[1:]:
         y = y.redistribute(type)
@@ -122,3 +124,142 @@ def test_the_hessian_is_that_of_a_single_process(pool4, types):
     for rank, (found,) in enumerate(pool4.run(hessian, types)):
         inside = rank in types[0].mesh.ranks
         assert torch.equal(found, expected if inside else torch.zeros_like(expected))
+
+
+# --- what ranks outside of a mesh do ---------------------------------------------------------
+
+
+def moved_by_hand(src, dst, shape, requires_grad):
+    """The gradients that `run` gives where ranks outside give an empty tensor, and the result."""
+    comm, rank = comm_here(), dist.get_rank()
+    inside = rank in src.mesh.ranks
+    local = block(full_tensor(src, 0), src, rank) if inside else torch.zeros(shape).double()
+    local.requires_grad_(requires_grad[rank])
+    there = run(plan(src, dst), local, comm)
+    (grad,) = torch.autograd.grad((there**2).sum(), local, create_graph=True)
+    (second,) = torch.autograd.grad(grad.sum(), local)
+    return there.detach(), grad.detach(), second
+
+
+def two_pairs(src, dst):
+    """Types of one tensor on ranks 0 and 1 and on ranks 2 and 3."""
+    first, second = Mesh.from_ranks([0, 1], "x"), Mesh.from_ranks([2, 3], "y")
+    shape = (5, 3)
+    return (
+        TensorType(shape, torch.float64, first.layout(*src)),
+        TensorType(shape, torch.float64, second.layout(*dst)),
+    )
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0,), (2, 2), ()], ids=str)
+def test_a_rank_outside_takes_part_with_any_tensor_that_requires_grad(pool4, shape):
+    src, dst = two_pairs(("x",), (None, "y"))
+    found = pool4.run(moved_by_hand, src, dst, shape, [True] * 4)
+    for rank, (there, grad, second) in enumerate(found):
+        if rank in src.mesh.ranks:
+            assert there.shape == (0, 0)
+            assert torch.equal(grad, 2 * block_of(src, rank))
+            assert torch.equal(second, torch.full_like(grad, 2))
+        else:
+            assert torch.equal(there, block_of(dst, rank))
+            assert torch.equal(grad, torch.zeros(shape).double())
+            assert torch.equal(second, torch.zeros(shape).double())
+
+
+def block_of(type, rank):
+    return block(full_tensor(type, 0), type, rank)
+
+
+@pytest.mark.parametrize("requires_grad", [[1, 1, 0, 0], [0, 0, 1, 1], [0, 1, 1, 1]], ids=str)
+def test_ranks_that_differ_in_what_they_track_fail_together(pool4, requires_grad):
+    src, dst = two_pairs(("x",), (None, "y"))
+    with pytest.raises(WorkerError) as raised:
+        pool4.run(moved_by_hand, src, dst, (0, 0), [bool(r) for r in requires_grad])
+    assert sorted(raised.value.failures) == [0, 1, 2, 3]
+    for rank, text in raised.value.failures.items():
+        about = "this plan with its gradient" if requires_grad[rank] else "this plan"
+        assert f"CommError: the ranks do not agree on {about}." in text
+
+
+def refusing(op):
+    comm = comm_here()
+    x = distribute(torch.ones(4, requires_grad=True), comm.mesh.layout("world"), comm)
+    full = x.redistribute(comm.mesh.layout(partial={"world": op})).full()
+    assert full.tolist() == [1] * 4
+    full.sum().backward()
+
+
+@pytest.mark.parametrize("op", ["max", "product"])
+def test_what_is_not_linear_refuses_on_every_rank(pool4, op):
+    with pytest.raises(WorkerError) as raised:
+        pool4.run(refusing, op)
+    assert sorted(raised.value.failures) == [0, 1, 2, 3]
+    for text in raised.value.failures.values():
+        assert f"PlanError: a plan with {op} pending is not linear" in text
+
+
+# --- the ways in -----------------------------------------------------------------------------
+
+
+def from_one_rank(type, src_rank, others, requires_grad):
+    """The gradient at `src_rank`, and whether the blocks of this rank are tracked."""
+    comm, rank = comm_here(), dist.get_rank()
+    mine = ints(type.shape).requires_grad_(requires_grad) if rank == src_rank or others else None
+    x = distribute(mine, type.layout, comm, src_rank=src_rank)
+    if x.local.requires_grad:
+        (x.full() ** 3).sum().backward()
+    return x.local.requires_grad, None if mine is None else mine.grad
+
+
+@few
+@given(linear, st.integers(0, 3), st.booleans(), st.booleans())
+def test_a_tensor_from_one_rank_gets_its_gradient_there(
+    pool4, redistribution, src_rank, others, requires_grad
+):
+    type = redistribution[0]
+    found = pool4.run(from_one_rank, type, src_rank, others, requires_grad)
+    for rank, (tracked, grad) in enumerate(found):
+        assert tracked == requires_grad
+        if not requires_grad or rank != src_rank:
+            assert grad is None or not grad.any()
+        else:
+            assert torch.equal(grad, 3 * ints(type.shape) ** 2)
+
+
+def from_terms(type):
+    """The gradient of this rank's term, or of None."""
+    comm, rank = comm_here(), dist.get_rank()
+    inside = rank in type.mesh.ranks
+    local = torch.ones(type.local_shape(rank)).double().requires_grad_() if inside else None
+    x = from_local(local, type, comm)
+    x.full().sum().backward() if inside else None
+    return local.grad if inside else tuple(x.local.shape)
+
+
+@pytest.mark.parametrize(("op", "part"), [("sum", 1), ("avg", 2)])
+def test_a_term_of_an_average_gets_its_part_of_the_cotangent(pool4, op, part):
+    mesh = Mesh.from_ranks([2, 0], "x")
+    type = TensorType((3,), torch.float64, mesh.layout(partial={"x": op}))
+    found = pool4.run(from_terms, type)
+    assert [found[rank].tolist() for rank in (0, 2)] == [[1 / part] * 3] * 2
+    assert [found[rank] for rank in (1, 3)] == [(0,), (0,)]
+
+
+def tree_gradients(pairs):
+    """The gradients of tensors that move together."""
+    comm = comm_here()
+    x = [ints(src.shape, i).requires_grad_() for i, (src, _) in enumerate(pairs)]
+    tree = [distribute(t, src.layout, comm) for t, (src, _) in zip(x, pairs, strict=True)]
+    out = redistribute(tree, [dst for _, dst in pairs])
+    loss = sum((y.full() ** 3).sum() for y in out)
+    return torch.autograd.grad(loss, x)
+
+
+@few
+@given(st.lists(linear, min_size=1, max_size=4))
+def test_tensors_that_move_together_have_their_own_gradients(pool4, pairs):
+    for rank, grads in enumerate(pool4.run(tree_gradients, pairs)):
+        for i, (grad, (src, _)) in enumerate(zip(grads, pairs, strict=True)):
+            expected = 3 * ints(src.shape, i) ** 2
+            inside = rank in src.mesh.ranks
+            assert torch.equal(grad, expected if inside else torch.zeros_like(expected))

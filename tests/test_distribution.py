@@ -1,0 +1,352 @@
+"""Tests of fdtensor/distribution.py, on simulated ranks and on real ones."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fdtensor.api import connect
+from fdtensor.distribution import distribute, from_local, shards
+from fdtensor.errors import CommError, LayoutError
+from fdtensor.funcol import FuncolComm
+from fdtensor.layout import Layout, TensorType
+from fdtensor.mesh import Mesh
+from fdtensor.placement import Partial, Replicate, Shard
+from fdtensor.simulator import SimulatedComm
+from fdtensor.testing.strategies import DTYPES, meshes, types
+from fdtensor.testing.values import block, full_tensor, gather_full, scatter
+
+R, S0, S1 = Replicate(), Shard(0), Shard(1)
+few = settings(max_examples=settings.default.max_examples // 2)
+
+dtypes = st.sampled_from(
+    (*DTYPES, torch.float8_e4m3fn, torch.uint16, torch.uint64, torch.float16, torch.complex128)
+)
+guises = st.sampled_from(("plain", "transposed", "strided", "expanded"))
+
+
+def any_types(world=None):
+    """Any type of any dtype, on any mesh, or on one of the ranks of a world."""
+    return dtypes.flatmap(
+        lambda dtype: meshes(world=world).flatmap(lambda mesh: types(mesh, dtype=dtype))
+    )
+
+
+def wide(dtype):
+    return torch.complex128 if dtype.is_complex or dtype.is_floating_point else torch.int64
+
+
+def same(a, b):
+    return a.dtype is b.dtype and torch.equal(a.to(wide(a.dtype)), b.to(wide(b.dtype)))
+
+
+def in_guise(tensor, guise):
+    """A tensor of the same shape and dtype that lies in memory in another way."""
+    match guise:
+        case "transposed":
+            dims = tuple(reversed(range(tensor.dim())))
+            return tensor.permute(dims).contiguous().permute(dims)
+        case "strided":
+            return torch.stack([tensor, torch.zeros_like(tensor)], -1).select(-1, 0)
+        case "expanded" if tensor.numel():
+            return tensor[(slice(0, 1),) * tensor.dim()].expand(tensor.shape)
+    return tensor
+
+
+def full_of(type, guise="plain"):
+    return in_guise(full_tensor(type, 0), guise)
+
+
+def comm_of(type):
+    """A Comm that has more ranks than the type."""
+    return SimulatedComm(Mesh(world=2 + max(type.mesh.ranks)))
+
+
+def check_blocks(blocks, type, full):
+    assert same(gather_full(blocks, type), full)
+    if not type.layout.partial:
+        for rank, held in zip(type.mesh.ranks, blocks, strict=True):
+            assert same(held, block(full, type, rank))
+
+
+# --- blocks ----------------------------------------------------------------------------------
+
+
+@given(any_types(), guises)
+def test_every_rank_cuts_its_own_block(type, guise):
+    full = full_of(type, guise)
+    comm = comm_of(type)
+    x = distribute(full, type.layout, comm)
+    assert x.type is type
+    check_blocks(x.local, type, full)
+    assert same(x.full(), full)
+    check_blocks(shards(full, type.layout), type, full)
+
+
+@given(any_types(), guises, st.data())
+def test_one_rank_gives_every_rank_its_block(type, guise, data):
+    full, comm = full_of(type, guise), comm_of(type)
+    src_rank = data.draw(st.sampled_from(comm.mesh.ranks))
+    x = distribute(full, type.layout, comm, src_rank=src_rank)
+    assert x.type is type
+    check_blocks(x.local, type, full)
+
+
+@given(any_types(), st.booleans())
+def test_blocks_share_no_memory_with_the_tensor(type, alone):
+    full = full_of(type)
+    x = distribute(full, type.layout, comm_of(type), src_rank=type.mesh.ranks[0] if alone else None)
+    places = [t.untyped_storage().data_ptr() for t in (full, *x.local) if t.numel()]
+    assert len(set(places)) == len(places)
+
+
+@given(any_types())
+def test_a_local_tensor_is_taken_as_it_is(type):
+    full = full_of(type)
+    local = scatter(full, type, 0)
+    x = from_local(list(local), type, comm_of(type))
+    assert isinstance(x.local, tuple)
+    assert all(a is b for a, b in zip(x.local, local, strict=True))
+    assert same(x.full(), full)
+
+
+def distributed(type, guise, src_rank):
+    """What this rank holds, from a tensor that all hold and from one that `src_rank` holds."""
+    comm, full = connect(Mesh(world=4)), full_of(type, guise)
+    here = full if dist.get_rank() == src_rank else None
+    x = distribute(full, type.layout, comm)
+    y = distribute(here, type.layout, comm, src_rank=src_rank)
+    assert isinstance(comm, FuncolComm)
+    assert x.type is y.type is type
+    z = from_local(x.local, type, comm)
+    found = (x.local, y.local, z.full())
+    assert all(value.dtype is type.dtype for value in found)
+    return [value.to(wide(type.dtype)) for value in found]  # torch cannot pickle every dtype
+
+
+@pytest.mark.mesh
+@few
+@given(any_types(4), guises, st.integers(0, 3))
+def test_real_ranks_hold_their_blocks(pool4, type, guise, src_rank):
+    full = full_of(type, guise)
+    wides = pool4.run(distributed, type, guise, src_rank)
+    found = [[value.to(type.dtype) for value in values] for values in wides]
+    for i in range(2):
+        check_blocks([found[rank][i] for rank in type.mesh.ranks], type, full)
+    for rank, values in enumerate(found):
+        inside = rank in type.mesh.ranks
+        assert (
+            same(values[2], full)
+            if inside
+            else {tuple(v.shape) for v in values} == {(0,) * len(type.shape)}
+        )
+
+
+# --- refusals --------------------------------------------------------------------------------
+
+TYPE = TensorType((5,), torch.float32, Layout(Mesh(dp=2, tp=2), [S0, R]))
+
+UNFIT = {
+    "rank 2 has shape (3,), expected (2,)": lambda: torch.ones(3),
+    "rank 2 has shape (2, 1), expected (2,)": lambda: torch.ones(2, 1),
+    "rank 2 has dtype torch.float64, expected torch.float32": lambda: torch.ones(2).double(),
+    "rank 2 has device meta, expected cpu": lambda: torch.ones(2, device="meta"),
+    "rank 2 has a torch.sparse_coo tensor, expected a strided one": lambda: torch.ones(
+        2
+    ).to_sparse(),
+    "rank 2 has a list, expected a tensor of shape (2,)": lambda: [1.0, 1.0],
+    "rank 2 has None, expected a tensor of shape (2,)": lambda: None,
+}
+unfit = pytest.mark.parametrize("mistake", UNFIT)
+
+
+def with_mistake(mistake, rank):
+    if rank == 2:
+        return UNFIT[mistake]()
+    return torch.ones(TYPE.local_shape(rank))
+
+
+@unfit
+def test_a_local_tensor_that_does_not_fit_is_refused(mistake):
+    blocks = tuple(with_mistake(mistake, rank) for rank in range(4))
+    with pytest.raises(CommError) as raised:
+        from_local(blocks, TYPE, SimulatedComm(TYPE.mesh))
+    assert raised.value.sentence == f"from_local cannot start: {mistake}."
+
+
+def test_a_refusal_says_what_to_do():
+    with pytest.raises(CommError) as raised:
+        from_local((torch.ones(3),) * 4, TYPE, SimulatedComm(TYPE.mesh))
+    blocks = (torch.ones(3), torch.ones(3), torch.ones(2))
+    assert str(raised.value) == WRONG_SHAPE.replace("rank 0 has", "rank 2 has")
+    with pytest.raises(CommError, match="a simulated value is a tuple of 4 tensors, one a rank"):
+        from_local(blocks, TYPE, SimulatedComm(TYPE.mesh))
+
+
+def with_mistakes(mistake, type, check):
+    rank = dist.get_rank()
+    comm = connect(Mesh(world=4))
+    for _ in range(2):  # refused every time, not only at the first
+        try:
+            from_local(with_mistake(mistake, rank), type, comm, check=check)
+        except CommError as error:
+            text = error.sentence
+    fine = from_local(torch.ones(type.local_shape(rank)), type, comm)
+    return text, fine.full().tolist()
+
+
+@pytest.mark.mesh
+@unfit
+def test_all_ranks_refuse_a_local_tensor_that_does_not_fit(pool4, mistake):
+    for text, fine in pool4.run(with_mistakes, mistake, TYPE, None):
+        assert text == f"from_local cannot start: {mistake}."
+        assert fine == [1] * 5
+
+
+def caught(call, *args):
+    """The kind and the sentence of what a call with this rank's argument raises."""
+    comm, rank = connect(Mesh(world=4)), dist.get_rank()
+    try:
+        call(comm, args[rank])
+    except (CommError, LayoutError) as error:
+        return type(error).__name__, error.sentence
+    return None
+
+
+def from_typed(comm, type):
+    from_local(torch.ones(type.local_shape(comm.rank)), type, comm)
+
+
+def from_same(comm, tensor):
+    distribute(tensor, Layout(Mesh(dp=2, tp=2), [S0, S1]), comm)
+
+
+def from_zero(comm, tensor):
+    distribute(tensor, Layout(Mesh(dp=2, tp=2), [S0, S1]), comm, src_rank=0)
+
+
+@pytest.mark.mesh
+def test_ranks_that_differ_fail_together(pool4):
+    other = TYPE.with_layout(Layout(TYPE.mesh, [R, R]))
+    for found in pool4.run(caught, from_typed, TYPE, TYPE, other, TYPE):
+        assert found == ("CommError", "the ranks do not agree on from_local.")
+    a, b = torch.ones(4, 4), torch.ones(4, 2)
+    for wrong in (b, a.double()):
+        for found in pool4.run(caught, from_same, a, a, a, wrong):
+            assert found == ("CommError", "the ranks do not agree on distribute.")
+
+
+@pytest.mark.mesh
+def test_what_one_rank_alone_can_see_fails_on_all(pool4):
+    a = torch.ones(4, 4)
+    own = [
+        (torch.ones(4), "mesh axis 'tp' shards dim 1 of a tensor that has 1 dims."),
+        (None, "None is not a tensor."),
+    ]
+    for wrong, sentence in own:
+        *others, last = pool4.run(caught, from_same, a, a, a, wrong)
+        assert last == ("LayoutError", sentence)
+        assert others == [("CommError", f"distribute cannot start: rank 3: {sentence}")] * 3
+    for found in pool4.run(caught, from_same, a, a, a, a.to("meta")):
+        assert found == (
+            "CommError",
+            "distribute cannot start: rank 3 has device meta, expected cpu.",
+        )
+
+
+@pytest.mark.mesh
+@pytest.mark.parametrize(
+    "wrong", [None, [1.0], torch.ones(4, 4, device="meta"), torch.ones(4, 4).to_sparse()], ids=repr
+)
+def test_a_source_without_a_tensor_is_refused_by_all(pool4, wrong):
+    for found in pool4.run(caught, from_zero, wrong, None, torch.ones(4, 4), None):
+        assert found == ("CommError", "rank 0 has no tensor that can be distributed.")
+
+
+@pytest.mark.mesh
+def test_all_ranks_see_that_the_tensor_of_the_source_cannot_be_laid_out(pool4):
+    for found in pool4.run(caught, from_zero, torch.ones(4), None, None, None):
+        assert found == ("LayoutError", "mesh axis 'tp' shards dim 1 of a tensor that has 1 dims.")
+
+
+def test_a_simulated_source_is_refused_alike():
+    comm = SimulatedComm(Mesh(dp=2))
+    layout = Layout(comm.mesh, [S0])
+    with pytest.raises(CommError, match="rank 1 has no tensor that can be distributed"):
+        distribute(None, layout, comm, src_rank=1)
+    with pytest.raises(CommError, match="rank 2 is not in the mesh of this Comm"):
+        distribute(torch.ones(3), layout, comm, src_rank=2)
+    with pytest.raises(CommError, match="rank 2 is not in the mesh of this Comm"):
+        distribute(torch.ones(3), Layout(Mesh(dp=3), [S0]), comm, src_rank=0)
+    with pytest.raises(CommError, match="uses rank 2, which this Comm does not have"):
+        distribute(torch.ones(3), Layout(Mesh(dp=3), [S0]), comm)
+    with pytest.raises(LayoutError, match="None is not a tensor"):
+        distribute(None, layout, comm)
+    with pytest.raises(LayoutError, match="shards dim 0 of a tensor that has 0 dims"):
+        distribute(torch.ones(()), layout, comm)
+    with pytest.raises(LayoutError, match="is not a Layout"):
+        distribute(torch.ones(4), [S0], comm)
+    with pytest.raises(LayoutError, match="is not a TensorType"):
+        from_local((torch.ones(4),) * 2, layout, comm)
+
+
+@pytest.mark.parametrize("check", ["first", "always", "never"])
+def test_mistakes_are_seen_whatever_the_check(check):
+    comm = SimulatedComm(TYPE.mesh, check=check)
+    with pytest.raises(CommError):
+        from_local((torch.ones(3),) * 3, TYPE, comm)
+    with pytest.raises(LayoutError):
+        distribute(None, TYPE.layout, comm)
+
+
+# --- ranks outside ---------------------------------------------------------------------------
+
+
+def outside(layout, has_tensor):
+    """What this rank holds, on a Comm of the layout's mesh only."""
+    comm, rank = connect(layout.mesh), dist.get_rank()
+    inside = layout.mesh.position(rank) is not None
+    full = torch.arange(6.0).reshape(2, 3)
+    x = distribute(full, layout, comm)
+    y = from_local(x.local if inside else None, x.type, comm)
+    root = layout.mesh.ranks[0]
+    given = full if rank == root or has_tensor else None
+    try:
+        z = distribute(given, layout, comm, src_rank=root)
+    except LayoutError as error:
+        return error.sentence
+    return [tuple(v.full().shape) for v in (x, y, z)] + [v.type == x.type for v in (y, z)]
+
+
+@pytest.mark.mesh
+@pytest.mark.parametrize("op", ["sum", None])
+def test_a_rank_outside_calls_the_same_functions(pool4, op):
+    mesh = Mesh.from_ranks([3, 1], "x")
+    layout = Layout(mesh, [Partial(op) if op else S1])
+    for rank, found in enumerate(pool4.run(outside, layout, True)):
+        assert found == [(2, 3) if rank in (1, 3) else (0, 0)] * 3 + [True] * 2
+    for rank, found in enumerate(pool4.run(outside, layout, False)):
+        if rank not in (1, 3):  # it is not told the shape
+            assert found == "None is not a tensor."
+
+
+# --- connect ---------------------------------------------------------------------------------
+
+
+def test_without_processes_connect_simulates(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    mesh = Mesh(dp=2, tp=4)
+    comm = connect(mesh, check="always")
+    assert isinstance(comm, SimulatedComm)
+    assert comm.mesh is mesh
+    assert comm.check == "always"
+    assert not dist.is_initialized()
+
+
+WRONG_SHAPE = """\
+from_local cannot start: rank 0 has shape (3,), expected (2,).
+
+Give every rank a tensor of the shape, dtype and device that its type says: \
+type.local_shape(rank), type.dtype."""
