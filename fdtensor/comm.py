@@ -14,7 +14,7 @@ from fdtensor.errors import CommError
 from fdtensor.layout import TensorType
 from fdtensor.mesh import Mesh
 
-__all__ = ["Check", "Comm", "Value", "misfit", "mistakes"]
+__all__ = ["Check", "Comm", "Value", "contained", "misfit", "mistakes"]
 
 Value = TypeVar("Value", torch.Tensor, tuple[torch.Tensor, ...])
 """On a real mesh this rank's tensor; on a simulated one every rank's, in the order of the mesh."""
@@ -83,6 +83,21 @@ class Comm(Protocol[Value]):
     def exchange_many(self, steps: Sequence[Step], values: Sequence[Value]) -> list[Value]:
         """The values after several exchanges, with one message a pair of ranks for all of them."""
         ...
+
+
+def contained(about: str, meshes: Sequence[Mesh], own: Mesh) -> None:
+    """Raises `CommError` where `own`, the mesh of a Comm, lacks a rank of one of the meshes."""
+    for mesh in meshes:
+        if mesh is own:
+            continue
+        outside = [rank for rank in mesh.order if own.position(rank) is None]
+        if outside:
+            raise CommError(
+                f"{about} uses rank {outside[0]}, which this Comm does not have.",
+                needed=mesh,
+                comm=own,
+                hint="Make the Comm of a mesh that contains all ranks of both meshes.",
+            )
 
 
 def misfit(about: str, mistake: str) -> CommError:

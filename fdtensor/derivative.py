@@ -79,7 +79,11 @@ class _Run(torch.autograd.Function):
 
     @staticmethod
     def forward(found: Plan | Fused, comm: Any, go: Go, *leaves: Any) -> tuple[Any, ...]:
-        return _applied(found, leaves, comm, go, admitted=True)
+        out, given = _applied(found, leaves, comm, go, admitted=True), set(map(id, leaves))
+        # what a rank in neither mesh gets back may not be its input itself
+        return tuple(
+            [leaf.clone() if leaf is not None and id(leaf) in given else leaf for leaf in out]
+        )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -132,7 +136,7 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, tangent: torch.Tensor, _count: None) -> Any:  # type: ignore[override]
-        return spread(tangent, ctx.count)
+        return tuple([copy.view_as(copy) for copy in spread(tangent, ctx.count)])
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, tensor: torch.Tensor, count: int) -> Any:  # type: ignore[override]

@@ -75,11 +75,10 @@ def distribute(
         with contextlib.suppress(CommError):
             _agree("", "distribute", layout.mesh, comm, mistake, check)
         raise
-    mistake = None if _outside(type, comm) else comm.mistake(_copies(tensor, whole, comm), whole)
-    agree("distribute", type, comm, mistake, check)
+    value = comm.value(spread(tensor, comm.width(whole)))  # type: ignore[arg-type]
+    agree("distribute", type, comm, comm.mistake(value, whole), check)
     if _outside(type, comm):
         return DTensor(_vacant(type, comm, tensor), type, comm)
-    value = _copies(tensor, whole, comm)
     found = plan(whole, type, cost=comm.cost)
     return DTensor(run(found, value, comm, check="never"), type, comm)
 
@@ -92,11 +91,6 @@ def _everywhere(tensor: object, mesh: Mesh) -> TensorType:
             hint="Pass a torch.Tensor, or src_rank=... where only one rank has it.",
         )
     return TensorType(tensor.shape, tensor.dtype, Layout(mesh, [Replicate()] * mesh.ndim))
-
-
-def _copies(tensor: Any, type: TensorType, comm: Comm[Any]) -> Any:
-    """The value in which every rank has this tensor."""
-    return comm.value(spread(tensor, comm.width(type)))
 
 
 def _plain(local: Any, comm: Comm[Any]) -> Any:

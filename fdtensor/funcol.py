@@ -8,6 +8,7 @@ rank to rank go over the default process group. What a step needs on this rank i
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ from fdtensor.collective import (
     ReduceScatter,
     Step,
 )
-from fdtensor.comm import Check, misfit, mistakes
+from fdtensor.comm import Check, contained, misfit, mistakes
 from fdtensor.cost import GLOO, NCCL, CostModel
 from fdtensor.errors import CommError
 from fdtensor.exchange import talk
@@ -35,7 +36,7 @@ from fdtensor.parts import Parcel, Round, Views, cut, pack_into, rounds
 from fdtensor.placement import ReduceOp
 from fdtensor.process_groups import backend_of, group_of
 from fdtensor.search import owners
-from fdtensor.tiling import Tiling, join, split, tiling
+from fdtensor.tiling import Tiling, along, join, split
 from fdtensor.transition import by_exchange
 from fdtensor.wire import from_wire, reduces_as, to_wire
 
@@ -140,24 +141,32 @@ class FuncolComm:
             )
         self.backend = backend
         self.cost = cost or (GLOO if self.backend == "gloo" else NCCL)
-        self.world: Any = dist.group.WORLD
+        # not kept: a group that outlives `destroy_process_group` may abort Python at its end
+        self._world = weakref.ref(dist.group.WORLD)  # type: ignore[arg-type]
         self._even = functools.lru_cache(maxsize=8192)(self._prepare_even)
         self._uneven = functools.lru_cache(maxsize=8192)(self._prepare_uneven)
 
     def __repr__(self) -> str:
         return f"FuncolComm({self.mesh!r}, {str(self.device)!r})"
 
+    @property
+    def world(self) -> Any:
+        """The default process group that this Comm was made in; None where it is gone."""
+        return self._world()
+
     # --- agreement ---------------------------------------------------------------------------
 
     def agree(self, about: str, digest: str, mesh: Sequence[Mesh], mistake: str | None) -> None:
-        ranks = tuple(sorted({rank for part in mesh for rank in part.order}))
+        contained(about, mesh, self.mesh)
+        if self.world is None:
+            raise CommError(
+                "the process group of this Comm has ended.",
+                comm=self.mesh,
+                hint="Make a new Comm after init_process_group: connect(mesh).",
+            )
+        ranks = _members(tuple(mesh))
         if self.rank not in ranks:
             return
-        if max(ranks) >= dist.get_world_size():
-            raise CommError(
-                f"{about} uses rank {max(ranks)}, but there are {dist.get_world_size()} processes.",
-                hint="Start more processes, or plan for a smaller mesh.",
-            )
         if len(ranks) == 1:
             if mistake is not None:
                 self.refuse(about, mistake)
@@ -221,8 +230,9 @@ class FuncolComm:
     # --- collectives -------------------------------------------------------------------------
 
     def local(self, step: Step, value: torch.Tensor) -> torch.Tensor:
-        if not isinstance(value, torch.Tensor):  # of a rank that is not in the source
-            value = torch.empty(0, device=self.device)
+        if step.src.mesh.position(self.rank) is None:
+            inside = step.dst.mesh.position(self.rank) is not None
+            return empty(step.dst, self.rank, self.device) if inside else value
         return local_step(step, self.rank, value)
 
     def all_gather(self, step: Step, value: torch.Tensor) -> torch.Tensor:
@@ -279,7 +289,7 @@ class FuncolComm:
     def broadcast(self, step: Step, value: torch.Tensor) -> torch.Tensor:
         collective, dst = step.collective, step.dst
         assert isinstance(collective, Broadcast)
-        ranks = _everyone((step,))
+        ranks = _members((step.src.mesh, dst.mesh))
         if self.rank not in ranks:
             return value
         root, group = ranks.index(collective.root), group_of(ranks)
@@ -406,7 +416,8 @@ class FuncolComm:
         Returns what to wait for, each once: a work for each that arrives, and those that leave.
         """
         if self.backend != "nccl":  # gloo moves bytes of any dtype from rank to rank
-            recv, send = self.world.recv, self.world.send
+            world = self.world
+            recv, send = world.recv, world.send
             arriving = [recv([tensor], peer, _TAG) for tensor, peer in zip(incoming, of)]
             return arriving, [send([tensor], peer, _TAG) for tensor, peer in zip(outgoing, to)]
         batch = [dist.P2POp(dist.irecv, to_wire(t), peer) for t, peer in zip(incoming, of)]
@@ -479,20 +490,18 @@ class FuncolComm:
         axes = collective.axes
         ranks = mesh.coset(axes, coord)
         group, count = group_of(tuple(sorted(ranks))), len(ranks)
-        counts = tuple([mesh.axis_size(axis) for axis in axes])
-        # a group has its ranks in ascending order, and so its axes in that of the mesh
-        stack = tuple(sorted(range(len(axes)), key=lambda i: mesh.axis(axes[i])))
         match collective:
             case AllGather(_, dims):
-                return _Even(group, count, after=tiling(dst.local_shape(rank), counts, dims, stack))
+                after = along(mesh, axes, dst.local_shape(rank), dims)
+                return _Even(group, count, after=after)
             case AllToAll(_, src_dim, dst_dim):
-                before = tiling(src.local_shape(rank), counts, (dst_dim,) * len(axes), stack)
-                after = tiling(dst.local_shape(rank), counts, (src_dim,) * len(axes), stack)
+                before = along(mesh, axes, src.local_shape(rank), (dst_dim,) * len(axes))
+                after = along(mesh, axes, dst.local_shape(rank), (src_dim,) * len(axes))
                 return _Even(group, count, before, after)
             case AllReduce(_, reduce_op):
                 return _Even(group, count, op=reduces_as(src.dtype, reduce_op, self.backend))
             case ReduceScatter(_, dims, reduce_op):
-                before = tiling(src.local_shape(rank), counts, dims, stack)
+                before = along(mesh, axes, src.local_shape(rank), dims)
                 op = reduces_as(src.dtype, reduce_op, self.backend)
                 return _Even(group, count, before, op=op)
 
@@ -536,9 +545,8 @@ def _reducing(step: Step) -> tuple[Step, ...]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _everyone(steps: tuple[Step, ...]) -> tuple[int, ...]:
+def _members(meshes: tuple[Mesh, ...]) -> tuple[int, ...]:
     """The ranks of all meshes, ascending."""
-    meshes = {mesh for step in steps for mesh in (step.src.mesh, step.dst.mesh)}
     return tuple(sorted({rank for mesh in meshes for rank in mesh.order}))
 
 
@@ -548,10 +556,10 @@ def _exchanging(steps: tuple[Step, ...], rank: int) -> tuple[int, ...]:
 
     On one mesh the coset of all axes that exchange, else every rank of the meshes.
     """
-    meshes = {mesh for step in steps for mesh in (step.src.mesh, step.dst.mesh)}
+    meshes = tuple(dict.fromkeys(m for step in steps for m in (step.src.mesh, step.dst.mesh)))
     if len(meshes) > 1:
-        return _everyone(steps)
-    (mesh,) = meshes
+        return _members(meshes)
+    mesh = meshes[0]
     axes = {axis for step in steps for axis in step.collective.axes or ()}  # type: ignore[union-attr]
     coord = mesh.coord(rank)
     assert coord is not None

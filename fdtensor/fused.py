@@ -48,8 +48,12 @@ class Fused(Record):
         return f"Fused({self.plans!r})"
 
     def __str__(self) -> str:
-        head = f"{len(self.plans)} plans in {self.rounds} rounds"
+        head = f"{_count(len(self.plans), 'plan')} in {_count(self.rounds, 'round')}"
         return "\n".join([head, *(str(p) for p in self.plans)])
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def fuse(plans: Sequence[Plan]) -> Fused:
@@ -59,18 +63,25 @@ def fuse(plans: Sequence[Plan]) -> Fused:
 
 @functools.lru_cache(maxsize=16384)
 def _exchanged(found: Plan) -> Plan:
-    """The same movement by exchanges and local steps."""
+    """The same movement by at most two exchanges, and local steps."""
     steps: list[Step] = []
-    for step in found.steps:
+    todo = list(found.steps)
+    while todo:
+        step = todo.pop(0)
         if is_local(step):
             steps.append(step)
-        elif isinstance(step.collective, AllReduce) and step.src.shape:
-            owned = owners(step.src, step.dst)
-            steps.append(by_exchange(step.src, owned, "all_to_all"))
-            if owned is not step.dst:
-                steps.append(by_exchange(owned, step.dst, "all_to_all"))
-        else:
-            steps.append(by_exchange(step.src, step.dst, "all_to_all"))
+            continue
+        src, dst = step.src, step.dst
+        if isinstance(step.collective, AllReduce) and src.shape:
+            while not all(
+                map(is_local, todo)
+            ):  # what moves the reduced blocks moves those of owners
+                dst = todo.pop(0).dst
+            owned = owners(src, dst)
+            steps.append(by_exchange(src, owned, "all_to_all"))
+            src = owned
+        if src is not dst:
+            steps.append(by_exchange(src, dst, "all_to_all"))
     return Plan(found.src, found.dst, tuple(steps), found.cost)
 
 

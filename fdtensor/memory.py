@@ -24,6 +24,7 @@ from fdtensor.collective import (
 )
 from fdtensor.exchange import Message, Route, route
 from fdtensor.layout import TensorType
+from fdtensor.tiling import along
 
 __all__ = ["outermost", "peak_at", "piece"]
 
@@ -99,13 +100,13 @@ def _extra(step: Step, rank: int, owned: bool) -> int:
             return out
         case AllReduce():
             return 0 if owned else out
-        case AllGather(_, dims):
-            return out if outermost(step.dst, rank, dims) else 2 * out
-        case ReduceScatter(_, dims):
-            return out if outermost(step.src, rank, dims) else out + src
-        case AllToAll(_, src_dim, dst_dim):
-            packed = 0 if outermost(step.src, rank, (dst_dim,)) else src
-            landed = 0 if outermost(step.dst, rank, (src_dim,)) else out
+        case AllGather(axes, dims):
+            return out if outermost(step.dst, rank, axes, dims) else 2 * out
+        case ReduceScatter(axes, dims):
+            return out if outermost(step.src, rank, axes, dims) else out + src
+        case AllToAll(axes, src_dim, dst_dim):
+            packed = 0 if outermost(step.src, rank, axes, (dst_dim,) * len(axes)) else src
+            landed = 0 if outermost(step.dst, rank, axes, (src_dim,) * len(axes)) else out
             return packed + landed + out
         case Broadcast():
             return out
@@ -113,9 +114,8 @@ def _extra(step: Step, rank: int, owned: bool) -> int:
             return out + buffers_at(step, route(step.src, step.dst, rank))
 
 
-def outermost(type: TensorType, rank: int, dims: Sequence[int]) -> bool:
-    """Whether blocks along `dims` lie one after the other in a local tensor."""
-    if type.mesh.coord(rank) is None:
+def outermost(type: TensorType, rank: int, axes: tuple[str, ...], dims: tuple[int, ...]) -> bool:
+    """Whether the blocks of the ranks along `axes` lie one after the other in a local tensor."""
+    if type.mesh.position(rank) is None:
         return True
-    shape = type.local_shape(rank)
-    return len(set(dims)) == 1 and all(size == 1 for size in shape[: dims[0]])
+    return along(type.mesh, axes, type.local_shape(rank), dims).straight

@@ -18,9 +18,8 @@ from fdtensor.collective import (
     ReduceScatter,
     Step,
 )
-from fdtensor.comm import Check, misfit, mistakes
+from fdtensor.comm import Check, contained, misfit, mistakes
 from fdtensor.cost import NCCL, CostModel
-from fdtensor.errors import CommError
 from fdtensor.exchange import talk
 from fdtensor.kernel import (
     accumulate,
@@ -62,17 +61,7 @@ class SimulatedComm:
         return f"SimulatedComm({self.mesh!r})"
 
     def agree(self, about: str, digest: str, mesh: Sequence[Mesh], mistake: str | None) -> None:
-        for part in mesh:
-            if part is self.mesh:
-                continue
-            outside = [rank for rank in part.order if self.mesh.position(rank) is None]
-            if outside:
-                raise CommError(
-                    f"{about} uses rank {outside[0]}, which this Comm does not have.",
-                    needed=part,
-                    comm=self.mesh,
-                    hint="Make the Comm of a mesh that contains all ranks of both meshes.",
-                )
+        contained(about, mesh, self.mesh)
         if mistake is not None:
             self.refuse(about, mistake)
 

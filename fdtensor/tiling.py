@@ -9,7 +9,9 @@ from math import prod
 import attrs
 import torch
 
-__all__ = ["Tiling", "join", "split", "tiling"]
+from fdtensor.mesh import Mesh
+
+__all__ = ["Tiling", "along", "join", "split", "tiling"]
 
 Ints = tuple[int, ...]
 
@@ -67,6 +69,16 @@ def tiling(full: Ints, counts: Ints, dims: Ints, stack: Ints | None = None) -> T
         tuple([_strides(stacked)[i] for i in inverse]),
         large == sorted(large),
     )
+
+
+@functools.lru_cache(maxsize=4096)
+def along(mesh: Mesh, axes: tuple[str, ...], full: Ints, dims: Ints) -> Tiling:
+    """The blocks of the ranks along `axes`, which cut `dims`, in the order of a process group.
+
+    A group has its ranks in ascending order, and so its axes in that of the mesh.
+    """
+    stack = sorted(range(len(axes)), key=lambda i: mesh.axis(axes[i]))
+    return tiling(full, tuple([mesh.axis_size(axis) for axis in axes]), dims, tuple(stack))
 
 
 def _strides(shape: Sequence[int]) -> list[int]:

@@ -245,21 +245,35 @@ def test_a_term_of_an_average_gets_its_part_of_the_cotangent(pool4, op, part):
     assert [found[rank] for rank in (1, 3)] == [(0,), (0,)]
 
 
-def tree_gradients(pairs):
-    """The gradients of tensors that move together."""
+def tree_derivatives(pairs):
+    """The gradients of tensors that move together, and what the transforms make of them."""
     comm = comm_here()
-    x = [ints(src.shape, i).requires_grad_() for i, (src, _) in enumerate(pairs)]
-    tree = [distribute(t, src.layout, comm) for t, (src, _) in zip(x, pairs, strict=True)]
-    out = redistribute(tree, [dst for _, dst in pairs])
-    loss = sum((y.full() ** 3).sum() for y in out)
-    return torch.autograd.grad(loss, x)
+    x = tuple(ints(src.shape, i) for i, (src, _) in enumerate(pairs))
+
+    def through(*tensors):
+        tree = [distribute(t, src.layout, comm) for t, (src, _) in zip(tensors, pairs, strict=True)]
+        return tuple(y.full() for y in redistribute(tree, [dst for _, dst in pairs]))
+
+    def loss(*tensors):
+        return sum((full**3).sum() for full in through(*tensors))
+
+    leaves = [tensor.clone().requires_grad_() for tensor in x]
+    grads = torch.autograd.grad(loss(*leaves), leaves)
+    again = torch.func.grad(loss, tuple(range(len(x))))(*x)
+    _, tangents = torch.func.jvp(through, x, tuple(2 * tensor for tensor in x))
+    batch = torch.func.vmap(through)(*[torch.stack([tensor, 3 * tensor]) for tensor in x])
+    return grads, again, tangents, batch
 
 
 @few
 @given(st.lists(linear, min_size=1, max_size=4))
-def test_tensors_that_move_together_have_their_own_gradients(pool4, pairs):
-    for rank, grads in enumerate(pool4.run(tree_gradients, pairs)):
-        for i, (grad, (src, _)) in enumerate(zip(grads, pairs, strict=True)):
-            expected = 3 * ints(src.shape, i) ** 2
-            inside = rank in src.mesh.ranks
-            assert torch.equal(grad, expected if inside else torch.zeros_like(expected))
+def test_tensors_that_move_together_have_their_own_derivatives(pool4, pairs):
+    for rank, found in enumerate(pool4.run(tree_derivatives, pairs)):
+        for i, (grad, again, tangent, batch) in enumerate(zip(*found, strict=True)):
+            x, (src, dst) = ints(pairs[i][0].shape, i), pairs[i]
+            expected = 3 * x**2 if rank in src.mesh.ranks else torch.zeros_like(x)
+            assert torch.equal(grad, expected)
+            assert torch.equal(again, expected)
+            if rank in dst.mesh.ranks:
+                assert torch.equal(tangent, 2 * x)
+                assert torch.equal(batch, torch.stack([x, 3 * x]))

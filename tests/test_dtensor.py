@@ -1,167 +1,168 @@
-"""Distributed values: made, refused, walked as pytrees."""
+"""Tests of fdtensor/dtensor.py: a DTensor is a record, and a node of pytrees."""
 
 import attrs
 import optree
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import strategies as st
 
-from fdtensor import (
-    CommError,
-    DTensor,
-    Layout,
-    LayoutError,
-    Mesh,
-    Partial,
-    Replicate,
-    SimulatedComm,
-    TensorType,
-    connect,
-    distribute,
-    from_local,
-    shards,
-)
-from fdtensor.testing.strategies import types
-from fdtensor.testing.values import block, full_tensor, gather_full
+from fdtensor.api import connect
+from fdtensor.distribution import distribute, from_local
+from fdtensor.dtensor import DTensor
+from fdtensor.errors import CommError, LayoutError, PlanError
+from fdtensor.layout import Layout, TensorType
+from fdtensor.mesh import Mesh
+from fdtensor.placement import Partial, Replicate, Shard
+from fdtensor.planner import plan
+from fdtensor.simulator import SimulatedComm
+from fdtensor.testing.strategies import redistributions, types
+from fdtensor.testing.values import full_tensor, gather_full, scatter
 
 MESH = Mesh(dp=2, tp=2)
-DTYPES = [
-    torch.bool,
-    torch.uint8,
-    torch.int16,
-    torch.int64,
-    torch.bfloat16,
-    torch.float64,
-    torch.complex64,
-    torch.float8_e4m3fn,
-]
+TYPE = TensorType((4, 2), torch.float32, Layout(MESH, [Shard(0), Replicate()]))
+NAMESPACE = "fdtensor"
 
 
-@given(types(dtype=torch.int64), st.integers(0, 99), st.booleans(), st.data())
-def test_distribute_gives_every_rank_its_block(type, seed, from_one, data):
-    tensor = full_tensor(type, seed)
-    src_rank = data.draw(st.sampled_from(type.mesh.ranks)) if from_one else None
-    comm = SimulatedComm(type.mesh)
-    value = distribute(tensor, type.layout, comm, src_rank=src_rank)
-    assert value.type is type
-    assert torch.equal(gather_full(value.local, type), tensor)
-    assert not comm.received or src_rank is not None
-    assert torch.equal(value.full(), tensor)
+def dtensor(type=TYPE):
+    comm = SimulatedComm(Mesh(world=1 + max(type.mesh.ranks)))
+    return from_local(scatter(full_tensor(type, 0), type, 0), type, comm)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_dtype_moves(dtype):
-    tensor = torch.arange(35).reshape(7, 5).to(dtype)
-    value = distribute(tensor, MESH.layout("dp", "tp"), SimulatedComm(MESH))
-    moved = value.redistribute(MESH.layout(("tp", "dp")))
-    whole = moved.full()
-    assert whole.dtype == dtype
-    assert torch.equal(whole.view(torch.uint8), tensor.view(torch.uint8))
+# --- a record --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.arange(12).reshape(3, 4).t(),
-        torch.arange(3)[:, None].expand(3, 4),
-        torch.arange(24).reshape(6, 4)[::2],
-        torch.tensor(7),
-        torch.empty(0, 3),
-    ],
-    ids=["transposed", "expanded", "strided", "0-d", "empty"],
-)
-def test_any_strides_are_taken_and_nothing_is_aliased(tensor):
-    layout = MESH.layout("dp") if tensor.dim() else MESH.layout()
-    value = distribute(tensor, layout, SimulatedComm(MESH))
-    again = value.redistribute(layout)
-    for local, other in zip(value.local, again.local, strict=True):
-        assert local.is_contiguous()
-        for held in (tensor, local):
-            same = other.untyped_storage().data_ptr() == held.untyped_storage().data_ptr()
-            assert not same or other.numel() == 0
-    assert torch.equal(again.full(), tensor)
-
-
-def test_a_dtensor_is_a_frozen_pytree_node():
-    value = distribute(torch.arange(8), MESH.layout("dp"), SimulatedComm(MESH))
-    leaves, spec = optree.tree_flatten({"w": value}, namespace="fdtensor")
-    assert len(leaves) == 4
-    assert all(map(torch.equal, leaves, value.local))
-    doubled = optree.tree_map(lambda t: 2 * t, {"w": value}, namespace="fdtensor")["w"]
-    assert isinstance(doubled, DTensor)
-    assert torch.equal(doubled.full(), 2 * torch.arange(8))
-    assert optree.tree_unflatten(spec, [None] * 4)["w"].type is value.type
+def test_a_dtensor_is_frozen_and_says_what_it_is():
+    x = dtensor()
     with pytest.raises(attrs.exceptions.FrozenInstanceError):
-        value.local = ()
-    assert not isinstance(value, torch.Tensor)
+        x.local = ()
+    assert (x.shape, x.dtype, x.layout, x.mesh) == ((4, 2), torch.float32, TYPE.layout, MESH)
+    assert not isinstance(x, torch.Tensor)
+    assert x == x
+    assert x != dtensor()  # no elementwise comparison, and nothing to mistake it for
+    assert len({x, x}) == 1
 
 
-def test_a_dtensor_says_what_it_is():
-    value = distribute(torch.arange(8), MESH.layout("dp"), SimulatedComm(MESH))
-    assert (value.shape, value.dtype, value.layout) == ((8,), torch.int64, MESH.layout("dp"))
-    assert repr(value).startswith("DTensor(i64[8@dp] on Mesh(dp=2, tp=2)")
+@given(redistributions() | redistributions(cross_mesh=True))
+def test_a_dtensor_goes_from_layout_to_layout(redistribution):
+    src, dst = redistribution
+    x = dtensor(src)
+    x = DTensor(x.local, src, SimulatedComm(Mesh(world=27)))
+    y = x.redistribute(dst)
+    assert y.type is dst
+    assert y.comm is x.comm
+    assert x.plan_to(dst) is plan(src, dst)
+    full = full_tensor(src, 0)
+    assert torch.equal(gather_full(y.local, dst), full)
+    assert torch.equal(y.full(), full)
+    if src.mesh is dst.mesh:
+        assert x.redistribute(dst.layout).type is dst
 
 
-TYPE = TensorType((6, 4), torch.float32, Layout(MESH, [Partial(), Replicate()]))
+@given(types(dtype=None))
+def test_redistributing_makes_new_blocks(type):
+    x = dtensor(type)
+    y = x.redistribute(type)
+    places = {t.untyped_storage().data_ptr() for t in x.local if t.numel()}
+    assert not places & {t.untyped_storage().data_ptr() for t in y.local if t.numel()}
 
 
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        (torch.zeros(5, 4), r"rank 2 has shape \(5, 4\), expected \(6, 4\)"),
-        (torch.zeros(6, 4).double(), "rank 2 has dtype torch.float64, expected torch.float32"),
-        (torch.zeros(6, 4, device="meta"), "rank 2 has device meta, expected cpu"),
-        (None, "rank 2 has None, expected a tensor"),
-    ],
-    ids=["shape", "dtype", "device", "None"],
-)
-def test_a_local_tensor_that_does_not_fit_is_refused(wrong, says):
-    blocks = [torch.zeros(6, 4), torch.zeros(6, 4), wrong, torch.zeros(6, 4)]
-    with pytest.raises(CommError, match=says):
-        from_local(tuple(blocks), TYPE, SimulatedComm(MESH))
+def test_a_dtensor_made_by_hand_is_looked_at_when_it_moves():
+    x = DTensor((torch.ones(3, 2),) * 4, TYPE, SimulatedComm(MESH))
+    with pytest.raises(CommError, match="rank 0 has shape"):
+        x.redistribute(Layout(MESH, [Replicate(), Replicate()]))
+
+
+def test_impossible_targets_are_refused():
+    x = dtensor()
+    with pytest.raises(LayoutError, match="shards dim 2 of a tensor that has 2 dims"):
+        x.redistribute(Layout(MESH, [Shard(2), Replicate()]))
+    with pytest.raises(PlanError, match="no plan fits in 1 bytes per rank"):
+        x.redistribute(Layout(MESH, [Replicate(), Replicate()]), max_bytes=1)
+    with pytest.raises(PlanError):
+        x.redistribute("tp")
+
+
+# --- a node ----------------------------------------------------------------------------------
+
+
+def test_the_local_tensors_are_the_leaves():
+    x = dtensor()
+    leaves, spec = optree.tree_flatten(x, namespace=NAMESPACE)
+    assert all(a is b for a, b in zip(leaves, x.local, strict=True))
+    again = optree.tree_unflatten(spec, leaves)
+    assert (again.type, again.comm) == (x.type, x.comm)
+    assert all(a is b for a, b in zip(again.local, x.local, strict=True))
+    assert optree.tree_leaves(x) == [x]  # elsewhere it is a leaf
+
+
+def test_maps_over_the_leaves_give_a_dtensor():
+    x = dtensor()
+    y = optree.tree_map(lambda leaf: 2 * leaf, {"x": x}, namespace=NAMESPACE)["x"]
+    assert torch.equal(y.full(), 2 * x.full())
+    total = optree.tree_map(torch.add, x, y, namespace=NAMESPACE)
+    assert torch.equal(total.full(), 3 * x.full())
+
+
+@pytest.mark.parametrize("leaf", [None, 1, "x", object(), torch.ones(7)], ids=repr)
+def test_unflattening_does_not_validate(leaf):
+    spec = optree.tree_structure(dtensor(), namespace=NAMESPACE)
+    x = optree.tree_unflatten(spec, [leaf] * 4)
+    assert all(found is leaf for found in x.local)
+    assert repr(x) == REPR
+
+
+def test_structures_are_equal_where_type_and_comm_are():
+    x, comm = dtensor(), SimulatedComm(MESH)
+    a, b = (DTensor(x.local, TYPE, comm) for _ in range(2))
+    structures = [optree.tree_structure(t, namespace=NAMESPACE) for t in (a, b, x)]
+    assert structures[0] == structures[1] != structures[2]
+    assert len(set(structures[:2])) == 1
+
+
+# --- autograd --------------------------------------------------------------------------------
+
+
+def test_detach_shares_memory_and_to_local_is_the_local_tensor():
+    x = dtensor().requires_grad_()
+    y = x.detach()
+    assert [t.data_ptr() for t in y.local] == [t.data_ptr() for t in x.local]
+    assert all(t.requires_grad for t in x.local)
+    assert not any(t.requires_grad for t in y.local)
+    assert x.to_local() is x.local
+    assert not any(t.requires_grad for t in x.requires_grad_(False).local)
+
+
+# --- how it reads ----------------------------------------------------------------------------
+
+
+def test_a_simulated_dtensor_reads_well():
+    assert repr(dtensor()) == REPR
+    alone = DTensor((torch.ones(2),), *_one_rank())
+    assert repr(alone) == "DTensor(f32[2@x] on Mesh(x=1), local=tensor([1., 1.]))"
+
+
+def _one_rank():
+    type = TensorType((2,), torch.float32, Mesh(x=1).layout("x"))
+    return type, SimulatedComm(type.mesh)
+
+
+def reading(layout):
+    x = distribute(torch.arange(5), layout, connect(Mesh(world=4)))
+    return repr(x)
 
 
 @pytest.mark.mesh
-def test_every_rank_refuses_what_does_not_fit_on_one(pool4):
-    def refused():
-        import torch.distributed as dist
-
-        from fdtensor import FuncolComm
-
-        comm, said = FuncolComm(MESH), []
-        good, meta = torch.zeros(6, 4), torch.zeros(6, 4, device="meta")
-        for wrong in (torch.zeros(5, 4), torch.zeros(6, 4).double(), meta, None):
-            try:
-                from_local(wrong if dist.get_rank() == 2 else good, TYPE, comm)
-            except CommError as error:
-                said.append(str(error))
-        return said, from_local(good, TYPE, comm).full().sum().item()
-
-    answers = pool4.run(refused)
-    assert len({tuple(said) for said, _ in answers}) == 1
-    assert len(answers[0][0]) == 4
-    assert all("rank 2 has" in text for text in answers[0][0])
-    assert [total for _, total in answers] == [0.0] * 4
+def test_a_real_dtensor_reads_well(pool4):
+    mesh = Mesh.from_ranks([0, 2, 3], "x")
+    texts = pool4.run(reading, mesh.layout("x"))
+    locals = ("tensor([0, 1])", "tensor([], dtype=torch.int64)", "tensor([2, 3])", "tensor([4])")
+    for text, local in zip(texts, locals, strict=True):
+        assert text == f"DTensor(i64[5@x] on {mesh!r}, local={local})"
 
 
-def test_what_is_no_layout_type_or_tensor_is_refused():
-    comm = SimulatedComm(MESH)
-    with pytest.raises(LayoutError, match="is not a Layout"):
-        distribute(torch.zeros(3), "dp", comm)
-    with pytest.raises(LayoutError, match="is not a TensorType"):
-        from_local((torch.zeros(3),) * 4, MESH.layout("dp"), comm)
-    with pytest.raises(CommError, match="not in the mesh of this Comm"):
-        distribute(torch.zeros(3), MESH.layout("dp"), comm, src_rank=9)
+def test_pending_terms_are_seen():
+    layout = Layout(MESH, [Partial("avg"), Shard(1)])
+    assert repr(dtensor(TYPE.with_layout(layout))).startswith("DTensor(f32[4,2@tp]{avg:dp} on ")
 
 
-def test_without_processes_connect_simulates():
-    assert isinstance(connect(MESH), SimulatedComm)
-
-
-def test_shards_are_the_blocks_of_all_ranks():
-    tensor = torch.arange(35).reshape(7, 5)
-    layout = MESH.layout("tp", "dp")
-    type = TensorType(tensor.shape, tensor.dtype, layout)
-    for rank, local in zip(MESH.ranks, shards(tensor, layout), strict=True):
-        assert torch.equal(local, block(tensor, type, rank))
+REPR = "DTensor(f32[4@dp,2] on Mesh(dp=2, tp=2), 4 local tensors)"

@@ -33,13 +33,11 @@ from fdtensor import (
     Partial,
     Plan,
     PlanError,
-    Ragged,
     ReduceScatter,
     Replicate,
     Shard,
     SimulatedComm,
     Step,
-    StridedShard,
     TensorType,
     distribute,
     from_local,
@@ -424,11 +422,11 @@ class Traffic(TorchDispatchMode):
         self.comm, self.world = comm, comm.world
 
     def __enter__(self):
-        self.comm.world = self
+        self.comm._world = lambda: self
         return super().__enter__()
 
     def __exit__(self, *error):
-        self.comm.world = self.world
+        self.comm._world = lambda: self.world
         return super().__exit__(*error)
 
     def recv(self, tensors, peer, tag):
@@ -596,3 +594,362 @@ def test_a_budget_is_kept(pool4, some):
 
 def test_the_peak_of_each_collective_is_announced(pool4):
     check_peaks(pool4, [*moves(torch.int64), *moves(torch.complex64), *reductions(torch.int64)])
+
+
+# --- agreement -------------------------------------------------------------------------------
+
+SRC = TensorType((8, 4), torch.float32, Layout(LINE, [S(0)]))
+FOUND = plan(SRC, Layout(LINE, [S(1)]), cost=GLOO)
+
+
+class Calls(TorchDispatchMode):
+    """The collectives that run, with the bytes of their input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, int]] = []
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        if op.namespace == "_c10d_functional" and op._opname != "wait_tensor":
+            self.found.append((op._opname, args[0].nbytes))
+        return op(*args, **(kwargs or {}))
+
+
+def refusals(act, odd: int) -> tuple[str, bool]:
+    """What a rank is told where rank `odd` acts differently, and whether a run works afterwards."""
+    rank, comm = dist.get_rank(), FuncolComm(LINE)
+    try:
+        act(comm, rank == odd)
+        text = ""
+    except CommError as error:
+        text = str(error)
+    full = torch.arange(32.0).view(8, 4)
+    out = run(FOUND, full[2 * rank : 2 * rank + 2], comm)
+    return text, torch.equal(out, full[:, rank : rank + 1])
+
+
+def another_plan(comm, odd):
+    local = torch.zeros(2, 4)
+    run(plan(SRC, Layout(LINE, [R]), cost=GLOO) if odd else FOUND, local, comm)
+
+
+def another_cost(comm, odd):
+    run(plan(SRC, Layout(LINE, [S(1)]), cost=NCCL if odd else GLOO), torch.zeros(2, 4), comm)
+
+
+def another_call(comm, odd):
+    local = torch.zeros(2, 4)
+    from_local(local, SRC, comm) if odd else run(FOUND, local, comm)
+
+
+def another_type(comm, odd):
+    from_local(torch.zeros(2, 4), SRC.with_layout(Layout(LINE, [P()])) if odd else SRC, comm)
+
+
+@pytest.mark.parametrize("odd", [0, 3])
+@pytest.mark.parametrize("act", [another_plan, another_cost, another_call, another_type])
+def test_a_rank_with_another_plan_is_an_error_on_all(pool4, act, odd):
+    told = pool4.run(refusals, act, odd)
+    assert [works for _, works in told] == [True] * 4
+    texts = [text for text, _ in told]
+    assert all(re.search("the ranks do not agree on (this plan|from_local)", t) for t in texts)
+    digests = [dict(re.findall(r"(rank \d): +([0-9a-f]{12})\b", text)) for text in texts]
+    assert digests == digests[:1] * 4
+    assert list(digests[0]) == ["rank 0", "rank 1", "rank 2", "rank 3"]
+    others = {digest for rank, digest in digests[0].items() if rank != f"rank {odd}"}
+    assert len(others) == 1
+    assert digests[0][f"rank {odd}"] not in others
+    if act is another_plan:
+        assert others == {FOUND.digest[:12]}
+
+
+ODD = {
+    "rank 2 has shape (3, 4), expected (2, 4)": lambda: torch.zeros(3, 4),
+    "rank 2 has shape (8,), expected (2, 4)": lambda: torch.zeros(8),
+    "rank 2 has dtype torch.float64, expected torch.float32": lambda: torch.zeros(2, 4).double(),
+    "rank 2 has device meta, expected cpu": lambda: torch.zeros(2, 4, device="meta"),
+    "rank 2 has a torch.sparse_coo tensor, expected a strided one": lambda: torch.zeros(
+        2, 4
+    ).to_sparse(),
+    "rank 2 has None, expected a tensor of shape (2, 4)": lambda: None,
+    "rank 2 has a list, expected a tensor of shape (2, 4)": lambda: [torch.zeros(2, 4)],
+}
+
+
+@pytest.mark.parametrize("mistake", ODD)
+@pytest.mark.parametrize("verb", ["run", "run_fused", "from_local"])
+def test_a_local_tensor_that_does_not_fit_is_an_error_on_all(pool4, mistake, verb):
+    make = ODD[mistake]
+
+    def act(comm, odd):
+        local = make() if odd else torch.zeros(2, 4)
+        if verb == "run":
+            run(FOUND, local, comm)
+        elif verb == "run_fused":
+            run_fused(fuse([FOUND, FOUND]), [torch.zeros(2, 4), local], comm)
+        else:
+            from_local(local, SRC, comm)
+
+    told = pool4.run(refusals, act, 2)
+    about = {"run": "this plan", "run_fused": "this fused plan"}.get(verb, verb)
+    for text, works in told:
+        assert text.startswith(f"{about} cannot start: {mistake}.\n")
+        assert works
+
+
+def test_all_mistakes_are_told(pool4):
+    def act(comm, odd):
+        run(FOUND, torch.zeros(2, 4) if odd else torch.zeros(comm.rank, 4), comm)
+
+    for text, works in pool4.run(refusals, act, 3):
+        assert "rank 0 has shape (0, 4)" in text
+        assert "rank 1 has shape (1, 4)" in text
+        assert "rank 3" not in text  # and rank 2 holds 2 rows
+        assert works
+
+
+def agreements(check: str) -> list[list[tuple[str, int]]]:
+    """The collectives of three runs of a plan, of two of another one, and of two of from_local."""
+    comm, local = FuncolComm(LINE, check=check), torch.zeros(2, 4)
+    other = plan(SRC, Layout(LINE, [R]), cost=GLOO)
+    acts = [lambda: run(FOUND, local, comm)] * 3 + [lambda: run(other, local, comm)] * 2
+    acts += [lambda: from_local(local, SRC, comm)] * 2
+    found = []
+    for act in acts:
+        with Calls() as calls:
+            act()
+        found.append(calls.found)
+    return found
+
+
+def test_ranks_agree_once_and_trust_the_plan_then(pool4):
+    tiny = [("all_reduce", 24)]
+    for found in pool4.run(agreements, "first"):
+        assert found == [tiny, [], [], tiny, [], tiny, tiny]
+    for found in pool4.run(agreements, "always"):
+        assert found == [tiny] * 7
+    for found in pool4.run(agreements, "never"):
+        assert found == [[]] * 7
+
+
+def later(check: str) -> str:
+    """What a rank alone is told of a tensor that does not fit, where it trusts the plan."""
+    comm = FuncolComm(LINE)
+    run(FOUND, torch.zeros(2, 4), comm)
+    try:
+        run(FOUND, torch.zeros(3, 4), comm, check=check)
+    except CommError as error:
+        return error.sentence
+    return ""
+
+
+@pytest.mark.parametrize("check", ["first", "never"])
+def test_a_rank_sees_its_own_mistake_without_the_others(pool4, check):
+    for rank, text in enumerate(pool4.run(later, check)):
+        assert text == f"this plan cannot start: rank {rank} has shape (3, 4), expected (2, 4)."
+
+
+def impossible() -> list[str]:
+    """What is said of Comms and plans that cannot be here."""
+    small = Mesh.from_ranks([0, 1], "x")
+    src = TensorType((8, 4), torch.float32, Layout(small, [S(0)]))
+    acts = [
+        lambda: FuncolComm(Mesh(x=5)),
+        lambda: FuncolComm(LINE, "meta"),
+        lambda: run(FOUND, torch.zeros(2, 4), FuncolComm(small)),
+        lambda: run(plan(src, Layout(LINE, [S(0)])), torch.zeros(4, 4), FuncolComm(small)),
+    ]
+    found = []
+    for act in acts:
+        try:
+            act()
+        except CommError as error:
+            found.append(error.sentence)
+    return found
+
+
+def test_what_cannot_run_here_is_refused_on_every_rank(pool4):
+    for found in pool4.run(impossible):
+        assert found == [
+            "the mesh has rank 4, but there are 4 processes.",
+            "the process group has no backend for meta tensors.",
+            "this plan uses rank 2, which this Comm does not have.",
+            "this plan uses rank 2, which this Comm does not have.",
+        ]
+
+
+# --- ranks outside ---------------------------------------------------------------------------
+
+
+def visit(mesh: Mesh, everyone: bool) -> list[bool]:
+    """A walk on a mesh of a few ranks, which the others make too if `everyone` says so."""
+    rank = dist.get_rank()
+    inside = mesh.position(rank) is not None
+    if not inside and not everyone:
+        return [True]
+    comm = FuncolComm(mesh)
+    full = torch.arange(32.0).view(8, 4)
+    src = TensorType((8, 4), torch.float32, Layout(mesh, [S(0)]))
+    rows = range(0) if not inside else src.index(rank)[0]
+    mine = full[list(rows)] if inside else full.clone()
+    x = from_local(mine, src, comm)
+    right = []
+    for to in (R, S(1), Partial(), S(0)):
+        moved = run(plan(src, Layout(mesh, [to]), cost=comm.cost), mine, comm)
+        right.append(inside or moved is mine)
+        x = x.redistribute(Layout(mesh, [to]))
+    y = distribute(full, Layout(mesh, [S(1)]), comm)
+    if inside:
+        right += [torch.equal(x.full(), full), torch.equal(y.full(), full)]
+    else:
+        right += [x.full().numel() == y.full().numel() == 0, torch.equal(mine, full)]
+    return right
+
+
+@pytest.mark.parametrize("everyone", [True, False])
+@pytest.mark.parametrize("ranks", [[1, 3], [3, 0], [2], [3, 1, 0]])
+def test_a_rank_outside_may_call_along_or_not_at_all(pool4, ranks, everyone):
+    for right in pool4.run(visit, Mesh.from_ranks(ranks, "x"), everyone):
+        assert all(right)
+
+
+def halves() -> list:
+    """Two halves of the world that do different things, then send the tensor across and back."""
+    rank, full = dist.get_rank(), torch.arange(24.0).view(4, 6)
+    left, right = Mesh.from_ranks([0, 1], "a"), Mesh.from_ranks([3, 2], "b")
+    comm = FuncolComm(LINE)
+    own = left if rank < 2 else right
+    src = TensorType((4, 6), torch.float32, Layout(own, [S(0)]))
+    mine = full[list(src.index(rank)[0])]
+    if rank < 2:  # the halves do different things, different numbers of times
+        for _ in range(3):
+            mine = run(plan(src, Layout(own, [S(1)])), mine, comm)
+            mine = run(plan(src.with_layout(Layout(own, [S(1)])), src.layout), mine, comm)
+    else:
+        whole = run(plan(src, Layout(own, [R])), mine, comm)
+        mine = run(plan(src.with_layout(Layout(own, [R])), src.layout), whole, comm)
+    across = plan(
+        TensorType((4, 6), torch.float32, Layout(left, [S(0)])),
+        TensorType((4, 6), torch.float32, Layout(right, [S(1)])),
+    )
+    there = run(across, mine if rank < 2 else None, comm)
+    back = run(across.transpose(), there, comm)
+    return [torch.equal(mine, full[list(src.index(rank)[0])]), list(there.shape), list(back.shape)]
+
+
+def test_parts_of_the_world_work_by_themselves_and_together(pool4):
+    found = pool4.run(halves)
+    assert found == [[True, [0, 0], [2, 6]]] * 2 + [[True, [4, 3], [0, 0]]] * 2
+
+
+def numbers(dtype: torch.dtype) -> list[Facts]:
+    """What each rank has of a 0-d tensor that goes from rank 1 to ranks 2 and 3."""
+    rank, comm = dist.get_rank(), FuncolComm(LINE)
+    src = TensorType((), dtype, Layout(Mesh.from_ranks([1], "x"), [R]))
+    dst = TensorType((), dtype, Layout(Mesh.from_ranks([2, 3], "x"), [R]))
+    given = torch.tensor(5).to(dtype) if rank == 1 else None
+    return [
+        None if out is None else facts(out)
+        for out in (run(plan(src, dst, cost=cost), given, comm) for cost in (GLOO, NCCL))
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.int16, torch.complex64, torch.bool, torch.float8_e5m2])
+def test_a_rank_that_leaves_has_a_zero_of_no_dims(pool4, dtype):
+    five, zero = facts(torch.tensor(5).to(dtype)), facts(torch.zeros((), dtype=dtype))
+    assert pool4.run(numbers, dtype) == [[None] * 2, [zero] * 2, [five] * 2, [five] * 2]
+
+
+def vacant() -> list:
+    """Cross-mesh plans of tensors without elements, on ranks that come without a tensor."""
+    rank, comm = dist.get_rank(), FuncolComm(LINE)
+    left, right = Mesh.from_ranks([0, 1], "a"), Mesh.from_ranks([1, 2], "b")
+    found = []
+    for shape in ((0, 3), (3, 0), (0,)):
+        src = TensorType(shape, torch.int16, Layout(left, [S(0)]))
+        dst = TensorType(shape, torch.int16, Layout(right, [R]))
+        given = torch.empty(src.local_shape(rank), dtype=torch.int16) if rank < 2 else None
+        out = run(plan(src, dst), given, comm)
+        found.append(out if out is None else (list(out.shape), out.dtype))
+    return found
+
+
+def test_a_rank_that_comes_in_gets_its_block_of_nothing(pool4):
+    i16 = torch.int16
+    leaves = [([0, 0], i16), ([0, 0], i16), ([0], i16)]
+    holds = [([0, 3], i16), ([3, 0], i16), ([0], i16)]
+    assert pool4.run(vacant) == [leaves, holds, holds, [None] * 3]
+
+
+# --- surroundings ----------------------------------------------------------------------------
+
+
+def surroundings() -> list[str]:
+    """What goes wrong in unusual modes, each of which must change nothing. Warnings are errors."""
+    rank, full = dist.get_rank(), torch.arange(32.0).view(8, 4)
+    float64 = full.double()
+
+    def walk(context, full):
+        comm = FuncolComm(LINE)
+        src = TensorType((8, 4), full.dtype, Layout(LINE, [S(0)]))
+        mine, out = full[2 * rank : 2 * rank + 2], []
+        with context:
+            for cost in (GLOO, NCCL):
+                for to in (S(0), S(1), R, P(), P("avg")):
+                    there = run(plan(src, Layout(LINE, [to]), cost=cost), mine, comm)
+                    back = run(plan(src.placed("x", to), Layout(LINE, [R]), cost=cost), there, comm)
+                    out += [there, back]
+            y = distribute(full if rank == 1 else None, Layout(LINE, [S(1)]), comm, src_rank=1)
+            out.append(run_fused(fuse([plan(y.type, Layout(LINE, [R]))]), [y.local], comm)[0])
+            x = from_local(mine, src, FuncolComm(LINE, check="always"))
+            out.append(x.full())
+        assert all(type(t) is torch.Tensor and t.is_contiguous() for t in out)
+        return out
+
+    expected = walk(torch.enable_grad(), full)
+    assert not any(t.is_inference() or t.requires_grad for t in expected)
+    wrong = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for name, context in {
+            "no_grad": torch.no_grad(),
+            "inference_mode": torch.inference_mode(),
+            "default device": torch.device("meta"),
+            "deterministic": torch.autograd.set_multithreading_enabled(False),
+        }.items():
+            found = walk(context, full)
+            if not all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)):
+                wrong.append(name)
+        torch.set_default_dtype(torch.float16)
+        try:
+            found = walk(torch.enable_grad(), float64)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        if not all(torch.equal(a, b.double()) for a, b in zip(found, expected, strict=True)):
+            wrong.append("default dtype")
+        with torch.inference_mode():
+            inner = full.clone()
+        if not all(map(torch.equal, walk(torch.enable_grad(), inner), expected)):
+            wrong.append("inference tensors")
+    return wrong
+
+
+def test_modes_change_nothing_and_nothing_warns(pool4):
+    assert pool4.run(surroundings) == [[]] * 4
+
+
+def versions() -> list[int]:
+    """How often inputs were written to."""
+    rank, comm = dist.get_rank(), FuncolComm(LINE, check="never")
+    found = []
+    for one in (*moves(torch.float32), *reductions(torch.float32)):
+        place = one.src.mesh.position(rank)
+        given = None if place is None else torch.ones(one.src.local_shape(rank))
+        run(one, given, comm)
+        found.append(0 if given is None else given._version)
+    return found
+
+
+def test_no_input_is_written_to(pool4):
+    for found in pool4.run(versions):
+        assert set(found) == {0}
