@@ -559,7 +559,7 @@ def _exchanging(steps: tuple[Step, ...], rank: int) -> tuple[int, ...]:
     meshes = tuple(dict.fromkeys(m for step in steps for m in (step.src.mesh, step.dst.mesh)))
     if len(meshes) > 1:
         return _members(meshes)
-    mesh = meshes[0]
+    mesh = next(iter(meshes))
     axes = {axis for step in steps for axis in step.collective.axes or ()}  # type: ignore[union-attr]
     coord = mesh.coord(rank)
     assert coord is not None

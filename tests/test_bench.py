@@ -90,7 +90,7 @@ def test_overhead_is_measured_with_messages_and_with_named_collectives(found):
     ]
     plans = {(row.case, row.cost): row.plan for row in found.overhead}
     assert plans["S0->S0", "gloo"] == plans["S0->S0", "nccl"] == ()
-    assert plans["S0->R", "gloo"] == ("exchange[axis=x way=peer_to_peer]",)
+    assert plans["S0->R", "gloo"] == ("exchange[axis=x way=all_to_all]",)
     assert plans["S0->R", "nccl"] == ("all_gather[axis=x dim=0]",)
 
 
