@@ -73,11 +73,9 @@ def _exchanged(found: Plan) -> Plan:
             continue
         src, dst = step.src, step.dst
         if isinstance(step.collective, AllReduce) and src.shape:
-            while not all(
-                map(is_local, todo)
-            ):  # what moves the reduced blocks moves those of owners
-                dst = todo.pop(0).dst
             owned = owners(src, dst)
+            while not all(map(is_local, todo)):  # the owners send where the reduced blocks would go
+                dst = todo.pop(0).dst
             steps.append(by_exchange(src, owned, "all_to_all"))
             src = owned
         if src is not dst:

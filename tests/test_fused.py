@@ -88,7 +88,7 @@ def test_together_moves_the_bytes_of_each_alone(pairs, cost):
         if not any(isinstance(step.collective, AllReduce) for step in alone.steps):
             assert together.total_bytes == alone.total_bytes
         elif src.shape:
-            assert 0 <= together.total_bytes - alone.total_bytes < 2 * src.mesh.size
+            assert together.total_bytes < alone.total_bytes + 2 * src.mesh.size
 
 
 @given(journeys())
