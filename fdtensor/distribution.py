@@ -58,10 +58,11 @@ def distribute(
     Every rank cuts its own block from the same `tensor`, without traffic. With `src_rank` only that
     rank needs it, and sends each rank its block; the others may pass None. Partial layouts get one
     term that holds the value, the others identity elements (avg, max, min, band, bor: the value).
-    Collective: ranks agree on layout, shape and dtype, and fail together.
+    Collective: ranks agree on layout, shape, dtype and whether autograd tracks it, and fail
+    together.
 
     The gradient is that of one process: on every rank that of the full tensor, with `src_rank` on
-    that rank.
+    that rank. Under transforms of `torch.func` the others must pass a tensor too, with any values.
     """
     if not isinstance(layout, Layout):
         raise LayoutError(f"{layout!r} is not a Layout.", hint="Write Layout(mesh, placements).")
@@ -76,7 +77,8 @@ def distribute(
             _agree("", "distribute", layout.mesh, comm, mistake, check)
         raise
     value = comm.value(spread(tensor, comm.width(whole)))  # type: ignore[arg-type]
-    agree("distribute", type, comm, comm.mistake(value, whole), check)
+    facts = f"distribute {type!r} {tracked([tensor])}"  # the backward is collective
+    _agree(facts, "distribute", type.mesh, comm, comm.mistake(value, whole), check)
     if _outside(type, comm):
         return DTensor(_vacant(type, comm, tensor), type, comm)
     found = plan(whole, type, cost=comm.cost)
@@ -86,8 +88,9 @@ def distribute(
 def _everywhere(tensor: object, mesh: Mesh) -> TensorType:
     """The type of a tensor that every rank holds."""
     if not isinstance(tensor, torch.Tensor):
+        found = "None" if tensor is None else f"a {type(tensor).__name__}"
         raise LayoutError(
-            f"{tensor!r} is not a tensor.",
+            f"{found} is not a tensor.",
             hint="Pass a torch.Tensor, or src_rank=... where only one rank has it.",
         )
     return TensorType(tensor.shape, tensor.dtype, Layout(mesh, [Replicate()] * mesh.ndim))

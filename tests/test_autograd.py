@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import forward_ad
 
@@ -28,6 +28,8 @@ from fdtensor.testing.values import block, full_tensor, gather_full, scatter
 
 LINEAR = ("sum", "avg")
 R, S0, S1 = Replicate(), Shard(0), Shard(1)
+
+few = settings(max_examples=settings.default.max_examples * 2 // 5)
 
 linear = redistributions(dtype=torch.float64, partial=LINEAR) | redistributions(
     dtype=torch.float64, partial=LINEAR, cross_mesh=True
@@ -160,6 +162,7 @@ def test_a_loss_of_full_has_the_gradient_of_a_single_process(chain):
     assert torch.equal(second, 6 * w * x)
 
 
+@few
 @given(chains())
 def test_the_transforms_of_torch_func_see_a_single_process(chain):
     shape, through = chain
@@ -177,6 +180,7 @@ def test_the_transforms_of_torch_func_see_a_single_process(chain):
     assert torch.equal(torch.func.vmap(torch.func.grad(f))(batch), 3 * w * batch**2)
 
 
+@few
 @given(chains())
 def test_the_hessian_is_that_of_a_single_process(chain):
     shape, through = chain
@@ -332,6 +336,7 @@ def test_tensors_that_move_together_have_their_own_gradients(pairs):
         assert torch.equal(gather_full([leaf.grad for leaf in leaves], src.cotangent()), full)
 
 
+@few
 @given(linear, linear)
 def test_the_transforms_see_trees_as_a_single_process(first, second):
     pairs = (first, second)

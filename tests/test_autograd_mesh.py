@@ -25,7 +25,7 @@ LINEAR = ("sum", "avg")
 linear = redistributions(4, dtype=torch.float64, partial=LINEAR) | redistributions(
     4, True, dtype=torch.float64, partial=LINEAR
 )
-few = settings(max_examples=settings.default.max_examples // 4)
+few = settings(max_examples=settings.default.max_examples // 5)
 
 
 @st.composite
@@ -224,6 +224,22 @@ def test_a_tensor_from_one_rank_gets_its_gradient_there(
             assert grad is None or not grad.any()
         else:
             assert torch.equal(grad, 3 * ints(type.shape) ** 2)
+
+
+def grad_from_one_rank(type, src_rank):
+    comm = comm_here()
+    x = (1 if dist.get_rank() == src_rank else 7) * ints(type.shape)
+    return torch.func.grad(
+        lambda x: (distribute(x, type.layout, comm, src_rank=src_rank).full() ** 3).sum()
+    )(x)
+
+
+@few
+@given(linear, st.integers(0, 3))
+def test_a_transform_sees_the_tensor_of_one_rank(pool4, redistribution, src_rank):
+    type = redistribution[0]
+    for rank, grad in enumerate(pool4.run(grad_from_one_rank, type, src_rank)):
+        assert torch.equal(grad, (3 * (rank == src_rank)) * ints(type.shape) ** 2)
 
 
 def from_terms(type):

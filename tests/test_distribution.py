@@ -235,7 +235,7 @@ def test_ranks_that_differ_fail_together(pool4):
     for found in pool4.run(caught, from_typed, TYPE, TYPE, other, TYPE):
         assert found == ("CommError", "the ranks do not agree on from_local.")
     a, b = torch.ones(4, 4), torch.ones(4, 2)
-    for wrong in (b, a.double()):
+    for wrong in (b, a.double(), a.clone().requires_grad_()):
         for found in pool4.run(caught, from_same, a, a, a, wrong):
             assert found == ("CommError", "the ranks do not agree on distribute.")
 
