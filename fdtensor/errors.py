@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-__all__ = ["CommError", "FdtensorError", "LayoutError", "MeshError", "PlanError", "ValueTreeError"]
+__all__ = [
+    "CommError",
+    "DataDependentError",
+    "FdtensorError",
+    "LayoutError",
+    "MeshError",
+    "PlanError",
+    "RuleError",
+    "TraceError",
+    "ValueTreeError",
+]
 
 
 class FdtensorError(ValueError):
@@ -56,6 +66,18 @@ class PlanError(FdtensorError):
 
 class CommError(FdtensorError):
     """Something that cannot run on this Comm, or ranks that do not agree."""
+
+
+class RuleError(FdtensorError):
+    """An op without a rule for the layouts at hand, or a rule that cannot be."""
+
+
+class TraceError(FdtensorError):
+    """A function that cannot become a program."""
+
+
+class DataDependentError(TraceError):
+    """A function whose shapes or control flow depend on the values of tensors."""
 
 
 class ValueTreeError(FdtensorError):

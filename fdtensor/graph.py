@@ -1,0 +1,163 @@
+"""`Graph`: a plain torch function as a list of aten calls on full tensors, before any layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
+from typing import Any
+
+import attrs
+import torch
+
+from fdtensor.record import Record
+
+__all__ = ["Call", "Full", "Graph", "Var", "pruned", "substituted", "tensors_in", "tensors_of"]
+
+
+@attrs.frozen(eq=False)
+class Var(Record):
+    """The value number `index` of a graph or program."""
+
+    index: int
+
+    def __str__(self) -> str:
+        return name_of(self.index)
+
+
+@attrs.frozen(eq=False)
+class Full(Record):
+    """A full tensor, but for its values: what a rule may look at."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def ndim(self) -> int:
+        """How many dims it has."""
+        return len(self.shape)
+
+    @property
+    def numel(self) -> int:
+        """How many elements it has."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes."""
+        return self.numel * self.dtype.itemsize
+
+
+@attrs.frozen(eq=False)
+class Call:
+    """One aten op on full tensors; `args` and `kwargs` hold a `Var` where the op takes a tensor."""
+
+    op: torch._ops.OpOverload
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    outs: tuple[Var | None, ...]
+    """One for each tensor that the op returns, lists flattened; None where nobody reads it."""
+
+    @property
+    def ins(self) -> tuple[Var, ...]:
+        """The tensors it takes, in order, those of lists too."""
+        return tuple(tensors_in((self.args, self.kwargs)))
+
+
+@attrs.frozen(eq=False)
+class Graph:
+    """A function of full tensors: `outs` after `calls`, from `inputs` and `constants`."""
+
+    inputs: tuple[Var, ...]
+    constants: tuple[tuple[Var, torch.Tensor], ...]
+    """Tensors that the function closes over."""
+    calls: tuple[Call, ...]
+    outs: tuple[Var, ...]
+    types: tuple[Full, ...]
+    """By the index of the value."""
+
+    def __str__(self) -> str:
+        def typed(v: Var | None) -> str:
+            return "_" if v is None else f"{v}:{list(self.types[v.index].shape)}"
+
+        lines = [f"in {' '.join(map(typed, self.inputs))}"]
+        for call in self.calls:
+            outs = " ".join(map(typed, call.outs))
+            lines.append(f"{outs} = {call.op} {argument_text(call.args, call.kwargs)}")
+        return "\n".join([*lines, f"out {' '.join(map(str, self.outs))}"])
+
+
+def name_of(index: int) -> str:
+    """Value names: a, b, ..., z, ba, bb, ..."""
+    name = chr(97 + index % 26)
+    while index >= 26:
+        index //= 26
+        name = chr(97 + index % 26) + name
+    return name
+
+
+def tensors_in(tree: Any) -> Iterator[Var]:
+    """The values in arguments, in order."""
+    if isinstance(tree, Var):
+        yield tree
+    elif isinstance(tree, tuple):
+        for entry in tree:
+            yield from tensors_in(entry)
+
+
+def substituted(tree: Any, of: Callable[[Var], Any]) -> Any:
+    """The arguments with `of(v)` for each value `v`."""
+    if isinstance(tree, Var):
+        return of(tree)
+    if isinstance(tree, tuple):
+        return tuple([substituted(entry, of) for entry in tree])
+    return tree
+
+
+def argument_text(args: tuple[Any, ...], kwargs: Sequence[tuple[str, Any]]) -> str:
+    """Arguments as a program prints them: values by name, the rest as Python."""
+    return " ".join([_text(a) for a in args] + [f"{k}={_text(a)}" for k, a in kwargs])
+
+
+def _text(value: Any) -> str:
+    match value:
+        case Var():
+            return str(value)
+        case tuple():
+            return f"[{','.join(map(_text, value))}]"
+        case torch.dtype():
+            return str(value).removeprefix("torch.")
+        case _:
+            return repr(value)
+
+
+def tensors_of(result: Any) -> list[torch.Tensor]:
+    """The tensors that an op returned, those of lists too: not its numbers, nor None."""
+    if isinstance(result, torch.Tensor):
+        return [result]
+    if isinstance(result, (tuple, list)):
+        return [t for entry in result for t in tensors_of(entry)]
+    return []
+
+
+def pruned(graph: Graph) -> Graph:
+    """The graph without calls that no output needs, its values numbered in order."""
+    needed = set(graph.outs)
+    kept = []
+    for call in reversed(graph.calls):
+        if any(v in needed for v in call.outs):
+            needed.update(call.ins)
+            kept.append(call)
+    order: dict[Var, Var] = {}
+
+    def number(v: Var) -> Var:
+        return order.setdefault(v, Var(len(order)))
+
+    inputs = tuple(map(number, graph.inputs))
+    constants = tuple((number(v), t) for v, t in graph.constants if v in needed)
+    calls = []
+    for call in reversed(kept):
+        args, kwargs = substituted((call.args, call.kwargs), number)
+        outs = tuple(number(v) if v in needed else None for v in call.outs)
+        calls.append(Call(call.op, args, kwargs, outs))
+    types = tuple(graph.types[v.index] for v in order)
+    return Graph(inputs, constants, tuple(calls), tuple(map(number, graph.outs)), types)

@@ -1,0 +1,312 @@
+"""`record`: runs a plain torch function once on fake full tensors and writes down its aten calls.
+
+C++ functionalization sits between the function and the recorder, so that in-place ops and views
+come out as functions; `torch.func` transforms and autograd run above both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fdtensor.errors import DataDependentError, LayoutError, TraceError
+from fdtensor.graph import Call, Full, Graph, Var, pruned, tensors_of
+from fdtensor.layout import Layout, TensorType
+from fdtensor.mesh import Mesh
+from fdtensor.placement import Cut, Partial, Ragged, Replicate, Shard, StridedShard
+
+__all__ = ["constrain", "pinned", "record", "recording"]
+
+aten = torch.ops.aten
+_C: Any = torch  # what torch does not declare
+
+_SAME = {
+    aten.detach.default,
+    aten.alias.default,
+    aten.clone.default,
+    aten.contiguous.default,
+    aten.lift_fresh.default,
+    aten.lift_fresh_copy.default,
+    aten.lift.default,
+}
+"""Ops whose result is their argument, to a program."""
+
+_DEPTH = [0]
+
+
+def recording() -> bool:
+    """Whether a function is being recorded now."""
+    return _DEPTH[0] > 0
+
+
+class _Recorder(TorchDispatchMode):
+    """Writes down every call below functionalization."""
+
+    def __init__(self, fakes: FakeTensorMode) -> None:
+        super().__init__()
+        self.fakes = fakes
+        self.types: list[Full] = []
+        self.calls: list[Call] = []
+        self.constants: list[tuple[Var, torch.Tensor]] = []
+        self.vars: dict[int, Var] = {}
+        self.alive: list[torch.Tensor] = []  # an id means a tensor only while the tensor lives
+        self.closed: dict[int, tuple[Var, torch.Tensor]] = {}
+
+    def var(self, tensor: torch.Tensor) -> Var:
+        """A new value, for a tensor that was just made."""
+        made = Var(len(self.types))
+        self.types.append(Full(tuple(tensor.shape), tensor.dtype))
+        self.vars[id(tensor)] = made
+        self.alive.append(tensor)
+        return made
+
+    def constant(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The fake of a real tensor that the function closes over."""
+        if id(tensor) not in self.closed:
+            shape, strides = tensor.shape, tensor.stride()
+            with self.fakes:
+                fake = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
+            made = self.var(fake)
+            self.constants.append((made, tensor))
+            self.closed[id(tensor)] = made, fake
+            self.alive.append(tensor)
+        return self.closed[id(tensor)][1]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        _refuse(func, args)
+        args, kwargs = _mapped((args, kwargs), self._fake)
+        out = func(*args, **kwargs)
+        results = tensors_of(out)
+        if not results:
+            return out
+        if func in _SAME:
+            self.vars[id(out)] = self.vars[id(args[0])]
+            self.alive.append(out)
+            return out
+        outs = tuple([self.var(t) for t in results])
+        known = _frozen((args, tuple(kwargs.items())), lambda t: self.vars[id(t)])
+        self.calls.append(Call(func, known[0], known[1], outs))
+        return out
+
+    def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if isinstance(tensor, FakeTensor) else self.constant(tensor)
+
+
+def record(
+    f: Callable[[list[torch.Tensor]], Sequence[torch.Tensor]],
+    types: Sequence[Full],
+    *,
+    device: str | torch.device = "cpu",
+    requires_grad: Sequence[bool] = (),
+) -> Graph:
+    """The graph of `f`, which takes a list of tensors of these types and returns a list.
+
+    Raises `DataDependentError` where shapes or Python control flow depend on the values of tensors,
+    and `TraceError` for what cannot be a pure function: in-place writes to closed-over tensors,
+    random numbers, gradients left in closed-over tensors.
+    """
+    fakes = FakeTensorMode(allow_non_fake_inputs=False)
+    recorder = _Recorder(fakes)
+    grads = list(requires_grad) or [False] * len(types)
+    with fakes:
+        bare = [torch.empty(t.shape, dtype=t.dtype, device=device) for t in types]
+    inputs = tuple(map(recorder.var, bare))
+    _DEPTH[0] += 1
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_transparent())
+            stack.enter_context(fakes)
+            stack.enter_context(recorder)
+            wrapped = [_C._to_functional_tensor(t) for t in bare]
+            for t, wanted in zip(wrapped, grads):
+                t.requires_grad_(wanted)
+            _C._enable_functionalization(reapply_views=True)
+            try:
+                results = [_unwrapped(t) for t in f(wrapped)]
+            finally:
+                _C._disable_functionalization()
+            outs = tuple(recorder.vars[id(recorder._fake(t))] for t in results)
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise DataDependentError(
+            f"what {error.func} gives depends on the values of tensors.",
+            hint="Outside of a traced function, `call` runs it on replicated operands.",
+        ) from error
+    finally:
+        _DEPTH[0] -= 1
+    _no_gradients_left(recorder)
+    calls, constants = tuple(recorder.calls), tuple(recorder.constants)
+    return pruned(Graph(inputs, constants, calls, outs, tuple(recorder.types)))
+
+
+torch.library.define("fdtensor::constrain", "(Tensor x, str layout) -> Tensor")
+torch.library.impl("fdtensor::constrain", "CompositeExplicitAutograd", lambda x, layout: x.clone())
+_CONSTRAIN = torch.ops.fdtensor.constrain.default
+
+
+class _Constrain(torch.autograd.Function):
+    """The identity, which pins the layout of a value and that of its cotangent."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, layout: Layout, back: Layout) -> torch.Tensor:
+        return _CONSTRAIN(x, repr(layout))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _, ctx.layout, ctx.back = inputs
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        return _Constrain.apply(grad, ctx.back, ctx.back), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: torch.Tensor, *_: Any) -> torch.Tensor:  # type: ignore[override]
+        return _Constrain.apply(tangent, ctx.layout, ctx.back)  # type: ignore[return-value]
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        x, layout, back = args
+        x = x.movedim(in_dims[0], 0)
+        return _Constrain.apply(x, _behind(layout), _behind(back)), 0
+
+
+def _behind(layout: Layout) -> Layout:
+    """The layout of a stack of tensors, along a new first dim that is not cut."""
+    moved = [attrs.evolve(p, dim=p.dim + 1) if isinstance(p, Cut) else p for p in layout.placements]
+    return Layout(layout.mesh, moved, {d + 1: axes for d, axes in layout.order})
+
+
+def constrain(x: Any, layout: Layout) -> Any:
+    """`x`, whose layout is pinned where a function is traced; elsewhere just `x`.
+
+    The cotangent of `x` is pinned to the same layout, with Replicate for Partial.
+    """
+    if not isinstance(layout, Layout):
+        raise LayoutError(f"{layout!r} is not a Layout.", hint="Write Layout(mesh, placements).")
+    if not recording():
+        return x
+    whole = TensorType(tuple(x.shape), x.dtype, layout)
+    return _Constrain.apply(x, layout, whole.cotangent().layout)
+
+
+def pinned(call: Call) -> Layout | None:
+    """The layout that a call of `constrain` pins, or None for another call."""
+    return parse_layout(call.args[1]) if call.op is _CONSTRAIN else None
+
+
+@functools.lru_cache(maxsize=1024)
+def parse_layout(text: str) -> Layout:
+    """The layout whose repr this is."""
+    return eval(text, _LAYOUT_NAMES)
+
+
+_LAYOUT_NAMES = {
+    kind.__name__: kind for kind in (Layout, Mesh, Replicate, Shard, StridedShard, Ragged, Partial)
+}
+
+
+def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    if not _C._is_functional_tensor(tensor):
+        return tensor
+    _C._sync(tensor)
+    return _C._from_functional_tensor(tensor)
+
+
+@contextlib.contextmanager
+def _transparent() -> Iterator[None]:
+    """Without fused ops that hide what they do: encoder layers and LSTMs in one, batch norms that
+    write to their statistics unseen."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    onednn = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        with _PureBatchNorm():
+            yield
+    finally:
+        torch._C._set_mkldnn_enabled(onednn)
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+class _PureBatchNorm(TorchFunctionMode):
+    """Has batch norm say that it writes to its running statistics."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.batch_norm and not kwargs:
+            x, weight, bias, mean, var, training, momentum, eps, _ = args
+            if training and mean is not None:
+                return torch.ops.aten._native_batch_norm_legit(
+                    x, weight, bias, mean, var, True, momentum, eps
+                )[0]
+        return func(*args, **(kwargs or {}))
+
+
+def _no_gradients_left(recorder: _Recorder) -> None:
+    for _, tensor in recorder.constants:
+        grad = tensor.grad if tensor.is_leaf else None
+        if grad is not None and _C._is_functional_tensor(grad):
+            tensor.grad = None
+            raise TraceError(
+                "backward() of a traced function left a gradient in a tensor that it closes over.",
+                shape=tuple(tensor.shape),
+                hint="Pass the tensor as an argument and use torch.func.grad or autograd.grad.",
+            )
+
+
+def _refuse(func: Any, args: Any) -> None:
+    if torch.Tag.nondeterministic_seeded in func.tags and not _is_quiet(func, args):
+        raise TraceError(
+            f"{func} draws random numbers, and each rank would draw its own.",
+            hint="Pass the numbers in as an argument, or switch dropout off with eval().",
+        )
+    if func._schema.is_mutable:
+        raise TraceError(
+            f"{func} writes to a tensor that the function closes over.",
+            hint="Pass the tensor as an argument and return its new value.",
+        )
+
+
+def _is_quiet(func: Any, args: Any) -> bool:
+    """Whether a call of an op that may draw random numbers draws none: a dropout of 0."""
+    names = [a.name for a in func._schema.arguments]
+    for name in ("dropout_p", "dropout", "p"):
+        if name in names:
+            place = names.index(name)
+            given = (
+                args[place] if place < len(args) else func._schema.arguments[place].default_value
+            )
+            return given == 0
+    return False
+
+
+def _mapped(tree: Any, of: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The arguments with `of(t)` for each tensor `t`."""
+    if isinstance(tree, torch.Tensor):
+        return of(tree)
+    if isinstance(tree, (tuple, list)):
+        return type(tree)([_mapped(entry, of) for entry in tree])
+    if isinstance(tree, dict):
+        return {key: _mapped(entry, of) for key, entry in tree.items()}
+    return tree
+
+
+def _frozen(tree: Any, of: Callable[[torch.Tensor], Var]) -> Any:
+    """The arguments with values for tensors and tuples for lists."""
+    if isinstance(tree, torch.Tensor):
+        return of(tree)
+    if isinstance(tree, (tuple, list)):
+        return tuple([_frozen(entry, of) for entry in tree])
+    return tree

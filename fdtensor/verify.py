@@ -1,0 +1,143 @@
+"""`verify`: runs each row of a rule on blocks and compares with the op on full tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from fdtensor.errors import FdtensorError
+from fdtensor.graph import Call, Full, Var, tensors_of
+from fdtensor.layout import Layout, TensorType
+from fdtensor.lower import local_graph, lowered
+from fdtensor.mesh import Mesh
+from fdtensor.placement import Partial, Replicate
+from fdtensor.rules import Row
+from fdtensor.rules.core import rows_of
+from fdtensor.testing.values import gather_full, scatter
+
+__all__ = ["Wrong", "call_of", "check_row", "verify"]
+
+
+@attrs.frozen(eq=False)
+class Wrong:
+    """A row that does not hold on a sample, and what came out."""
+
+    op: Any
+    row: Row
+    sample: str
+    found: str
+
+    def __str__(self) -> str:
+        return f"{self.op}: {self.row} is wrong on {self.sample}: {self.found}"
+
+
+def verify(
+    op: Any, samples: Iterable[Any], rows: Sequence[Row] | None = None, *, count: int = 4
+) -> list[Wrong]:
+    """The rows of `op` that are wrong on a sample; none where the rule is right.
+
+    A sample is a tuple of arguments, or `(args, kwargs)`. Rows are by default those of the op's
+    rule, over an axis of `count` ranks; pending terms are random splits.
+    """
+    wrong = []
+    for sample in samples:
+        args, kwargs = sample if _with_kwargs(sample) else (sample, {})
+        call, tensors, whole = call_of(op, args, kwargs)
+        types = [*(Full(tuple(t.shape), t.dtype) for t in (*tensors, *whole))]
+        for row in rows if rows is not None else rows_of(call, types, count):
+            found = check_row(call, row, tensors, whole, count)
+            if found is not None:
+                wrong.append(
+                    Wrong(op, row, f"{[tuple(t.shape) for t in tensors]} {args}"[:300], found)
+                )
+    return wrong
+
+
+def _with_kwargs(sample: Any) -> bool:
+    return len(sample) == 2 and isinstance(sample[0], tuple) and isinstance(sample[1], dict)
+
+
+def call_of(op: Any, args: Any, kwargs: Any) -> tuple[Call, list[torch.Tensor], list[torch.Tensor]]:
+    """A call of `op`, the tensors that it takes and those that it returns."""
+    tensors: list[torch.Tensor] = []
+
+    def numbered(tree: Any) -> Any:
+        if isinstance(tree, torch.Tensor):
+            tensors.append(tree)
+            return Var(len(tensors) - 1)
+        if isinstance(tree, (tuple, list)):
+            return tuple([numbered(entry) for entry in tree])
+        return tree
+
+    frozen = numbered(tuple(args)), tuple((k, numbered(v)) for k, v in kwargs.items())
+    made = op(*args, **kwargs)
+    results = tensors_of(made)
+    outs = tuple(Var(len(tensors) + i) for i in range(len(results)))
+    return Call(op, *frozen, outs), tensors, results
+
+
+def check_row(
+    call: Call,
+    row: Row,
+    tensors: Sequence[torch.Tensor],
+    whole: Sequence[torch.Tensor],
+    count: int,
+    seed: int = 0,
+) -> str | None:
+    """What is wrong when a call runs on blocks as a row says, or None."""
+    mesh = Mesh(x=count)
+
+    def typed(t: torch.Tensor, placement: Any) -> TensorType:
+        return TensorType(tuple(t.shape), t.dtype, Layout(mesh, [placement]))
+
+    try:
+        ins = [typed(t, p) for t, p in zip(tensors, row.ins, strict=True)]
+        outs = [typed(t, p) for t, p in zip(whole, row.outs, strict=True)]
+        held = [scatter(t, type, seed + i) for i, (t, type) in enumerate(zip(tensors, ins))]
+        made = []
+        for rank in range(count):
+            go = local_graph(lowered(call, ins, outs, (rank,)))
+            made.append(go(*(blocks[rank] for blocks in held)))
+    except (
+        FdtensorError,
+        RuntimeError,
+        AssertionError,
+        IndexError,
+        TypeError,
+        ValueError,
+    ) as error:
+        return f"{type(error).__name__}: {error}"
+    for i, (full, type_) in enumerate(zip(whole, outs)):
+        blocks = tuple(results[i] for results in made)
+        found = _compare(blocks, full, type_)
+        if found:
+            return f"output {i}: {found}"
+    return None
+
+
+def _compare(blocks: tuple[torch.Tensor, ...], full: torch.Tensor, type: TensorType) -> str | None:
+    for rank, local in enumerate(blocks):
+        if tuple(local.shape) != type.local_shape(rank) or local.dtype != type.dtype:
+            return (
+                f"rank {rank} holds {local.dtype}{list(local.shape)}, "
+                f"but its block is {type.dtype}{list(type.local_shape(rank))}"
+            )
+    if isinstance(type.layout.placements[0], Partial):
+        joined = gather_full(blocks, type)
+    else:
+        joined = torch.zeros_like(full)
+        for rank, local in enumerate(blocks):
+            index = tuple(torch.tensor(list(i), dtype=torch.int64) for i in type.index(rank))
+            joined[torch.meshgrid(*index, indexing="ij") if index else ()] = local
+            if isinstance(type.layout.placements[0], Replicate) and not _close(local, full):
+                return f"rank {rank}: {str(local)[:200]}, not {str(full)[:200]}"
+    if not _close(joined, full):
+        return f"{str(joined)[:200]}, not {str(full)[:200]}"
+    return None
+
+
+def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)

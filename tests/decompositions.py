@@ -1,0 +1,50 @@
+"""`differences`: where a decomposition, recorded and run, is not what its op gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from fdtensor.graph import Full, substituted
+from fdtensor.lower import local_graph
+from fdtensor.recorder import record
+from fdtensor.rules.core import arguments
+from fdtensor.rules.decompose import decomposition_of
+from fdtensor.verify import call_of
+
+
+def differences(op: Any, samples: Iterable[Any], tolerance: float = 1e-5) -> list[str]:
+    """The samples on which the decomposition of `op` gives other types or values than `op`."""
+    split = decomposition_of(op)
+    assert split is not None, f"{op} has no decomposition"
+    found = []
+    for sample in samples:
+        args, kwargs = sample if _with_kwargs(sample) else (sample, {})
+        call, ins, outs = call_of(op, args, kwargs)
+        types = [Full(tuple(t.shape), t.dtype) for t in ins]
+
+        def body(tensors: list[torch.Tensor], call: Any = call) -> list[torch.Tensor]:
+            given = arguments(call, lambda v: tensors[v.index])
+            made = split(*given[0], **given[1])
+            results = made if isinstance(made, tuple) else (made,)
+            return [t for t in results if t is not None]
+
+        graph = record(body, types)
+        assert all(done.op is not op for done in graph.calls), f"{op} decomposes into itself"
+        made = local_graph(graph)(*ins)
+        rough = 4e-2 if any(t.dtype.itemsize == 2 for t in ins) else tolerance
+        close = [_close(a, b, rough) for a, b in zip(made, outs)]
+        if len(made) != len(outs) or not all(close):
+            found.append(f"{op} {substituted(call.args, str)}: {made}, not {outs}"[:600])
+    return found
+
+
+def _with_kwargs(sample: Any) -> bool:
+    return len(sample) == 2 and isinstance(sample[0], tuple) and isinstance(sample[1], dict)
+
+
+def _close(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
+    kinds = (a.dtype, a.shape) == (b.dtype, b.shape)
+    return kinds and torch.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)

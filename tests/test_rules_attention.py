@@ -1,0 +1,164 @@
+"""Every row of the rules for attention that a CPU can run, and the form of those of the others."""
+
+import pytest
+import torch
+
+from fdtensor.graph import Call, Full, Var
+from fdtensor.recorder import record
+from fdtensor.rules import Row
+from fdtensor.rules.core import P, R, S, U, rows_of, rule_of
+from fdtensor.verify import call_of, verify
+
+aten = torch.ops.aten
+attention = aten._scaled_dot_product_flash_attention_for_cpu.default
+attention_backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+COUNTS = [2, 3, 4]
+
+
+def ints(*shape: int, seed: int = 0) -> torch.Tensor:
+    """Small random integers, so that sums of them are exact."""
+    return torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(seed)).float()
+
+
+def heads(n: int, h: int, q: int, k: int, kv: int, e: int = 4) -> tuple[torch.Tensor, ...]:
+    """A query, a key and a value of `kv` heads."""
+    return ints(n, h, q, e) / 3, ints(n, kv, k, e, seed=1), ints(n, kv, k, e, seed=2)
+
+
+SAMPLES = {
+    "plain": (heads(2, 4, 5, 6, 4), False, {}),
+    "causal": (heads(5, 3, 4, 4, 3), True, {}),
+    "fewer heads of keys": (heads(3, 6, 4, 5, 2), False, {}),
+    "fewer heads of keys and a mask": (heads(3, 6, 4, 4, 2), False, {"mask": (3, 6, 4, 4)}),
+    "one mask for all heads": (heads(2, 4, 5, 6, 4), False, {"mask": (5, 6)}),
+    "a mask for each head": (heads(2, 4, 5, 6, 4), False, {"mask": (1, 4, 5, 6)}),
+    "one batch and one head": (heads(1, 1, 3, 2, 1), False, {}),
+}
+
+
+def forward_of(name: str) -> tuple[tuple, dict]:
+    (query, key, value), causal, rest = SAMPLES[name]
+    kwargs = {"attn_mask": ints(*rest["mask"], seed=5)} if rest else {"scale": 0.5}
+    return (query, key, value, 0.0, causal), kwargs
+
+
+def backward_of(name: str) -> tuple[tuple, dict]:
+    args, kwargs = forward_of(name)
+    out, logsumexp = attention(*args, **kwargs)
+    return (ints(*out.shape, seed=7), *args[:3], out, logsumexp, *args[3:]), kwargs
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_rows_of_attention_are_right(name):
+    """Batches, heads and queries, and the value is linear."""
+    for count in COUNTS:
+        assert verify(attention, [forward_of(name)], count=count) == []
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_rows_of_the_gradients_of_attention_are_right(name):
+    """A cut of the keys too, which leaves the gradient of the query pending."""
+    for count in COUNTS:
+        assert verify(attention_backward, [backward_of(name)], count=count) == []
+
+
+def test_a_cut_of_queries_is_wrong_with_a_causal_mask():
+    """Each rank would number its queries from 0."""
+    args, kwargs = forward_of("causal")
+    row = Row((S(2), R, R), (S(2), S(2)))
+    (wrong,) = verify(attention, [(args, kwargs)], [row], count=2)
+    assert wrong.row is row
+    call, tensors, whole = call_of(attention, args, kwargs)
+    types = [Full(tuple(t.shape), t.dtype) for t in (*tensors, *whole)]
+    assert row not in rows_of(call, types, 2)
+
+
+def test_dropout_has_no_rows():
+    """Each rank would draw its own numbers."""
+    query, key, value = (Full((2, 4, 5, 8), torch.float32) for _ in range(3))
+    call = Call(attention, (Var(0), Var(1), Var(2), 0.5), (), (Var(3), Var(4)))
+    types = [query, key, value, query, Full((2, 4, 5), torch.float32)]
+    assert len(rows_of(call, types, 2)) == 1
+
+
+def f32(*shape: int) -> Full:
+    return Full(shape, torch.float32)
+
+
+SEED = Full((), torch.int64)
+GPU = [
+    (aten._scaled_dot_product_flash_attention.default, 3, (), 5),
+    (aten._scaled_dot_product_efficient_attention.default, 3, (None, True), 4),
+    (aten._scaled_dot_product_efficient_attention.default, 4, (True,), 4),
+    (aten._scaled_dot_product_cudnn_attention.default, 3, (None, True), 4),
+    (aten._scaled_dot_product_fused_attention_overrideable.default, 3, (), 4),
+]
+
+
+@pytest.mark.parametrize(("op", "tensors", "rest", "outs"), GPU, ids=str)
+def test_kernels_of_other_devices_cut_batches_and_heads(op, tensors, rest, outs):
+    """Their seeds are on every rank."""
+    types = [f32(2, 4, 6, 8)] * 3 + [f32(1, 4, 6, 6)] * (tensors - 3)
+    types += [f32(2, 4, 6, 8), f32(2, 4, 6), *[SEED] * (outs - 2)]
+    given = tuple(map(Var, range(tensors)))
+    call = Call(op, (*given, *rest), (), tuple(map(Var, range(tensors, tensors + outs))))
+    rows = rows_of(call, types, 2)
+    seeds = (R,) * (outs - 2)
+    assert Row((S(0),) * 3 + (R,) * (tensors - 3), (S(0), S(0), *seeds)) in rows
+    assert Row((S(1),) * tensors, (S(1), S(1), *seeds)) in rows
+
+
+def test_gradient_kernels_of_other_devices_cut_batches_and_heads():
+    """The gradient of a mask for all batches is pending where batches are cut."""
+    q, m, lse = f32(2, 4, 6, 8), f32(1, 4, 6, 6), f32(2, 4, 32)
+    v = tuple(map(Var, range(9)))
+    op = aten._scaled_dot_product_efficient_attention_backward.default
+    call = Call(op, (*v, 0.0, (True,) * 4), (), tuple(map(Var, range(9, 13))))
+    rows = rows_of(call, [q, q, q, q, m, q, lse, SEED, SEED, q, q, q, m], 2)
+    s = S(0)
+    assert Row((s, s, s, s, R, s, s, R, R), (s, s, s, P)) in rows
+    s = S(1)
+    assert Row((s, s, s, s, s, s, s, R, R), (s, s, s, s)) in rows
+    op = aten._scaled_dot_product_flash_attention_backward.default
+    args = (*v[:6], None, None, 6, 6, 0.0, False, *v[6:8])
+    call = Call(op, args, (), tuple(map(Var, range(8, 11))))
+    rows = rows_of(call, [q, q, q, q, q, lse, SEED, SEED, q, q, q], 2)
+    assert Row((s, s, s, s, s, s, R, R), (s, s, s)) in rows
+    assert Row((P, *[R] * 7), (P, P, P)) in rows
+
+
+def test_heads_are_cut_where_both_counts_line_up():
+    """Each rank holds the heads of keys of its heads of queries."""
+    (args, kwargs) = forward_of("fewer heads of keys")
+    call, tensors, whole = call_of(attention, args, kwargs)
+    types = [Full(tuple(t.shape), t.dtype) for t in (*tensors, *whole)]
+    cut, kept = U(1, 3).of(6, 2), U(1, 1).of(2, 2)
+    assert Row((cut, kept, kept), (cut, cut), exact=True) in rows_of(call, types, 2)
+
+
+MODULES = {
+    "attention": lambda: torch.nn.MultiheadAttention(8, 2, batch_first=True),
+    "encoder layer": lambda: torch.nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True),
+    "gru": lambda: torch.nn.GRU(8, 5, batch_first=True),
+    "rnn": lambda: torch.nn.RNN(8, 5, batch_first=True),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("weights", [False, True])
+def test_every_op_of_a_layer_and_its_gradient_has_a_rule(name, weights):
+    """Forward and backward, with and without the weights of the attention."""
+    module = MODULES[name]()
+    named = dict(module.named_parameters())
+
+    def loss(x, *parameters):
+        args = ((x, x, x), {"need_weights": weights}) if name == "attention" else ((x,), {})
+        out = torch.func.functional_call(module, dict(zip(named, parameters)), *args)
+        return (out[0] if isinstance(out, tuple) else out).pow(2).sum()
+
+    def gradients(tensors):
+        return torch.func.grad(loss, tuple(range(len(tensors))))(*tensors)
+
+    types = [f32(2, 3, 8), *(f32(*p.shape) for p in named.values())]
+    ops = {call.op for call in record(gradients, types).calls}
+    assert {op for op in ops if rule_of(op) is None} == set()

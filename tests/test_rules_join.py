@@ -1,0 +1,258 @@
+"""Rules of joins, slices, paddings, diagonals and factories: every row holds, nested ones too."""
+
+import itertools
+
+import pytest
+import torch
+
+from fdtensor.blocks import chunk
+from fdtensor.graph import Call, Full
+from fdtensor.placement import Partial, Ragged, Replicate, Shard
+from fdtensor.rules.core import Window, rows_of, rule_of
+from fdtensor.verify import call_of, check_row, verify
+from tests.nested import ints, nested
+
+aten = torch.ops.aten
+
+R, P, S = Replicate(), Partial("sum"), Shard
+
+
+def joins():
+    for shapes, dim in [
+        ([(4, 3), (2, 3)], 0),
+        ([(4, 3), (4, 3), (4, 1)], -1),
+        ([(5,), (0,), (2,)], 0),
+        ([(4, 3), (0,), (3, 3)], 0),
+        ([(0,), (0,)], 0),
+        ([(7, 2)], 0),
+    ]:
+        yield aten.cat.default, ([ints(*shape) for shape in shapes], dim)
+    yield aten.cat.default, ([ints(3, 2), ints(3, 2, dtype=torch.int64)],)
+    for shape, dim in [((4, 3), 0), ((5, 2), -1), ((5, 2), 1), ((), 0), ((0, 3), 1)]:
+        yield aten.stack.default, ([ints(*shape), ints(*shape)], dim)
+
+
+def pieces():
+    for shape, dim, sizes in [
+        ((6, 4), 0, [2, 4]),
+        ((7, 3), -2, [1, 0, 6]),
+        ((5, 8), 1, [3, 3, 2]),
+        ((5,), 0, [5]),
+        ((0, 3), 0, [0]),
+    ]:
+        yield aten.split_with_sizes.default, (ints(*shape), sizes, dim)
+    for shape, size, dim in [((6, 4), 2, 0), ((7, 3), 3, -2), ((5, 8), 9, 1), ((0, 3), 2, 0)]:
+        yield aten.split.Tensor, (ints(*shape), size, dim)
+    yield aten.split.Tensor, (ints(4, 3), 2)
+    for shape, dim in [((4, 3), 0), ((2, 5, 3), -1), ((3,), 0), ((1, 4), 0)]:
+        yield aten.unbind.int, (ints(*shape), dim)
+
+
+def orders():
+    for shape in [(6, 4), (5, 3, 2), (1, 4), (0, 2)]:
+        x = ints(*shape)
+        yield aten.flip.default, (x, [0])
+        yield aten.flip.default, (x, [0, -1])
+        yield aten.flip.default, (x, [])
+        yield aten.roll.default, (x, [1], [-1])
+        yield aten.roll.default, (x, [1, 2], [0, 1])
+        yield aten.roll.default, (x, [3])
+        yield aten.repeat.default, (x, [1] * (x.ndim - 1) + [3])
+        yield aten.repeat.default, (x, [2, *[1] * x.ndim])
+        yield aten.repeat.default, (x, [5, 3, *[2] * x.ndim])
+        yield aten.repeat.default, (x, [0] * x.ndim)
+    yield aten.repeat.default, (ints(), [4])
+    for shape, dim, size, step in [((6, 4), 0, 2, 2), ((7, 3), -2, 3, 1), ((5, 8), 1, 8, 1)]:
+        x = ints(*shape)
+        grad = ints(*x.unfold(dim, size, step).shape)
+        yield aten.unfold.default, (x, dim, size, step)
+        yield aten.unfold_backward.default, (grad, list(shape), dim, size, step)
+
+
+def slices():
+    most = 2**63 - 1
+    for shape, dim, start, end, step in [
+        ((6, 4), 0, 1, most, 1),
+        ((6, 4), 0, 0, -1, 1),
+        ((7, 3), -2, 2, 6, 2),
+        ((8, 2), 0, 1, 8, 3),
+        ((5, 3), 0, None, None, 1),
+        ((5, 3), 1, 0, most, 1),
+        ((9,), 0, 4, 5, 1),
+        ((9,), 0, 5, 4, 1),
+        ((9,), 0, -20, 20, 5),
+        ((0, 2), 0, 0, 3, 1),
+        ((1, 2), 0, 0, 1, 1),
+    ]:
+        x = ints(*shape)
+        src = ints(*aten.slice.Tensor(x, dim, start, end, step).shape)
+        yield aten.slice.Tensor, (x, dim, start, end, step)
+        yield aten.slice_scatter.default, (x, src, dim, start, end, step)
+        if start is not None:
+            yield aten.slice_backward.default, (src, list(shape), dim, start, end, step)
+    yield aten.slice.Tensor, (ints(4, 3),)
+
+
+def selections():
+    for shape, dim, index in [((6, 4), 0, 5), ((7, 3), -2, -7), ((5, 3, 2), 1, 1), ((3,), 0, 0)]:
+        x = ints(*shape)
+        src = x.select(dim, index).clone()
+        yield aten.select.int, (x, dim, index)
+        yield aten.select_backward.default, (src, list(shape), dim, index)
+        yield aten.select_scatter.default, (x, src + 1, dim, index)
+    yield aten.select.int, (ints(4, 3) > 0, 0, 2)
+
+
+def paddings():
+    for shape, pad in [
+        ((6, 4), [1, 2]),
+        ((6, 4), [0, 0, 1, 2]),
+        ((7, 3), [1, -2, -3, 2]),
+        ((5, 2), [0, 0, 9, 0]),
+        ((5, 2), [0, 0, -5, 1]),
+        ((5,), [0, 7]),
+        ((4, 3), []),
+        ((0, 2), [0, 0, 2, 3]),
+        ((8,), [-3, -1]),
+    ]:
+        for value in (0, 2.5):
+            yield aten.constant_pad_nd.default, (ints(*shape), pad, value)
+
+
+def diagonals():
+    for shape in [(6, 4), (4, 6), (3, 5, 5), (1, 1), (2, 0, 3)]:
+        x = ints(*shape)
+        for offset in (0, 2, -1):
+            yield aten.tril.default, (x, offset)
+            yield aten.triu.default, (x, offset)
+            for dims in [(0, 1), (-1, -2), (0, -1)]:
+                line = x.diagonal(offset, *dims)
+                yield aten.diagonal.default, (x, offset, *dims)
+                yield aten.diagonal_backward.default, (line.clone(), list(shape), offset, *dims)
+                yield aten.diagonal_scatter.default, (x, line + 1, offset, *dims)
+            yield aten.diag_embed.default, (x, offset)
+            yield aten.diag_embed.default, (x, offset, 0, -1)
+        if x.ndim == 2:
+            yield aten.trace.default, (x,)
+            yield aten.trace.default, (x.to(torch.int32),)
+
+
+def factories():
+    x = ints(6, 5)
+    for size in ([6, 5], [7], [1, 4], [0, 3], []):
+        yield aten.full.default, (size, 3)
+        yield aten.zeros.default, ((size,), {"dtype": torch.int64})
+        yield aten.ones.default, (size,)
+        yield aten.new_zeros.default, (x, size)
+        yield aten.new_ones.default, ((x, size), {"dtype": torch.int64})
+        yield aten.new_full.default, (x, size, 2.5)
+    for like in (aten.zeros_like.default, aten.ones_like.default):
+        yield like, (x,)
+    yield aten.full_like.default, (x, 4)
+    for ends in [(7,), (0,), (2, 9), (9, 2, -2), (0.5, 4), (1, 2, 0.25), (1.0, -4, -0.5), (4.5,)]:
+        op = [aten.arange.default, aten.arange.start, aten.arange.start_step][len(ends) - 1]
+        yield op, (ends, {})
+        yield op, (ends, {"dtype": torch.float64})
+        if all(isinstance(n, int) for n in ends):
+            yield op, (ends, {"dtype": torch.int32})
+    for start, end, steps in [(0, 1, 5), (-2.0, 3, 8), (4, -4, 1), (0, 1, 0), (3, 1, 2)]:
+        yield aten.linspace.default, ((start, end, steps), {})
+        yield aten.linspace.default, ((start, end, steps), {"dtype": torch.int64})
+    for size in ((5,), (4, 7), (7, 2), (0, 3)):
+        yield (aten.eye.default if len(size) == 1 else aten.eye.m), (size, {})
+        yield (aten.eye.default if len(size) == 1 else aten.eye.m), (size, {"dtype": torch.int64})
+
+
+FAMILIES = [joins, pieces, orders, slices, selections, paddings, diagonals, factories]
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.__name__)
+def test_every_row_holds_on_blocks(family, count):
+    """Blocks that divide evenly, that do not, and empty ones; pending terms are random."""
+    samples = list(family())
+    assert all(rule_of(op) is not None for op, _ in samples)
+    wrong = [w for op, sample in samples for w in verify(op, [sample], count=count)]
+    assert not wrong, "\n".join(map(str, wrong[:5]))
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.__name__)
+def test_rows_of_two_axes_hold_together(family):
+    """The first samples of each op, on a mesh of two axes, for all pairs of rows."""
+    samples = [
+        (op, sample)
+        for op, group in itertools.groupby(
+            sorted(family(), key=lambda s: str(s[0])), lambda s: s[0]
+        )
+        for op, sample in itertools.islice(group, 2)
+    ]
+    wrong = [found for op, sample in samples for found in nested(op, sample)]
+    assert not wrong, "\n".join(wrong[:5])
+
+
+@pytest.mark.parametrize(
+    ("op", "sample", "row"),
+    [
+        (aten.cat.default, ([ints(4, 3), ints(2, 3)], 0), ((P, P), (P,))),
+        (aten.cat.default, ([ints(4, 3), ints(0)], 0), ((S(1), R), (S(1),))),
+        (aten.slice.Tensor, (ints(6, 4), 0, 1), ((S(0),), (Ragged(0, (2, 3)),))),
+        (
+            aten.slice_backward.default,
+            (ints(5, 4), [6, 4], 0, 1, 6, 1),
+            ((Ragged(0, (2, 3)),), (S(0),)),
+        ),
+        (aten.select.int, (ints(6, 4), 0, 1), ((S(0),), (P,))),
+        (aten.constant_pad_nd.default, (ints(6, 4), [0, 0, 2, 0]), ((S(0),), (Ragged(0, (5, 3)),))),
+        (aten.tril.default, (ints(6, 4),), ((S(0),), (S(0),))),
+        (aten.new_zeros.default, (ints(6, 4), [6, 4]), ((S(0),), (S(0),))),
+        (aten.split.Tensor, (ints(6, 4), 3, 0), ((S(0),), (Ragged(0, (3, 0)), Ragged(0, (0, 3))))),
+        (aten.trace.default, (ints(4, 4),), ((S(0),), (P,))),
+    ],
+    ids=lambda v: str(v) if isinstance(v, torch._ops.OpOverload) else "",
+)
+def test_a_rule_has_the_row_that_a_model_needs(op, sample, row):
+    call, tensors, whole = call_of(op, sample, {})
+    types = [Full(tuple(t.shape), t.dtype) for t in (*tensors, *whole)]
+    assert row in [(r.ins, r.outs) for r in rows_of(call, types, 2)]
+
+
+def test_a_piece_that_nobody_reads_takes_no_placement():
+    x = ints(6, 4)
+    call, _, _ = call_of(aten.split.Tensor, (x, 3, 0), {})
+    call = Call(call.op, call.args, call.kwargs, (call.outs[0], None))
+    types = [Full((6, 4), x.dtype), Full((3, 4), x.dtype)]
+    assert ((S(1),), (S(1), R)) in [(r.ins, r.outs) for r in rows_of(call, types, 2)]
+
+
+@pytest.mark.parametrize(
+    ("op", "args"),
+    [
+        (aten.empty.memory_format, ([7, 3],)),
+        (aten.empty_strided.default, ([7, 3], [1, 7])),
+        (aten.empty_like.default, (ints(7, 3),)),
+        (aten.new_empty.default, (ints(6, 5), [7, 3])),
+        (aten.new_empty_strided.default, (ints(7, 3), [7, 3], [1, 7])),
+    ],
+    ids=str,
+)
+def test_a_block_of_anything_has_the_shape_of_a_block(op, args):
+    call, tensors, whole = call_of(op, args, {})
+    types = [Full(tuple(t.shape), t.dtype) for t in (*tensors, *whole)]
+    rows = rows_of(call, types, 4)
+    assert len(rows) > 2
+    for row in rows:
+        found = check_row(call, row, tensors, whole, 4)
+        assert found is None or found.startswith("output 0: tensor("), (str(row), found)
+
+
+@pytest.mark.parametrize("size", [0, 3, 7, 8])
+@pytest.mark.parametrize("chosen", [(0, 8, 1), (2, 7, 1), (1, 7, 3), (-2, 8, 1), (1, 1, 1)])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 6])
+def test_a_window_leaves_each_position_where_it_was(size, chosen, count):
+    placed = Window(0, size, *chosen).of(len(range(*chosen)), count)
+    chosen = range(*chosen)
+    ends = [chunk(size, count, i)[1] for i in range(count - 1)]
+    owners = [sum(i >= end for end in ends) for i in chosen]
+    sizes = tuple(owners.count(rank) for rank in range(count))
+    plain = [b - a for a, b in (chunk(len(chosen), count, i) for i in range(count))]
+    assert placed == (S(0) if list(sizes) == plain else Ragged(0, sizes))
