@@ -61,11 +61,14 @@ def calibrate(comm: Any, *, rounds: int = 5) -> CostModel:
         slowdown.append((kind, slope / per_byte))
     block = torch.empty(LARGE, device=comm.device)
     copying = _agreed(comm, _median(block.clone, rounds, comm.device))
+    square = torch.ones(512, 512, device=comm.device)
+    multiplying = _agreed(comm, _median(lambda: square @ square, rounds, comm.device))
     return CostModel(
         f"measured on {mesh!r}",
         latency,
         1 / per_byte,
         2 * block.nbytes / copying,
+        2 * len(square) ** 3 / multiplying,
         tuple(launch),
         tuple(slowdown),
         tuple((axis, s / mesh.axis_size(axis), 1 / slope) for axis, (s, slope) in links.items()),

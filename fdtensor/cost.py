@@ -41,6 +41,8 @@ class CostModel(Record):
     """Bytes per second into one rank."""
     copy: float
     """Bytes per second of a local copy, read and written."""
+    flops: float
+    """Floating-point operations per second of one rank."""
     launch: tuple[tuple[str, float], ...]
     """Seconds that a call takes by itself, by kind."""
     slowdown: tuple[tuple[str, float], ...]
@@ -61,6 +63,7 @@ NCCL = CostModel(
     latency=4e-6,
     bandwidth=40e9,
     copy=1e12,
+    flops=5e12,
     launch=(("", 10e-6),),
     slowdown=(("peer_to_peer", 1.3), ("exchange", 1.2)),
 )
@@ -71,6 +74,7 @@ GLOO = CostModel(
     latency=4e-4,
     bandwidth=0.6e9,
     copy=8e9,
+    flops=3e10,
     launch=(
         ("", 1.4e-3),
         ("peer_to_peer", 4e-4),

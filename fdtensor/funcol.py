@@ -40,7 +40,7 @@ from fdtensor.tiling import Tiling, along, join, split
 from fdtensor.transition import by_exchange
 from fdtensor.wire import from_wire, reduces_as, to_wire
 
-__all__ = ["FuncolComm"]
+__all__ = ["FuncolComm", "exchanging", "reducing"]
 
 _ops = torch.ops._c10d_functional
 _wait = _ops.wait_tensor.default
@@ -262,7 +262,7 @@ class FuncolComm:
         if here is None:
             return value
         if here.op is None:
-            for by in _reducing(step):
+            for by in reducing(step):
                 value = self.exchange(by, value)
             return value
         with _below_autograd():
@@ -468,7 +468,7 @@ class FuncolComm:
             for work in (*arriving, *leaving):
                 work.wait()
             return incoming
-        ranks = _exchanging(tuple(steps), self.rank)
+        ranks = exchanging(tuple(steps), self.rank)
         nothing = torch.empty(0, dtype=torch.uint8, device=self.device)
         packed = torch.cat([nothing, *(parcels[r] for r in ranks if r in parcels)])
         out_sizes = [sizes.get(rank, 0) for rank in ranks]
@@ -517,7 +517,7 @@ class FuncolComm:
         divisor = talk(src, dst).terms if inside and collective.reduce_op == "avg" else 1
         if collective.way == "peer_to_peer":
             return _Uneven(found, holds, shape, divisor)
-        ranks = _exchanging((step,), rank)
+        ranks = exchanging((step,), rank)
         place = {peer: i for i, peer in enumerate(ranks)}
         return _Uneven(found, holds, shape, divisor, group_of(ranks), place)
 
@@ -537,7 +537,7 @@ def _averages(step: Step) -> bool:
 
 
 @functools.lru_cache(maxsize=1024)
-def _reducing(step: Step) -> tuple[Step, ...]:
+def reducing(step: Step) -> tuple[Step, ...]:
     """An all_reduce that the backend lacks, as exchanges: to the owners of blocks, and back."""
     owned = owners(step.src, step.dst)
     steps = (by_exchange(step.src, owned), by_exchange(owned, step.dst))
@@ -551,7 +551,7 @@ def _members(meshes: tuple[Mesh, ...]) -> tuple[int, ...]:
 
 
 @functools.lru_cache(maxsize=4096)
-def _exchanging(steps: tuple[Step, ...], rank: int) -> tuple[int, ...]:
+def exchanging(steps: tuple[Step, ...], rank: int) -> tuple[int, ...]:
     """The ranks, ascending, that take part in an all-to-all of these exchanges.
 
     On one mesh the coset of all axes that exchange, else every rank of the meshes.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, overload
 
 from typing_extensions import assert_never
 
@@ -22,15 +22,31 @@ from fdtensor.collective import (
 )
 from fdtensor.comm import Check, Comm, Value
 from fdtensor.derivative import differentiable, plans_of, tracked
+from fdtensor.errors import CommError
 from fdtensor.fused import Fused
 from fdtensor.layout import TensorType
+from fdtensor.mesh import Mesh
 from fdtensor.planner import Plan
+from fdtensor.program import Program
+from fdtensor.runner import run_locally
 
 __all__ = ["admit", "digest_of", "run", "run_fused"]
 
 
-def run(found: Plan, value: Value, comm: Comm[Value], *, check: Check | None = None) -> Value:
-    """`value`, a tensor of type `found.src`, as one of type `found.dst`.
+@overload
+def run(found: Plan, value: Value, comm: Comm[Value], *, check: Check | None = None) -> Value: ...
+
+
+@overload
+def run(
+    found: Program, value: Sequence[Value], comm: Comm[Value], *, check: Check | None = None
+) -> list[Value]: ...
+
+
+def run(found: Any, value: Any, comm: Any, *, check: Check | None = None) -> Any:
+    """The value after a plan, or the outputs of a program for its inputs.
+
+    After a plan it is `value`, a tensor of type `found.src`, as one of type `found.dst`.
 
     On a real mesh this is collective over the ranks of both meshes; a rank in neither gets its
     input back, one that leaves gets an empty tensor. The result never shares memory with `value`.
@@ -40,7 +56,12 @@ def run(found: Plan, value: Value, comm: Comm[Value], *, check: Check | None = N
     Derivatives are those of the full tensor, and the backward runs `found.transpose()`. That is
     collective too: autograd tracks the values of all ranks or of none. A rank outside of the source
     takes part with an empty tensor, which requires grad where the values of the others do.
+
+    A program takes a sequence of values, in the order of `found.inputs`, and gives a list. It has
+    no derivative of its own: trace the gradient into it, or use `spmd`.
     """
+    if isinstance(found, Program):
+        return run_program(found, value, comm, check)
     admit(found, comm, [found.src], [value], check)
     if tracked([value]) and not _absent(found, comm):
         return differentiable(found, [value], comm, _go)[0]
@@ -55,6 +76,25 @@ def run_fused(
     if tracked(values) and not _absent(found, comm):
         return differentiable(found, values, comm, _go)
     return execute_fused(found, values, comm)
+
+
+def run_program(
+    program: Program, values: Sequence[Any], comm: Any, check: Check | None = None
+) -> list[Any]:
+    """The outputs of a program for these inputs, on a Comm."""
+    if len(values) != len(program.inputs):
+        raise CommError(
+            f"{program.name} takes {len(program.inputs)} values, not {len(values)}.",
+            hint="Give one value for each of program.inputs, in their order.",
+        )
+    if tracked(values):
+        raise CommError(
+            "a program has no derivative of its own, but its inputs require grad.",
+            program=program.name,
+            hint="Trace torch.func.grad into it, call spmd(f), or detach the inputs.",
+        )
+    admit(program, comm, program.in_types, values, check)
+    return list(run_locally(program, values, comm))
 
 
 def _go(found: Plan | Fused, values: Sequence[Any], comm: Any, admitted: bool) -> list[Any]:
@@ -73,7 +113,7 @@ def _absent(found: Plan | Fused, comm: Any) -> bool:
 
 
 def admit(
-    found: Plan | Fused,
+    found: Plan | Fused | Program,
     comm: Comm[Value],
     types: Sequence[TensorType],
     values: Sequence[Value],
@@ -84,17 +124,27 @@ def admit(
     check = check or comm.check
     if check == "always" or (check == "first" and found not in seen):
         wrong = [m for m in map(comm.mistake, values, types) if m]
-        about, digest = "this plan" if isinstance(found, Plan) else "this fused plan", found.digest
+        about, digest = _KINDS[found.__class__], found.digest
         if tracked(values):  # ranks that differ in this would wait for each other in the backward
             about, digest = f"{about} with its gradient", digest_of(f"{digest} with its gradient")
-        meshes = dict.fromkeys(m for p in plans_of(found) for m in (p.src.mesh, p.dst.mesh))
+        meshes = dict.fromkeys(meshes_of(found))
         comm.agree(about, digest, list(meshes), wrong[0] if wrong else None)
         seen.add(found)
         return
     for value, type in zip(values, types, strict=True):
         mistake = comm.mistake(value, type)
         if mistake:
-            comm.refuse("this plan", mistake)
+            comm.refuse(_KINDS[found.__class__], mistake)
+
+
+_KINDS = {Plan: "this plan", Fused: "this fused plan", Program: "this program"}
+
+
+def meshes_of(found: Plan | Fused | Program) -> list[Mesh]:
+    """The meshes whose ranks take part."""
+    if isinstance(found, Program):
+        return [found.mesh]
+    return [mesh for p in plans_of(found) for mesh in (p.src.mesh, p.dst.mesh)]
 
 
 def digest_of(text: str) -> str:

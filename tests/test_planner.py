@@ -300,7 +300,7 @@ f32[8@dp:3:5,16]{max:tp} -> f32[8,16@(tp,dp)] on Mesh(dp=2, tp=4)
   exchange[axes=(dp,tp) reduce_op=max way=all_to_all]  f32[8,16@(tp,dp)]  232 B
 1 step, 232 B received per rank"""
 
-DIGEST = "b18a50172cb0835572a6eabbbb330804"
+DIGEST = "8666f7fb5961b5c836a5cc5e3980debd"
 
 OTHER_SHAPE = """\
 a plan moves a tensor, it does not change it from f32[8, 16] to f32[8, 15].

@@ -132,7 +132,9 @@ def test_named_collectives_are_taken_where_they_are_fast_and_messages_where_thos
 def test_an_axis_may_have_a_link_of_its_own():
     mesh = Mesh(slow=2, fast=2)
     src = TensorType((4096, 1024), torch.float32, mesh.layout("slow", "fast"))
-    cost = CostModel("two links", 1e-6, 1e11, 1e12, (("", 1e-5),), (), axes=(("slow", 1e-5, 1e9),))
+    cost = CostModel(
+        "two links", 1e-6, 1e11, 1e12, 1e12, (("", 1e-5),), (), axes=(("slow", 1e-5, 1e9),)
+    )
     over_fast = plan(src, mesh.layout("slow"), cost=cost).seconds
     over_slow = plan(src, mesh.layout(None, "fast"), cost=cost).seconds
     assert over_slow > 50 * over_fast

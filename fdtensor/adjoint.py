@@ -1,0 +1,209 @@
+"""`Adjoint`: a program with its backward, traced together and cut where cotangents come in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import optree
+import torch
+
+from fdtensor.graph import Var
+from fdtensor.layout import TensorType
+from fdtensor.program import Eqn, Program, is_view_line
+from fdtensor.runner import run_locally
+from fdtensor.tracer import TENSOR, Traced
+from fdtensor.tree import flatten, unflatten
+
+__all__ = ["Adjoint", "adjoint"]
+
+
+@attrs.frozen(eq=False)
+class Adjoint:
+    """The forward and the backward of a function, for inputs of certain types."""
+
+    forward: Program
+    """Gives the outputs and then what the backward needs."""
+    backward: Program
+    """From `kept` inputs, what the forward gave for it and cotangents, to those of `wanted`."""
+    out_types: tuple[TensorType, ...]
+    kept: tuple[int, ...]
+    """The inputs that the backward reads."""
+    wanted: tuple[int, ...]
+    """The inputs that have a derivative."""
+    through: tuple[int, ...]
+    """The outputs that have one."""
+    again: Callable[[Sequence[Any], Sequence[Any], Any], Sequence[Any]]
+    """The cotangents as a differentiable function of the inputs and cotangents."""
+
+    def run(self, values: Sequence[Any], comm: Any) -> list[Any]:
+        """The outputs, as values with derivatives."""
+        flat = [leaf for value in values for leaf in comm.leaves(value)]
+        made = _Run.apply(self, comm, len(values), *flat)
+        return _grouped(made, len(self.out_types), comm)
+
+
+def _grouped(flat: Any, count: int, comm: Any) -> list[Any]:
+    width = len(flat) // max(1, count)
+    return [comm.value(list(flat[i * width : (i + 1) * width])) for i in range(count)]
+
+
+class _Run(torch.autograd.Function):
+    """A program on the leaves of its values."""
+
+    @staticmethod
+    def forward(ctx: Any, it: Adjoint, comm: Any, count: int, *flat: torch.Tensor) -> Any:
+        values = _grouped(flat, count, comm)
+        made = run_locally(it.forward, values, comm)
+        outs, rest = made[: len(it.out_types)], made[len(it.out_types) :]
+        ctx.it, ctx.comm, ctx.count = it, comm, count
+        ctx.save_for_backward(*flat)
+        ctx.rest = rest
+        leaves = [leaf for value in outs for leaf in comm.leaves(value)]
+        through = set(it.through)
+        width = len(leaves) // max(1, len(outs))
+        quiet = [leaf for i, leaf in enumerate(leaves) if i // width not in through]
+        ctx.mark_non_differentiable(*quiet)
+        return tuple(leaves)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:  # type: ignore[override]
+        it, comm = ctx.it, ctx.comm
+        values = _grouped(ctx.saved_tensors, ctx.count, comm)
+        cts = _grouped(cotangents, len(it.out_types), comm)
+        cts = [cts[i] for i in it.through]
+        if torch.is_grad_enabled():
+            grads = it.again(values, cts, comm)
+        else:
+            given = [*(values[i] for i in it.kept), *ctx.rest, *cts]
+            grads = run_locally(it.backward, given, comm)
+        by_input = dict(zip(it.wanted, grads))
+        flat: list[Any] = [None, None, None]
+        for i, value in enumerate(values):
+            leaves = comm.leaves(value)
+            flat += comm.leaves(by_input[i]) if i in by_input else [None] * len(leaves)
+        return tuple(flat)
+
+
+def adjoint(
+    f: Callable[..., Any],
+    spec: optree.PyTreeSpec,
+    leaves: Sequence[Any],
+    types: Sequence[TensorType | None],
+    made: Traced,
+    tracked: Sequence[bool],
+    make: Callable[..., Traced],
+    again: Callable[..., Any],
+) -> Adjoint | None:
+    """The adjoint of a function whose tensors that are `tracked` want derivatives, or None.
+
+    `made` is its program, `make` traces another function with the same options, `again(g)` makes
+    a differentiable function of DTensors of a plain one.
+    """
+    known = [t for t in types if t is not None]
+    wanted = tuple(i for i, t in enumerate(known) if tracked[i] and _smooth(t))
+    outs = made.program.out_types
+    through = tuple(i for i, t in enumerate(outs) if _smooth(t))
+    if not wanted or not through:
+        return None
+
+    def flat(tensors: Sequence[Any]) -> list[Any]:
+        given = iter(tensors)
+        full = [leaf if t is None else next(given) for leaf, t in zip(leaves, types)]
+        args, kwargs = unflatten(spec, full)
+        results, _ = flatten(f(*args, **kwargs))
+        return [r for r, leaf in zip(results, made.statics) if leaf is TENSOR]
+
+    def with_cotangents(tensors: Sequence[Any], cotangents: Sequence[Any]) -> Any:
+        def smooth(*some: Any) -> Any:
+            full = list(tensors)
+            for i, t in zip(wanted, some):
+                full[i] = t
+            results = flat(full)
+            return [results[i] for i in through], results
+
+        made: Any = torch.func.vjp(smooth, *(tensors[i] for i in wanted), has_aux=True)
+        _, back, results = made
+        return list(results), list(back(list(cotangents)))
+
+    in_cts = [known[i].cotangent() for i in wanted]
+    out_cts = [outs[i].cotangent() for i in through]
+    _, tree = flatten((([0] * len(known), [0] * len(out_cts)), {}))
+    layouts = [t.layout for t in outs], [t.layout for t in in_cts]
+    whole = make(
+        with_cotangents, tree, [None] * tree.num_leaves, [*known, *out_cts], out_layouts=layouts
+    ).program
+    forward, backward, kept = _halves(whole, len(known), len(outs))
+
+    def cotangents_of(values: Sequence[Any], cts: Sequence[Any], comm: Any) -> Sequence[Any]:
+        return again(with_cotangents, known, values, out_cts, cts, layouts, comm)
+
+    return Adjoint(forward, backward, outs, kept, wanted, through, cotangents_of)
+
+
+def _smooth(type: TensorType) -> bool:
+    return type.dtype.is_floating_point or type.dtype.is_complex
+
+
+def _halves(whole: Program, inputs: int, outs: int) -> tuple[Program, Program, tuple[int, ...]]:
+    """What does not depend on cotangents, and the rest; views are taken again, not kept."""
+    given, cotangents = whole.inputs[:inputs], whole.inputs[inputs:]
+    late = set(cotangents)
+    first: list[Eqn] = []
+    second: list[Eqn] = []
+    maker: dict[Var, Eqn] = {}
+    for eqn in whole.eqns:
+        after = any(v in late for v in eqn.ins)
+        (second if after else first).append(eqn)
+        for v in eqn.outs:
+            if v is not None:
+                maker[v] = eqn
+                if after:
+                    late.add(v)
+    constants = {v for v, _ in whole.constants}
+    again: dict[int, Eqn] = {}
+    rest: dict[Var, None] = {}
+    reads: dict[Var, None] = {}
+
+    def need(v: Var) -> None:
+        if v in late or v in constants or v in rest or v in reads:
+            return
+        if v in given:
+            reads[v] = None
+        elif is_view_line(maker[v]):
+            again[id(maker[v])] = maker[v]
+            for u in maker[v].ins:
+                need(u)
+        else:
+            rest[v] = None
+
+    for v in [*(v for eqn in second for v in eqn.ins), *whole.outs[outs:]]:
+        need(v)
+    repeated = [eqn for eqn in first if id(eqn) in again]
+    forward = _used(whole, "forward", given, [*first], (*whole.outs[:outs], *rest))
+    kept = tuple(i for i, v in enumerate(given) if v in reads)
+    sources = (*(given[i] for i in kept), *rest, *cotangents)
+    backward = _used(whole, "backward", sources, [*repeated, *second], whole.outs[outs:])
+    return forward, backward, kept
+
+
+def _used(
+    whole: Program, half: str, inputs: Sequence[Var], eqns: Sequence[Eqn], outs: Sequence[Var]
+) -> Program:
+    """The lines that these outputs need, as a program."""
+    needed = set(outs)
+    lines = []
+    for eqn in reversed(eqns):
+        if any(v in needed for v in eqn.outs if v is not None):
+            lines.append(eqn)
+            needed.update(eqn.ins)
+    return attrs.evolve(
+        whole,
+        name=f"{whole.name}.{half}",
+        inputs=tuple(inputs),
+        constants=tuple(pair for pair in whole.constants if pair[0] in needed),
+        eqns=tuple(reversed(lines)),
+        outs=tuple(outs),
+        origin=None,
+    )

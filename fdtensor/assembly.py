@@ -1,0 +1,294 @@
+"""`assembled`: the program of a graph between given types, with its collectives put in."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import attrs
+
+from fdtensor.choice import Body, Choice, Ends, chosen, has_rule, views_of_inputs
+from fdtensor.collective import Step
+from fdtensor.cost import CostModel
+from fdtensor.errors import RuleError
+from fdtensor.graph import Call, Full, Graph, Var, substituted
+from fdtensor.layout import Layout, TensorType
+from fdtensor.lift import lifted
+from fdtensor.mesh import Mesh
+from fdtensor.placement import Replicate
+from fdtensor.planner import plan
+from fdtensor.program import Eqn, Program
+from fdtensor.recorder import pinned
+from fdtensor.rules.core import Row
+
+__all__ = ["OnMissingRule", "Origin", "assembled"]
+
+OnMissingRule = Literal["replicate", "error"]
+
+Chosen = Mapping[str, Choice]
+
+
+@attrs.frozen(eq=False)
+class Origin:
+    """What the layouts of a program were chosen from."""
+
+    graph: Graph
+    choices: Chosen
+    values: Mapping[Var, Var]
+    """The value of the program that each value of the graph first became."""
+
+
+def assembled(
+    graph: Graph,
+    mesh: Mesh,
+    in_types: Sequence[TensorType],
+    wants: Sequence[Layout | None],
+    cost: CostModel,
+    *,
+    name: str = "program",
+    regather: bool = False,
+    on_missing_rule: OnMissingRule = "replicate",
+) -> Program:
+    """The program of `graph` for inputs of these types, that takes the least time by `cost`.
+
+    `wants` has the layouts of the outputs; where one is None it is chosen too, and not pending.
+    With `regather`, what inputs are gathered to is freed after each use and gathered again.
+    """
+    graph = unshared(graph) if regather else graph
+    choices: dict[str, Choice] = {}
+    for axis in mesh.axes:
+        ends = Ends(
+            tuple(t.layout[axis] for t in in_types),
+            tuple("free" if w is None else w[axis] for w in wants),
+        )
+        choices[axis] = chosen(graph, mesh, axis, ends, choices, cost, regather)
+    build = _Builder(mesh, cost, on_missing_rule)
+    again = views_of_inputs(graph) if regather else frozenset()
+    env = {v: build.value(t) for v, t in zip(graph.inputs, in_types)}
+    inputs = tuple(env[v] for v in graph.inputs)
+    build.run(graph, choices, env, again)
+    outs = tuple(build.finished(graph, choices, env, wants))
+    return Program(
+        name,
+        mesh,
+        inputs,
+        tuple(build.constants),
+        tuple(build.eqns),
+        outs,
+        tuple(build.types),
+        cost,
+        Origin(graph, choices, env),
+    )
+
+
+class _Builder:
+    """Lines and types of a program as they are made."""
+
+    def __init__(self, mesh: Mesh, cost: CostModel, on_missing_rule: OnMissingRule) -> None:
+        self.mesh, self.cost, self.on_missing_rule = mesh, cost, on_missing_rule
+        self.types: list[TensorType] = []
+        self.eqns: list[Eqn] = []
+        self.constants: list[tuple[Var, Any]] = []
+        self.versions: dict[Var, dict[TensorType, Var]] = {}
+        """Every value in the layouts that it has been moved to."""
+
+    def value(self, type: TensorType) -> Var:
+        made = Var(len(self.types))
+        self.types.append(type)
+        self.versions[made] = {type: made}
+        return made
+
+    def moved(self, v: Var, type: TensorType, keep: bool = True) -> Var:
+        """`v` with another layout, from the version of it that is the cheapest to move."""
+        versions = self.versions[v]
+        if type in versions:
+            return versions[type]
+        plans = [plan(t, type, cost=self.cost) for t in versions]
+        best = min(plans, key=lambda p: (p.total_bytes, p.seconds))
+        source = versions[best.src]
+        for step in best.steps:
+            source = self._step(step, source, versions if keep else {})
+        return source
+
+    def _step(self, step: Step, source: Var, versions: dict[TensorType, Var]) -> Var:
+        made = Var(len(self.types))
+        self.types.append(step.dst)
+        self.eqns.append(Eqn(step, (source,), (), (made,)))
+        self.versions[made] = versions
+        versions.setdefault(step.dst, made)
+        return made
+
+    def run(
+        self, graph: Graph, choices: Chosen, env: dict[Var, Var], again: frozenset[Var]
+    ) -> None:
+        """Adds the lines of a graph whose inputs are in `env`, which gets its other values."""
+        for v, tensor in graph.constants:
+            full = graph.types[v.index]
+            whole = Layout(self.mesh, [Replicate()] * self.mesh.ndim)
+            env[v] = self.value(TensorType(full.shape, full.dtype, whole))
+            self.constants.append((env[v], tensor))
+        for i, call in enumerate(graph.calls):
+            options = {axis: choices[axis].calls[i] for axis in self.mesh.axes}
+            pin = pinned(call)
+            if pin is not None:
+                env[call.outs[0]] = self._pinned(graph, call, pin, env)  # type: ignore[index]
+            elif any(isinstance(o.note, Body) for o in options.values()):
+                self._inline(graph, call, options, env, again)
+            else:
+                self._apply(graph, call, {a: o.note for a, o in options.items()}, env, again)
+
+    def _pinned(self, graph: Graph, call: Call, pin: Layout, env: dict[Var, Var]) -> Var:
+        if pin.mesh is not self.mesh:
+            raise RuleError(
+                "constrain pins a value to another mesh.",
+                program=self.mesh,
+                layout=pin,
+                hint="A traced function runs on one mesh; redistribute before or after it.",
+            )
+        full = graph.types[call.ins[0].index]
+        return self.moved(env[call.ins[0]], TensorType(full.shape, full.dtype, pin))
+
+    def _apply(
+        self,
+        graph: Graph,
+        call: Call,
+        rows: Mapping[str, Row],
+        env: dict[Var, Var],
+        again: frozenset[Var],
+    ) -> None:
+        types = lifted(call, self.mesh, rows, graph.types, self._order(call, rows, env))
+        assert types is not None, f"the rows of {call.op} were found to agree"
+        before, after = types
+        taken, forced = [], False
+        for v, type in zip(call.ins, before):
+            forced |= self.types[env[v].index] is not type
+            taken.append(self.moved(env[v], type, keep=v not in again))
+        note = self._missing(call) if forced and not has_rule(call) else ""
+        numbers = iter(taken)
+        args, kwargs = substituted((call.args, call.kwargs), lambda v: next(numbers))
+        outs = tuple(None if t is None else self.value(t) for t in after)
+        self.eqns.append(Eqn(call.op, args, kwargs, outs, note))
+        env.update((v, o) for v, o in zip(call.outs, outs) if v is not None and o is not None)
+
+    def _missing(self, call: Call) -> str:
+        if self.on_missing_rule == "error":
+            raise RuleError(
+                f"{call.op} has no rule, and its operands are not replicated.",
+                hint='Give it one with @fdtensor.rule, or pass on_missing_rule="replicate".',
+            )
+        return "no rule: operands replicated"
+
+    def _order(self, call: Call, rows: Mapping[str, Row], env: dict[Var, Var]) -> tuple[str, ...]:
+        """The order of axes that an operand already has, so that it need not move."""
+        for i, v in enumerate(call.ins):
+            layout = self.types[env[v].index].layout
+            if layout.order and all(layout[a] is rows[a].ins[i] for a in self.mesh.axes):
+                named = [axis for _, axes in layout.order for axis in axes]
+                return (*named, *(a for a in self.mesh.axes if a not in named))
+        return ()
+
+    def _inline(
+        self,
+        graph: Graph,
+        call: Call,
+        options: Mapping[str, Any],
+        env: dict[Var, Var],
+        again: frozenset[Var],
+    ) -> None:
+        """The decomposition of a call in its place."""
+        body: Graph = next(o.note for o in options.values() if isinstance(o.note, Body)).graph
+        read = [k for k, v in enumerate(call.outs) if v is not None]
+        inside: dict[str, Choice] = {}
+        for axis in self.mesh.axes:
+            option = options[axis]
+            ends = Ends(option.ins, tuple(option.outs[k] for k in read))
+            inside[axis] = _inside(body, self.mesh, axis, ends, _Frozen(inside), self.cost)
+        here: dict[Var, Var] = {}
+        for i, (v, inner) in enumerate(zip(call.ins, body.inputs)):
+            full = graph.types[v.index]
+            now = self.types[env[v].index].layout
+            wanted = [options[a].ins[i] for a in self.mesh.axes]
+            placements = [now[a] if p == "free" else p for a, p in zip(self.mesh.axes, wanted)]
+            type = TensorType(full.shape, full.dtype, self._laid(env[v], placements))
+            here[inner] = self.moved(env[v], type, keep=v not in again)
+        self.run(body, inside, here, frozenset())
+        for k, inner in zip(read, body.outs):
+            placements = [options[a].outs[k] for a in self.mesh.axes]
+            made = here[inner]
+            type = self.types[made.index].with_layout(self._laid(made, placements))
+            env[call.outs[k]] = self.moved(made, type)  # type: ignore[index]
+
+    def _laid(self, v: Var, placements: Sequence[Any]) -> Layout:
+        """The layout with these placements, with the order of `v` where it has them already."""
+        layout = self.types[v.index].layout
+        return layout if layout.placements == tuple(placements) else Layout(self.mesh, placements)
+
+    def finished(
+        self,
+        graph: Graph,
+        choices: Chosen,
+        env: dict[Var, Var],
+        wants: Sequence[Layout | None],
+    ) -> list[Var]:
+        """The outputs in the layouts that are wanted or were chosen."""
+        outs = []
+        for i, (v, want) in enumerate(zip(graph.outs, wants)):
+            made = env[v]
+            layout = want or self._laid(made, [choices[a].outs[i] for a in self.mesh.axes])
+            outs.append(self.moved(made, self.types[made.index].with_layout(layout)))
+        return outs
+
+
+class _Frozen:
+    """Choices on the axes before, as a key."""
+
+    def __init__(self, choices: Mapping[str, Choice]) -> None:
+        self.choices = dict(choices)
+        self.key = tuple((axis, id(choice)) for axis, choice in self.choices.items())
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Frozen) and self.key == other.key
+
+
+@functools.lru_cache(maxsize=4096)
+def _inside_known(
+    body: Graph, mesh: Mesh, axis: str, ins: Any, outs: Any, before: _Frozen, cost: CostModel
+) -> Choice:
+    return chosen(body, mesh, axis, Ends(ins, outs), before.choices, cost, depth=1)
+
+
+def _inside(
+    body: Graph, mesh: Mesh, axis: str, ends: Ends, before: _Frozen, cost: CostModel
+) -> Choice:
+    return _inside_known(body, mesh, axis, ends.ins, ends.outs, before, cost)
+
+
+def unshared(graph: Graph) -> Graph:
+    """The graph with views of inputs taken anew for each use, straight from the input."""
+    views = {v: call for call in graph.calls for v in call.outs if v is not None}
+    of_inputs = views_of_inputs(graph) - set(graph.inputs)
+    types: list[Full] = list(graph.types)
+    calls: list[Call] = []
+
+    def fresh(v: Var) -> Var:
+        if v not in of_inputs:
+            return v
+        call = views[v]
+        made = Var(len(types))
+        types.append(types[v.index])
+        args, kwargs = substituted((call.args, call.kwargs), fresh)
+        outs = tuple(made if o is v else None for o in call.outs)
+        calls.append(Call(call.op, args, kwargs, outs))
+        return made
+
+    for call in graph.calls:
+        if any(v in of_inputs for v in call.outs if v is not None):
+            continue
+        args, kwargs = substituted((call.args, call.kwargs), fresh)
+        calls.append(Call(call.op, args, kwargs, call.outs))
+    outs = tuple(fresh(v) for v in graph.outs)
+    return Graph(graph.inputs, graph.constants, tuple(calls), outs, tuple(types))

@@ -1,0 +1,344 @@
+"""`laid_out`: the program of a graph, with a row for every call chosen over the whole graph.
+
+Axes are chosen one after the other, each priced on the blocks that the axes before it leave. On an
+axis every call has options: the rows of its rule, and decompositions whose pieces have rows. The
+moves between them are priced by the planner, and `solver.cheapest` takes the best together.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeGuard
+
+import attrs
+
+from fdtensor.cost import CostModel, seconds
+from fdtensor.errors import FdtensorError
+from fdtensor.graph import Call, Full, Graph, Var, tensors_of
+from fdtensor.layout import Layout, TensorType
+from fdtensor.lift import agreeable
+from fdtensor.mesh import Mesh
+from fdtensor.placement import (
+    Cut,
+    Partial,
+    Placement,
+    Ragged,
+    Replicate,
+    Shard,
+    StridedShard,
+)
+from fdtensor.planner import plan
+from fdtensor.recorder import pinned, record
+from fdtensor.rules.core import Exact, R, Row, arguments, rows_of, rule_of, variants
+from fdtensor.solver import Node, Option, cheapest
+from fdtensor.work import work
+
+__all__ = ["Body", "Choice", "Ends", "chosen", "decomposed"]
+
+Free = Literal["free"]
+"""An end whose placement may be any but a pending one; of an operand, one that nobody reads."""
+
+
+@attrs.frozen(eq=False)
+class Body:
+    """A decomposition of a call, as a graph with the call's tensors as inputs and outputs."""
+
+    graph: Graph
+
+
+@attrs.frozen(eq=False)
+class Ends:
+    """What is known of a graph's inputs and outputs on one axis; "free" where nothing is."""
+
+    ins: tuple[Placement | Free, ...]
+    outs: tuple[Placement | Free, ...]
+
+
+@attrs.frozen(eq=False)
+class Choice:
+    """The options taken on one axis: for the inputs, the calls and the outputs of a graph."""
+
+    ins: tuple[Placement, ...]
+    calls: tuple[Option, ...]
+    """`note` is a `Body` where the call runs as its decomposition."""
+    outs: tuple[Placement, ...]
+    seconds: float
+    placements: Mapping[Var, Placement]
+    """How each value is made."""
+
+
+def chosen(
+    graph: Graph,
+    mesh: Mesh,
+    axis: str,
+    ends: Ends,
+    before: Mapping[str, Choice],
+    cost: CostModel,
+    regather: bool = False,
+    depth: int = 0,
+) -> Choice:
+    """The cheapest options of a graph on one axis, given those of the axes `before`."""
+    made = _Nodes(graph, mesh, axis, ends, before, cost, depth)
+    nodes = made.nodes()
+    again = views_of_inputs(graph) if regather else frozenset()
+    picks = cheapest(nodes, made.price, lambda v: Var(v) not in again)
+    taken = [node.options[k] for node, k in zip(nodes, picks)]
+    ins, calls = len(graph.inputs), len(graph.calls)
+    skipped = ins + len(graph.constants)
+    placements: dict[Var, Any] = {}
+    for node, option in zip(nodes, taken):
+        for v, p in zip(node.outs, option.outs):
+            if v is not None:
+                placements[Var(v)] = p
+    return Choice(
+        tuple(o.outs[0] for o in taken[:ins]),  # type: ignore[misc]
+        tuple(taken[skipped : skipped + calls]),
+        tuple(o.ins[0] for o in taken[skipped + calls :]),  # type: ignore[misc]
+        _total(nodes, taken, made, again),
+        placements,
+    )
+
+
+def _total(nodes: Sequence[Node], taken: Sequence[Option], made: _Nodes, again: Any) -> float:
+    held: dict[int, Any] = {}
+    paid: dict[Any, float] = {}
+    for i, (node, option) in enumerate(zip(nodes, taken)):
+        for j, (v, q) in enumerate(zip(node.ins, option.ins)):
+            key = (v, q, i, j) if Var(v) in again else (v, q)
+            paid[key] = 0.0 if held[v] == q else made.price(v, held[v], q)
+        held.update((v, p) for v, p in zip(node.outs, option.outs) if v is not None)
+    return sum(paid.values()) + sum(o.seconds for o in taken)
+
+
+class _Nodes:
+    """The nodes of a graph on one axis."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        mesh: Mesh,
+        axis: str,
+        ends: Ends,
+        before: Mapping[str, Choice],
+        cost: CostModel,
+        depth: int,
+    ) -> None:
+        self.graph, self.mesh, self.axis, self.ends = graph, mesh, axis, ends
+        self.before, self.cost, self.depth = before, cost, depth
+        self.count = mesh.axis_size(axis)
+        self.domain: dict[Var, dict[Placement, None]] = {}
+        self.left = [self._left(Var(i), full) for i, full in enumerate(graph.types)]
+
+    def _left(self, v: Var, full: Full) -> Full:
+        """What the axes before leave of a value."""
+        shape = list(full.shape)
+        for axis, choice in self.before.items():
+            p = choice.placements.get(v)
+            if isinstance(p, (Shard, StridedShard, Ragged)):
+                shape[p.dim] = -(-shape[p.dim] // self.mesh.axis_size(axis))
+        return Full(tuple(shape), full.dtype)
+
+    def price(self, v: int, p: Any, q: Any) -> float:
+        if q == "free":
+            return 0.0
+        exact = any(isinstance(x, (Ragged, StridedShard)) for x in (p, q))
+        full = (self.graph.types if exact else self.left)[v]
+        return move_seconds(full, p, q, self.axis, self.count, self.cost)
+
+    def nodes(self) -> list[Node]:
+        graph, found = self.graph, []
+        for v, end in zip(graph.inputs, self.ends.ins):
+            found.append(self._source(v, self._any(v) if end == "free" else [end]))
+        for v, _ in graph.constants:
+            found.append(self._source(v, [R]))
+        for i, call in enumerate(graph.calls):
+            options = self._options(i, call)
+            for k, v in enumerate(call.outs):
+                if v is not None:
+                    self.domain[v] = {o.outs[k]: None for o in options}  # type: ignore[misc]
+            outs = tuple(None if v is None else v.index for v in call.outs)
+            found.append(Node(tuple(v.index for v in call.ins), outs, tuple(options)))
+        for v, end in zip(graph.outs, self.ends.outs):
+            wanted = [end]
+            if end == "free":
+                wanted = [p for p in self.domain[v] if not isinstance(p, Partial)]
+                wanted = list(dict.fromkeys([*wanted, *self._any(v)]))
+            found.append(Node((v.index,), (), tuple(Option((q,), (), 0.0) for q in wanted)))
+        return found
+
+    def _source(self, v: Var, placements: Sequence[Any]) -> Node:
+        self.domain[v] = dict.fromkeys(placements)
+        return Node((), (v.index,), tuple(Option((), (p,), 0.0) for p in placements))
+
+    def _any(self, v: Var) -> list[Placement]:
+        shape = self.graph.types[v.index].shape
+        return [R, *(Shard(d) for d, n in enumerate(shape) if n > 1)]
+
+    def _options(self, i: int, call: Call) -> list[Option]:
+        graph = self.graph
+        pin = pinned(call)
+        if pin is not None:
+            return [Option((pin[self.axis],), (pin[self.axis],), 0.0)]
+        kinds: dict[Placement, None] = {}
+        for v in call.ins:
+            kinds.update((p, None) for p in self.domain[v] if not isinstance(p, (Replicate, Shard)))
+        types = [graph.types[v.index] for v in call.ins]
+        read = [None if v is None else graph.types[v.index] for v in call.outs]
+        rows = list(rows_of(call, graph.types, self.count))
+        for row in list(rows):
+            rows += variants(row, kinds, [*types, *read])
+        options: dict[tuple[Any, Any], Option] = {}
+        bodies = [*self._bodies(call, rows)]
+        past = [(axis, choice.calls[i]) for axis, choice in self.before.items()]
+        for row in dict.fromkeys(rows):
+            if self._agrees(call, past, row):
+                seconds = self._seconds(call, row, past)
+                options[row.ins, row.outs] = Option(row.ins, row.outs, seconds, row)
+        for option in bodies:
+            known = options.get((option.ins, option.outs))
+            if known is None or known.seconds > option.seconds:
+                options[option.ins, option.outs] = option
+        return list(options.values())
+
+    def _agrees(self, call: Call, past: Sequence[tuple[str, Option]], row: Row) -> bool:
+        rows = {axis: option.note for axis, option in past if isinstance(option.note, Row)}
+        return not rows or agreeable(call, self.mesh, rows, self.axis, row, self.graph.types)
+
+    def _seconds(self, call: Call, row: Row, past: Sequence[tuple[str, Option]]) -> float:
+        share = 1.0
+        for axis, option in past:
+            if any(map(_cut, (*option.ins, *option.outs))):
+                share /= self.mesh.axis_size(axis)
+        ins = [(self.left[v.index], p) for v, p in zip(call.ins, row.ins)]
+        outs = [(self.left[v.index], p) for v, p in zip(call.outs, row.outs) if v is not None]
+        return work(call, self.graph.types, ins, outs, self.count, share, self.cost)
+
+    def _bodies(self, call: Call, rows: Sequence[Row]) -> Sequence[Option]:
+        """The decomposition of a call, for the cuts that none of its rows takes."""
+        if self.depth > 1:
+            return ()
+        fulls = tuple(self.graph.types[v.index] for v in call.ins)
+        read = tuple(v is not None for v in call.outs)
+        taken = {(i, p.dim) for row in rows for i, p in enumerate(row.ins) if _cut(p)}
+        missing = tuple(
+            (i, d)
+            for i, full in enumerate(fulls)
+            for d, n in enumerate(full.shape)
+            if n > 1 and (i, d) not in taken
+        )
+        if not missing or not self._met(call, missing):
+            return ()
+        left = tuple(self.left[v.index] for v in call.ins)
+        return _bodies(
+            Exact.of(call), fulls, left, read, missing, self.mesh, self.axis, self.cost, self.depth
+        )
+
+    def _met(self, call: Call, missing: Sequence[tuple[int, int]]) -> bool:
+        """Whether an operand may come with one of these cuts."""
+        for i, d in missing:
+            if any(_cut(p) and p.dim == d for p in self.domain[call.ins[i]]):
+                return True
+        return False
+
+
+def _cut(p: Any) -> TypeGuard[Cut]:
+    return isinstance(p, (Shard, StridedShard, Ragged))
+
+
+@functools.lru_cache(maxsize=4096)
+def _bodies(
+    key: Exact,
+    fulls: tuple[Full, ...],
+    left: tuple[Full, ...],
+    read: tuple[bool, ...],
+    missing: tuple[tuple[int, int], ...],
+    mesh: Mesh,
+    axis: str,
+    cost: CostModel,
+    depth: int,
+) -> tuple[Option, ...]:
+    graph = decomposed(key, fulls, read)
+    if graph is None:
+        return ()
+    options = []
+    for i, d in missing:
+        ins: list[Any] = ["free"] * len(fulls)
+        ins[i] = Shard(d)
+        ends = Ends(tuple(ins), ("free",) * len(graph.outs))
+        found = chosen(graph, mesh, axis, ends, {}, cost, depth=depth + 1)
+        used = {v for c in graph.calls for v in c.ins} | set(graph.outs)
+        taken = tuple(p if v in used else "free" for v, p in zip(graph.inputs, found.ins))
+        outs = iter(found.outs)
+        full_outs = tuple(next(outs) if r else R for r in read)
+        shrink = sum(f.nbytes for f in left) / max(1, sum(f.nbytes for f in fulls))
+        options.append(Option(taken, full_outs, found.seconds * shrink, Body(graph)))
+    return tuple(options)
+
+
+@functools.lru_cache(maxsize=4096)
+def decomposed(key: Exact, fulls: tuple[Full, ...], read: tuple[bool, ...]) -> Graph | None:
+    """The graph of an op's decomposition, for outputs that are read; None where it has none."""
+    from fdtensor.rules.decompose import decomposition_of
+
+    split = decomposition_of(key.op)
+    if split is None:
+        return None
+    call = Call(key.op, key.args, key.kwargs, (None,) * key.width)
+
+    def body(tensors: list[Any]) -> list[Any]:
+        args, kwargs = arguments(call, lambda v: tensors[v.index])
+        made = split(*[list(a) if isinstance(a, tuple) else a for a in args], **kwargs)
+        return [t for t, wanted in zip(tensors_of(made), read) if wanted]
+
+    try:
+        graph = record(body, fulls)
+    except (FdtensorError, RuntimeError, NotImplementedError):
+        return None
+    return None if any(c.op is key.op for c in graph.calls) else graph
+
+
+@functools.lru_cache(maxsize=65536)
+def move_seconds(full: Full, p: Any, q: Any, axis: str, count: int, cost: CostModel) -> float:
+    """The seconds that the planner gives for moving a tensor along one axis."""
+    mesh = Mesh(**{axis: count})
+    try:
+        src = TensorType(full.shape, full.dtype, Layout(mesh, [p]))
+        steps = plan(src, Layout(mesh, [q]), cost=cost).steps
+        return sum(seconds(step, overlapped(cost)) for step in steps) + 1e-9
+    except FdtensorError:
+        return 1e6  # such a placement cannot be
+
+
+@functools.cache
+def overlapped(cost: CostModel) -> CostModel:
+    """The costs of a step amid a program: most launches and latencies pass behind other work.
+
+    Collectives start early, and small ones of a kind travel together.
+    """
+    launch = tuple((kind, HIDDEN * value) for kind, value in cost.launch)
+    return attrs.evolve(cost, latency=HIDDEN * cost.latency, launch=launch)
+
+
+HIDDEN = 1 / 16
+"""The part of a launch that is still felt when steps overlap and travel together."""
+
+
+def views_of_inputs(graph: Graph) -> frozenset[Var]:
+    """The inputs and what are views of them."""
+    found = set(graph.inputs)
+    for call in graph.calls:
+        if is_view(call) and call.ins[0] in found:
+            found.update(v for v in call.outs if v is not None)
+    return frozenset(found)
+
+
+def is_view(call: Call) -> bool:
+    """Whether a call only says where the same elements are."""
+    returns = call.op._schema.returns
+    return len(call.ins) == 1 and bool(returns) and returns[0].alias_info is not None
+
+
+def has_rule(call: Call) -> bool:
+    """Whether an op has rows of its own."""
+    return rule_of(call.op) is not None or pinned(call) is not None

@@ -1,0 +1,93 @@
+"""`to_fx`: what one rank runs for a program, as a plain torch.fx module."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+import torch.fx
+
+from fdtensor.errors import TraceError
+from fdtensor.graph import Var
+from fdtensor.local_program import Line, Spelling, constant, local_program
+from fdtensor.program import Program
+
+__all__ = ["to_fx"]
+
+
+def to_fx(
+    program: Program, rank: int, *, backend: str = "gloo", device: str = "cpu"
+) -> torch.fx.GraphModule:
+    """A module of local ops and functional collectives, without anything of this library.
+
+    It takes the blocks of `rank` in the order of `program.inputs` and returns a tuple of the blocks
+    of the outputs; closed-over tensors become buffers. It runs by itself where the process groups
+    that it names are there: `groups(mesh)` makes them. Raises `TraceError` for a rank outside.
+    """
+    if program.mesh.position(rank) is None:
+        raise TraceError(
+            f"rank {rank} runs nothing of {program.name}: it is not in the mesh.",
+            mesh=program.mesh,
+            hint="Ask for a rank of the mesh.",
+        )
+    found = local_program(program, rank, Spelling(backend, device, exchanges=True))
+    module = torch.nn.Module()
+    graph = torch.fx.Graph()
+    nodes: dict[Var, torch.fx.Node] = {}
+    count = len(program.inputs)
+    for i, v in enumerate(found.inputs[:count]):
+        nodes[v] = graph.placeholder(f"input_{i}")
+    for i, (v, (_, tensor)) in enumerate(zip(found.inputs[count:], program.constants)):
+        nodes[v] = _buffer(module, graph, f"constant_{i}", tensor)
+    for line in found.lines:
+        _add(line, module, graph, nodes)
+    graph.output(tuple(nodes[v] for v in found.outs))
+    made = torch.fx.GraphModule(module, graph, class_name=program.name.replace(".", "_"))
+    graph.lint()
+    return made
+
+
+def _buffer(
+    module: torch.nn.Module, graph: torch.fx.Graph, name: str, tensor: torch.Tensor
+) -> torch.fx.Node:
+    module.register_buffer(name, tensor.detach(), persistent=False)
+    return graph.get_attr(name)
+
+
+def _add(
+    line: Line, module: torch.nn.Module, graph: torch.fx.Graph, nodes: dict[Var, torch.fx.Node]
+) -> None:
+    (first, *_) = line.outs
+    if line.op is constant:
+        assert first is not None
+        nodes[first] = _buffer(module, graph, f"number_{len(nodes)}", line.args[0])
+        return
+
+    def given(value: Any) -> Any:
+        if isinstance(value, Var):
+            return nodes[value]
+        return [given(v) for v in value] if isinstance(value, tuple) else value
+
+    kwargs = {name: given(value) for name, value in line.kwargs}
+    made = graph.call_function(line.op, tuple(map(given, line.args)), kwargs)
+    returns = line.op._schema.returns
+    if len(returns) == 1 and str(returns[0].type) == "Tensor":
+        assert first is not None
+        nodes[first] = made
+        return
+    for place, v in zip(_places(line), line.outs):
+        if v is not None:
+            nodes[v] = graph.call_function(operator.getitem, (made, place))
+
+
+def _places(line: Line) -> list[int]:
+    """Where the tensors are among what an op returns, numbers and what a mask leaves out apart."""
+    returns = line.op._schema.returns
+    if len(returns) == 1:
+        return list(range(len(line.outs)))
+    tensors = [i for i, r in enumerate(returns) if str(r.type) == "Tensor"]
+    masks = [a for a in line.args if isinstance(a, tuple) and a and isinstance(a[0], bool)]
+    if len(line.outs) < len(tensors) and masks:
+        tensors = [i for i, wanted in zip(tensors, masks[-1]) if wanted]
+    return tensors

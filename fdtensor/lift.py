@@ -1,0 +1,147 @@
+"""`lifted`: the types of a call whose axes each follow a row of its rule.
+
+Rows hold for blocks of any size, so rows of several axes combine as long as the axes that cut the
+same dim do so in the same order everywhere. Rows that hold for just certain cuts of whole dims
+(merged and split dims, slices) combine only where the indices that every rank holds prove it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from fdtensor.errors import LayoutError
+from fdtensor.graph import Call, Full
+from fdtensor.layout import Layout, TensorType
+from fdtensor.mesh import Mesh
+from fdtensor.placement import Partial, Placement, Ragged, Shard, StridedShard
+from fdtensor.rules.core import Row
+from fdtensor.rules.reshape import groups
+
+__all__ = ["agreeable", "lifted"]
+
+aten = torch.ops.aten
+
+Types = tuple[tuple[TensorType, ...], tuple[TensorType | None, ...]]
+
+RESHAPES = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
+
+
+def agreeable(
+    call: Call, mesh: Mesh, rows: Mapping[str, Row], axis: str, row: Row, types: Sequence[Full]
+) -> bool:
+    """Whether the call may follow `row` on `axis` beside the rows of other axes."""
+    pending = {p.reduce_op for r in (*rows.values(), row) for p in r.outs if isinstance(p, Partial)}
+    plain = not row.exact and not any(r.exact for r in rows.values())
+    if len(pending) < 2 and plain and not any(isinstance(p, Ragged) for p in row.ins):
+        return True
+    some = Mesh(**{a: mesh.axis_size(a) for a in mesh.axes if a in rows or a == axis})
+    return lifted(call, some, {**rows, axis: row}, types) is not None
+
+
+def lifted(
+    call: Call,
+    mesh: Mesh,
+    rows: Mapping[str, Row],
+    types: Sequence[Full],
+    first: Sequence[str] = (),
+) -> Types | None:
+    """The types that the call takes and gives when each axis follows its row, or None.
+
+    Axes that cut the same dim come in the order of `first`, else in that of the mesh, else in any
+    order that is right.
+    """
+    ins = tuple(types[v.index] for v in call.ins)
+    outs = tuple(None if v is None else types[v.index] for v in call.outs)
+    along = tuple(rows[axis] for axis in mesh.axes)
+    return _lifted(call.op, ins, outs, mesh, along, tuple(first) or mesh.axes)
+
+
+@functools.lru_cache(maxsize=65536)
+def _lifted(
+    op: Any,
+    ins: tuple[Full, ...],
+    outs: tuple[Full | None, ...],
+    mesh: Mesh,
+    rows: tuple[Row, ...],
+    first: tuple[str, ...],
+) -> Types | None:
+    exact = [a for a, row in zip(mesh.axes, rows) if row.exact]
+    touching = _touching(rows, exact, mesh)
+    if touching and op not in RESHAPES:
+        return None
+    for order in dict.fromkeys([first, mesh.axes, *_orders(mesh, exact)]):
+        try:
+            before = tuple(
+                _typed(full, mesh, [row.ins[i] for row in rows], order)
+                for i, full in enumerate(ins)
+            )
+            after = tuple(
+                None if full is None else _typed(full, mesh, [row.outs[i] for row in rows], order)
+                for i, full in enumerate(outs)
+            )
+        except LayoutError:
+            continue
+        if not touching or after[0] is None or _same(before[0], after[0]):
+            return before, after
+    return None
+
+
+def _orders(mesh: Mesh, exact: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    if exact:
+        yield from itertools.permutations(mesh.axes)
+
+
+def _touching(rows: Sequence[Row], exact: Sequence[str], mesh: Mesh) -> bool:
+    """Whether an axis with an exact row cuts a dim that another axis cuts too."""
+    for a, row in zip(mesh.axes, rows):
+        if a in exact:
+            for b, other in zip(mesh.axes, rows):
+                pairs = zip((*row.ins, *row.outs), (*other.ins, *other.outs))
+                if b != a and any(_dim(p) is not None and _dim(p) == _dim(q) for p, q in pairs):
+                    return True
+    return False
+
+
+def _dim(p: Placement) -> int | None:
+    return p.dim if isinstance(p, (Shard, StridedShard, Ragged)) else None
+
+
+def _typed(
+    full: Full, mesh: Mesh, placements: Sequence[Placement], order: Sequence[str]
+) -> TensorType:
+    cuts: dict[int, list[str]] = {}
+    for axis in order:
+        dim = _dim(placements[mesh.axis(axis)])
+        if dim is not None:
+            cuts.setdefault(dim, []).append(axis)
+    several = {dim: axes for dim, axes in cuts.items() if len(axes) > 1}
+    return TensorType(full.shape, full.dtype, Layout(mesh, placements, several))
+
+
+@functools.lru_cache(maxsize=16384)
+def _same(src: TensorType, dst: TensorType) -> bool:
+    """Whether every rank holds the same elements, in the same order, before and after a reshape."""
+    for before, after in groups(src.shape, dst.shape):
+        cut = any(src.layout.cuts(d) for d in before) or any(dst.layout.cuts(d) for d in after)
+        if cut and not all(
+            np.array_equal(_flat(src, before, rank), _flat(dst, after, rank))
+            for rank in src.mesh.order
+        ):
+            return False
+    return True
+
+
+def _flat(type: TensorType, dims: Sequence[int], rank: int) -> np.ndarray:
+    """The places of a rank's elements in these dims, counted in row-major order."""
+    index = type.index(rank)
+    flat = np.zeros(1, np.int64)
+    for d in dims:
+        here = np.asarray(index[d], np.int64)
+        flat = (flat[:, None] * type.shape[d] + here[None, :]).reshape(-1)
+    return flat

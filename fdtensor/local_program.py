@@ -1,0 +1,208 @@
+"""`local_program`: what one rank runs for a program, as lines of aten calls and steps."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import attrs
+import torch
+
+from fdtensor.collective import Exchange, Step, is_local
+from fdtensor.graph import Graph, Var, substituted
+from fdtensor.lower import lowered
+from fdtensor.program import Eqn, Program
+
+__all__ = ["Line", "LocalProgram", "Spelling", "constant", "local_program"]
+
+aten = torch.ops.aten
+
+
+@attrs.frozen(eq=False)
+class Line:
+    """One call on the blocks of a rank, or one step; values are numbered for the rank."""
+
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    outs: tuple[Var | None, ...]
+    eqn: int
+    """The line of the program that it belongs to."""
+
+
+@attrs.frozen(eq=False)
+class LocalProgram:
+    """The lines of a rank: `outs` from `inputs`, with what is read last at each line."""
+
+    inputs: tuple[Var, ...]
+    lines: tuple[Line, ...]
+    outs: tuple[Var, ...]
+    dead: tuple[tuple[Var, ...], ...]
+    """The values that nobody reads after each line."""
+
+
+@attrs.frozen
+class Spelling:
+    """How steps become lines: as functional collectives of a backend and local ops."""
+
+    backend: str
+    device: str
+    exchanges: bool
+    """Whether exchanges too: a Comm has better ways to run them."""
+
+
+@functools.lru_cache(maxsize=512)
+def local_program(program: Program, rank: int, spelling: Spelling | None = None) -> LocalProgram:
+    """The lines that `rank`, of the program's mesh, runs; inputs first, then constants.
+
+    Steps stay steps without a `spelling`.
+    """
+    return _Writer(program, rank, spelling).written()
+
+
+class _Writer:
+    """The lines of a rank as they are written."""
+
+    def __init__(self, program: Program, rank: int, spelling: Spelling | None) -> None:
+        self.program, self.rank, self.spelling = program, rank, spelling
+        coord = program.mesh.coord(rank)
+        assert coord is not None
+        self.coord = coord
+        self.device = "cpu" if spelling is None else spelling.device
+        self.count = 0
+        self.lines: list[Line] = []
+        self.names: dict[Var, Var] = {}
+
+    def new(self) -> Var:
+        self.count += 1
+        return Var(self.count - 1)
+
+    def written(self) -> LocalProgram:
+        program = self.program
+        given = (*program.inputs, *(v for v, _ in program.constants))
+        inputs = tuple(self.new() for _ in given)
+        self.names.update(zip(given, inputs))
+        for number, eqn in enumerate(program.eqns):
+            if isinstance(eqn.op, Step):
+                self._step(eqn.op, eqn, number)
+            else:
+                ins = [program.type_of(v) for v in eqn.ins]
+                outs = [None if v is None else program.type_of(v) for v in eqn.outs]
+                self._graph(lowered(eqn.call, ins, outs, self.coord, self.device), eqn, number)
+        outs = tuple(self.names[v] for v in program.outs)
+        lines, outs = _owned(self.lines, inputs, outs, self.new)
+        lines = _waiting_late(lines)
+        return LocalProgram(inputs, tuple(lines), outs, _dead(lines, inputs, outs))
+
+    def _step(self, step: Step, eqn: Eqn, number: int) -> None:
+        spelling = self.spelling
+        if spelling is None or (isinstance(step.collective, Exchange) and not spelling.exchanges):
+            made = self.new()
+            self.lines.append(Line(step, (self.names[eqn.ins[0]],), (), (made,), number))
+            self.names[eqn.outs[0]] = made  # type: ignore[index]
+            return
+        from fdtensor.spelled import spelled
+
+        graph = spelled(step, self.rank, spelling.backend, spelling.device)
+        self._graph(graph, eqn, number, contiguous=not is_local(step))
+
+    def _graph(self, graph: Graph, eqn: Eqn, number: int, contiguous: bool = False) -> None:
+        """Lines for a graph from the inputs of an eqn to its outputs."""
+        here = dict(zip(graph.inputs, (self.names[v] for v in eqn.ins), strict=True))
+        if contiguous:  # a collective wants its operand so, and a graph is of contiguous blocks
+            (v,) = graph.inputs
+            made = self.new()
+            self.lines.append(Line(aten.contiguous.default, (here[v],), (), (made,), number))
+            here[v] = made
+        for v, tensor in graph.constants:
+            here[v] = self.new()
+            self.lines.append(Line(constant, (tensor,), (), (here[v],), number))
+        for call in graph.calls:
+            args, kwargs = substituted((call.args, call.kwargs), here.__getitem__)
+            if call.op is aten.as_strided.default:  # its strides are those of a contiguous block
+                made = self.new()
+                self.lines.append(Line(aten.contiguous.default, (args[0],), (), (made,), number))
+                args = (made, *args[1:])
+            outs = tuple(None if v is None else self.new() for v in call.outs)
+            here.update((v, m) for v, m in zip(call.outs, outs) if v is not None and m is not None)
+            op = aten.reshape.default if call.op in RESHAPES else call.op
+            self.lines.append(Line(op, args, kwargs, outs, number))
+        read = [v for v in eqn.outs if v is not None]
+        self.names.update(zip(read, (here[v] for v in graph.outs), strict=True))
+
+
+def _waiting_late(lines: list[Line]) -> list[Line]:
+    """The lines with each wait for a collective just before its result is read."""
+    waits: dict[Var, Line] = {}
+    out: list[Line] = []
+    for line in lines:
+        if line.op is WAIT:
+            waits[line.outs[0]] = line  # type: ignore[index]
+            continue
+        for v in _read((*line.args, *(v for _, v in line.kwargs))):
+            if v in waits:
+                out.append(waits.pop(v))
+        out.append(line)
+    return [*out, *waits.values()]
+
+
+def constant(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _owned(lines: list[Line], inputs: Any, outs: Any, new: Any) -> tuple[list[Line], Any]:
+    """Copies the outputs that share memory with an input, a constant or another output."""
+    root: dict[Var, Var] = {v: v for v in inputs}
+    for line in lines:
+        shares = line.op in _MAY_SHARE or _views(line.op)
+        source = next((a for a in line.args if isinstance(a, Var)), None)
+        for v in line.outs:
+            if v is not None:
+                root[v] = root[source] if shares and source is not None else v
+        if line.op is constant:
+            root.update((v, inputs[0] if inputs else v) for v in line.outs if v is not None)
+    taken = set(inputs)
+    copied = []
+    for v in outs:
+        if root[v] in taken:
+            made = new()
+            lines.append(Line(aten.clone.default, (v,), (), (made,), -1))
+            v = made
+        else:
+            taken.add(root[v])
+        copied.append(v)
+    return lines, tuple(copied)
+
+
+RESHAPES = {aten.view.default, aten._unsafe_view.default}
+"""Views whose strides a block need not have."""
+
+WAIT = torch.ops._c10d_functional.wait_tensor.default
+
+_MAY_SHARE = {aten.reshape.default, aten.contiguous.default, WAIT}
+
+
+def _views(op: Any) -> bool:
+    if isinstance(op, Step) or op is constant:
+        return False
+    return any(r.alias_info is not None for r in op._schema.returns)
+
+
+def _dead(lines: list[Line], inputs: Any, outs: Any) -> tuple[tuple[Var, ...], ...]:
+    kept = {*outs}
+    dead: list[tuple[Var, ...]] = []
+    for line in reversed(lines):
+        gone = []
+        read = [*_read(line.args), *_read(tuple(v for _, v in line.kwargs))]
+        for v in (*read, *(v for v in line.outs if v is not None)):
+            if v not in kept:
+                kept.add(v)
+                gone.append(v)
+        dead.append(tuple(gone))
+    return tuple(reversed(dead))
+
+
+def _read(tree: Any) -> list[Var]:
+    if isinstance(tree, Var):
+        return [tree]
+    return [v for entry in tree for v in _read(entry)] if isinstance(tree, tuple) else []

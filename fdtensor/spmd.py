@@ -1,0 +1,325 @@
+"""`spmd` and `call`: plain torch functions on DTensors, now."""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Literal, TypeVar
+
+import attrs
+import torch
+
+from fdtensor.adjoint import Adjoint, adjoint
+from fdtensor.assembly import OnMissingRule
+from fdtensor.comm import Check
+from fdtensor.dtensor import DTensor
+from fdtensor.errors import CommError, DataDependentError, TraceError, ValueTreeError
+from fdtensor.interpreter import admit
+from fdtensor.layout import Layout, TensorType
+from fdtensor.placement import Replicate
+from fdtensor.program import Program
+from fdtensor.runner import run_locally
+from fdtensor.tracer import Traced, one_mesh, trace, traced
+from fdtensor.tree import flatten, paths, unflatten
+
+__all__ = ["Spmd", "call", "spmd"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+Plain = Literal["error", "replicate"]
+
+CACHED = 4096
+"""How many programs a function keeps."""
+
+
+@attrs.frozen(eq=False)
+class _Entry:
+    """What is known of a call with certain types."""
+
+    traced: Traced | None
+    """None where the function cannot be traced and runs on replicated operands."""
+    adjoint: Adjoint | None
+    """The forward and the backward, where a derivative is wanted."""
+    tensors: tuple[int, ...]
+    """Which leaves are tensors."""
+
+
+class Spmd(Generic[F]):
+    """A function of DTensors made of a plain torch function; one program for each set of types."""
+
+    def __init__(
+        self,
+        f: F,
+        *,
+        out_layouts: Any = None,
+        regather: bool = False,
+        on_missing_rule: OnMissingRule = "replicate",
+        plain: Plain = "error",
+        check: Check | None = None,
+    ) -> None:
+        self.f = f
+        self.out_layouts = out_layouts
+        self.regather = regather
+        self.on_missing_rule: OnMissingRule = on_missing_rule
+        self.plain: Plain = plain
+        self.check: Check | None = check
+        self.programs: OrderedDict[Any, _Entry] = OrderedDict()
+        self.derived: dict[Any, Spmd[Any]] = {}
+        functools.update_wrapper(self, f, updated=())
+
+    def __repr__(self) -> str:
+        return f"spmd({getattr(self.f, '__name__', self.f)!r})"
+
+    def trace(self, *args: Any, **kwargs: Any) -> Program:
+        """The program that a call with these arguments runs, without running it."""
+        leaves, _ = flatten((args, kwargs), is_leaf=_is_dtensor)
+        comm = next((leaf.comm for leaf in leaves if isinstance(leaf, DTensor)), None)
+        return trace(
+            self.f,
+            *args,
+            out_layouts=self.out_layouts,
+            cost=None if comm is None else comm.cost,
+            regather=self.regather,
+            on_missing_rule=self.on_missing_rule,
+            **kwargs,
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves, spec = flatten((args, kwargs), is_leaf=_is_dtensor)
+        comm = None
+        key: list[Any] = [spec]
+        grads = False
+        locals_ = []
+        for leaf in leaves:
+            if leaf.__class__ is DTensor:
+                comm = comm or leaf.comm
+                if leaf.comm is not comm:
+                    raise self._other_comm(leaf, comm, leaves, spec)
+                key.append(leaf.type)
+                local = leaf.local
+                locals_.append(local)
+                grads = grads or _requires_grad(local)
+            else:
+                key.append(_static(leaf))
+        grads = grads and torch.is_grad_enabled()
+        key.append((grads, torch.get_default_dtype(), torch.is_autocast_enabled("cpu")))
+        if comm is None or any(isinstance(leaf, torch.Tensor) for leaf in leaves):
+            return self._mixed(leaves, spec, comm)
+        found = self.programs.get((comm, *key))
+        if found is None:
+            found = self._made((comm, *key), leaves, spec, comm, grads)
+        if found.traced is None:
+            return self._replicated(leaves, spec, comm)
+        if found.adjoint is not None:
+            outs = found.adjoint.run(locals_, comm)
+            types = found.adjoint.out_types
+        else:
+            outs = run_locally(found.traced.program, locals_, comm)
+            types = found.traced.program.out_types
+        return found.traced.result([DTensor(o, t, comm) for o, t in zip(outs, types)])
+
+    def _made(self, key: Any, leaves: Sequence[Any], spec: Any, comm: Any, grads: bool) -> _Entry:
+        """The program for these types, agreed on by all ranks."""
+        types = [leaf.type if isinstance(leaf, DTensor) else None for leaf in leaves]
+        tensors = tuple(i for i, t in enumerate(types) if t is not None)
+        tracked = [_requires_grad(leaves[i].local) for i in tensors] if grads else []
+        make = functools.partial(
+            traced,
+            cost=comm.cost,
+            regather=self.regather,
+            on_missing_rule=self.on_missing_rule,
+            device=getattr(comm, "device", "cpu"),
+        )
+        try:
+            made = make(self.f, spec, leaves, types, out_layouts=self.out_layouts)
+        except DataDependentError:
+            entry = _Entry(None, None, tensors)
+        else:
+            program = made.program
+            values = [leaves[i].local for i in tensors]
+            with torch.no_grad():
+                admit(program, comm, program.in_types, values, self.check)
+            both = None
+            if grads:
+                args = spec, leaves, types, made, tracked, make, self._again
+                both = adjoint(self.f, *args)
+            entry = _Entry(made, both, tensors)
+        self.programs[key] = entry
+        if len(self.programs) > CACHED:
+            self.programs.popitem(last=False)
+        return entry
+
+    def _again(
+        self, g: Any, types: Any, values: Any, ct_types: Any, cts: Any, layouts: Any, comm: Any
+    ) -> list[Any]:
+        """The cotangents of inputs as values with derivatives of their own."""
+        known = self.derived.get(g)
+        if known is None:
+            known = self.derived[g] = Spmd(
+                g,
+                out_layouts=layouts,
+                regather=self.regather,
+                on_missing_rule=self.on_missing_rule,
+            )
+        tensors = [DTensor(v, t, comm) for v, t in zip(values, types)]
+        cotangents = [DTensor(v, t, comm) for v, t in zip(cts, ct_types)]
+        return [grad.local for grad in known(tensors, cotangents)[1]]
+
+    def _replicated(self, leaves: Sequence[Any], spec: Any, comm: Any) -> Any:
+        """The function on the full tensors, which every rank gathers."""
+        wholes = []
+        for leaf in leaves:
+            if isinstance(leaf, DTensor):
+                leaf = leaf.redistribute(_whole(leaf.type)).local
+            wholes.append(leaf)
+        tensors = [isinstance(leaf, DTensor) for leaf in leaves]
+        mesh = one_mesh([leaf.type for leaf in leaves if isinstance(leaf, DTensor)])
+        first = next(w for w, t in zip(wholes, tensors) if t)
+        results = []
+        for rank in range(len(comm.leaves(first))):
+            given = [comm.leaves(w)[rank] if t else w for w, t in zip(wholes, tensors)]
+            args, kwargs = unflatten(spec, given)
+            results.append(flatten(self.f(*args, **kwargs)))
+        outs, tree = results[0]
+        made = []
+        for i, out in enumerate(outs):
+            if isinstance(out, torch.Tensor):
+                layout = Layout(mesh, [Replicate()] * mesh.ndim)
+                type = TensorType(tuple(out.shape), out.dtype, layout)
+                out = DTensor(comm.value([leaves[i] for leaves, _ in results]), type, comm)
+            made.append(out)
+        return unflatten(tree, made)
+
+    def _mixed(self, leaves: Sequence[Any], spec: Any, comm: Any) -> Any:
+        """A call with plain tensors among the arguments, or without DTensors."""
+        if comm is None:
+            raise TraceError(
+                f"no argument of {self!r} is a DTensor.",
+                hint="Make one with distribute(tensor, layout, comm), or call the function itself.",
+            )
+        mesh = one_mesh([leaf.type for leaf in leaves if isinstance(leaf, DTensor)])
+        names = paths(spec, "args")
+        taken = []
+        for name, leaf in zip(names, leaves):
+            if isinstance(leaf, torch.Tensor):
+                if leaf.numel() != 1 and self.plain != "replicate":
+                    raise ValueTreeError(
+                        f"{_argument(name)} is a plain tensor of shape {tuple(leaf.shape)} beside "
+                        f"DTensors.",
+                        function=repr(self),
+                        mesh=mesh,
+                        hint="Distribute it first: distribute(tensor, layout, comm), or pass plain="
+                        '"replicate" if every rank holds the same one.',
+                    )
+                layout = Layout(mesh, [Replicate()] * mesh.ndim)
+                type = TensorType(tuple(leaf.shape), leaf.dtype, layout)
+                leaf = DTensor(comm.value([leaf] * comm.width(type)), type, comm)
+            taken.append(leaf)
+        args, kwargs = unflatten(spec, taken)
+        return self(*args, **kwargs)
+
+    def _other_comm(self, leaf: Any, comm: Any, leaves: Sequence[Any], spec: Any) -> CommError:
+        place = next(i for i, other in enumerate(leaves) if other is leaf)
+        return CommError(
+            f"{_argument(paths(spec, 'args')[place])} of {self!r} is on another Comm than the "
+            "arguments before it.",
+            first=comm,
+            second=leaf.comm,
+            hint="Make all DTensors with one Comm: connect(mesh) once, then pass it on.",
+        )
+
+
+def spmd(
+    f: Callable[..., Any] | None = None,
+    *,
+    out_layouts: Any = None,
+    regather: bool = False,
+    on_missing_rule: OnMissingRule = "replicate",
+    plain: Plain = "error",
+    check: Check | None = None,
+) -> Any:
+    """`f`, a plain torch function of full tensors, as one of pytrees of DTensors. Differentiable.
+
+    The program is made at the first call with certain types, and agreed on by all ranks; see
+    `trace` for what `f` may do and for the options. Python arguments are frozen into it, tensors
+    that `f` closes over are replicated and read afresh. Results are new values, never pending
+    unless `out_layouts` says so.
+    """
+    if f is None:
+        return functools.partial(
+            spmd,
+            out_layouts=out_layouts,
+            regather=regather,
+            on_missing_rule=on_missing_rule,
+            plain=plain,
+            check=check,
+        )
+    return Spmd(
+        f,
+        out_layouts=out_layouts,
+        regather=regather,
+        on_missing_rule=on_missing_rule,
+        plain=plain,
+        check=check,
+    )
+
+
+_FUNCTIONS: OrderedDict[Any, Spmd[Any]] = OrderedDict()
+
+
+def call(
+    fn: Callable[..., Any],
+    *args: Any,
+    out_layouts: Any = None,
+    plain: Plain = "error",
+    on_missing_rule: OnMissingRule = "replicate",
+    **kwargs: Any,
+) -> Any:
+    """`fn(*args, **kwargs)` on DTensors: a torch function, an aten overload, or your own.
+
+    Its program is made once for each set of types and Python arguments, and kept. A function whose
+    output shapes depend on data runs on replicated operands.
+    """
+    key = (fn, plain, on_missing_rule, id(out_layouts) if out_layouts is not None else None)
+    made = _FUNCTIONS.get(key)
+    if made is None:
+        made = spmd(fn, out_layouts=out_layouts, plain=plain, on_missing_rule=on_missing_rule)
+        _FUNCTIONS[key] = made
+        if len(_FUNCTIONS) > CACHED:
+            _FUNCTIONS.popitem(last=False)
+    return made(*args, **kwargs)
+
+
+def _is_dtensor(leaf: Any) -> bool:
+    return leaf.__class__ is DTensor
+
+
+def _requires_grad(local: Any) -> bool:
+    if local.__class__ is tuple:
+        return any(leaf.requires_grad for leaf in local)
+    return local.requires_grad
+
+
+def _static(leaf: Any) -> Any:
+    """A Python argument as a key: 1, 1.0 and True differ, as do 0.0 and -0.0; nan equals itself."""
+    if leaf.__class__ is float:
+        return float, repr(leaf)
+    try:
+        hash(leaf)
+    except TypeError:
+        return id(leaf)
+    return leaf.__class__, leaf
+
+
+def _whole(type: TensorType) -> Layout:
+    return Layout(type.mesh, [Replicate()] * type.mesh.ndim)
+
+
+def _argument(path: str) -> str:
+    """Where an argument is: `args[0][1]` as `argument 1`."""
+    inner = path.removeprefix("args")
+    if inner.startswith("[0]["):
+        number, _, rest = inner.removeprefix("[0][").partition("]")
+        return f"argument {number}{rest}"
+    return f"argument {inner.removeprefix('[1]')}"

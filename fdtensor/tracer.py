@@ -1,0 +1,248 @@
+"""`trace`: a plain torch function of full tensors as a program of distributed ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import optree
+import torch
+
+from fdtensor.assembly import OnMissingRule, assembled
+from fdtensor.cost import NCCL, CostModel
+from fdtensor.errors import TraceError, ValueTreeError
+from fdtensor.graph import Full, Graph
+from fdtensor.layout import Layout, TensorType
+from fdtensor.mesh import Mesh
+from fdtensor.placement import Replicate
+from fdtensor.program import Program
+from fdtensor.recorder import record
+from fdtensor.tree import broadcast_prefix, flatten, mismatches, unflatten
+
+__all__ = ["Traced", "trace", "traced"]
+
+
+@attrs.frozen(eq=False)
+class Traced:
+    """A program and how to put its outputs back into the pytree that the function returned."""
+
+    program: Program
+    out_tree: optree.PyTreeSpec
+    statics: tuple[Any, ...]
+    """For each leaf of the result what it is, or `TENSOR` where the program makes it."""
+
+    def result(self, tensors: Sequence[Any]) -> Any:
+        """The pytree that the function returns, with these in place of its tensors."""
+        made = iter(tensors)
+        leaves = [next(made) if leaf is TENSOR else leaf for leaf in self.statics]
+        return unflatten(self.out_tree, leaves)
+
+
+TENSOR = object()
+
+
+def trace(
+    f: Callable[..., Any],
+    *args: Any,
+    out_layouts: Any = None,
+    cost: CostModel | None = None,
+    regather: bool = False,
+    on_missing_rule: OnMissingRule = "replicate",
+    **kwargs: Any,
+) -> Program:
+    """The program of `f` for arguments of these types: pytrees of `TensorType`s or `DTensor`s.
+
+    `f` is a plain torch function of full tensors; it is run once, on fake ones. Other leaves are
+    Python values, and frozen into the program. `out_layouts` is a prefix of what `f` returns, with
+    a Layout or None at each leaf. Where it is None the layout is that of the parameter where the
+    output has the structure of an argument (gradients, updated parameters), else the cheapest one.
+    Raises `TraceError` for what is no pure function, `RuleError` as `on_missing_rule` says.
+    """
+    leaves, spec = flatten((args, kwargs), is_leaf=is_typed)
+    types = [type_of(leaf) for leaf in leaves]
+    return traced(
+        f,
+        spec,
+        leaves,
+        types,
+        out_layouts=out_layouts,
+        cost=cost or NCCL,
+        regather=regather,
+        on_missing_rule=on_missing_rule,
+    ).program
+
+
+def is_typed(leaf: Any) -> bool:
+    """Whether a leaf stands for a distributed tensor."""
+    return type_of(leaf) is not None
+
+
+def type_of(leaf: Any) -> TensorType | None:
+    """The type of a `TensorType` or of what has one, such as a `DTensor`; None for other leaves."""
+    if isinstance(leaf, TensorType):
+        return leaf
+    found = getattr(leaf, "type", None)
+    return found if isinstance(found, TensorType) else None
+
+
+def traced(
+    f: Callable[..., Any],
+    spec: optree.PyTreeSpec,
+    leaves: Sequence[Any],
+    types: Sequence[TensorType | None],
+    *,
+    out_layouts: Any = None,
+    cost: CostModel,
+    regather: bool = False,
+    on_missing_rule: OnMissingRule = "replicate",
+    device: str | torch.device = "cpu",
+    requires_grad: Sequence[bool] = (),
+    mesh: Mesh | None = None,
+) -> Traced:
+    """The program of `f(*args, **kwargs)`, where the arguments have these leaves and types."""
+    known = [t for t in types if t is not None]
+    mesh = mesh or one_mesh(known)
+    graph, out_tree, statics = recorded(f, spec, leaves, types, device, requires_grad)
+    wants = _wants(graph, spec, types, out_tree, statics, out_layouts)
+    program = assembled(
+        graph,
+        mesh,
+        known,
+        wants,
+        cost,
+        name=getattr(f, "__name__", type(f).__name__),
+        regather=regather,
+        on_missing_rule=on_missing_rule,
+    )
+    return Traced(program, out_tree, statics)
+
+
+def one_mesh(types: Sequence[TensorType]) -> Mesh:
+    """The mesh that all types are on."""
+    meshes = list(dict.fromkeys(t.mesh for t in types))
+    if len(meshes) != 1:
+        raise TraceError(
+            f"the arguments are on {len(meshes)} meshes, a traced function runs on one.",
+            **{f"mesh {i}": m for i, m in enumerate(meshes)},
+            hint="Redistribute them to one mesh first."
+            if meshes
+            else "Pass at least one DTensor or TensorType.",
+        )
+    return meshes[0]
+
+
+def recorded(
+    f: Callable[..., Any],
+    spec: optree.PyTreeSpec,
+    leaves: Sequence[Any],
+    types: Sequence[TensorType | None],
+    device: str | torch.device = "cpu",
+    requires_grad: Sequence[bool] = (),
+) -> tuple[Graph, optree.PyTreeSpec, tuple[Any, ...]]:
+    """The graph of a function of pytrees, the tree that it returns and its leaves but tensors."""
+    told: list[Any] = []
+
+    def flat(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        given = iter(tensors)
+        full = [leaf if t is None else next(given) for leaf, t in zip(leaves, types)]
+        args, kwargs = unflatten(spec, full)
+        out, tree = flatten(f(*args, **kwargs))
+        told[:] = [tree, tuple(TENSOR if isinstance(o, torch.Tensor) else o for o in out)]
+        return [o for o in out if isinstance(o, torch.Tensor)]
+
+    fulls = [Full(t.shape, t.dtype) for t in types if t is not None]
+    graph = record(flat, fulls, device=device, requires_grad=requires_grad)
+    return graph, told[0], told[1]
+
+
+def _wants(
+    graph: Graph,
+    spec: optree.PyTreeSpec,
+    types: Sequence[TensorType | None],
+    out_tree: optree.PyTreeSpec,
+    statics: Sequence[Any],
+    out_layouts: Any,
+) -> list[Layout | None]:
+    """The layout that each output must have, or None where it is chosen."""
+    tensors = [i for i, leaf in enumerate(statics) if leaf is TENSOR]
+    asked: list[Layout | None] = [None] * len(statics)
+    if out_layouts is not None:
+        asked = _asked(out_tree, out_layouts)
+    like = _as_arguments(graph, spec, types, out_tree, statics)
+    wants: list[Layout | None] = []
+    for v, i in zip(graph.outs, tensors):
+        wanted = asked[i] if asked[i] is not None else like[i]
+        if wanted is not None:
+            full = graph.types[v.index]
+            TensorType(full.shape, full.dtype, wanted)  # raises where it cannot be
+        wants.append(wanted)
+    return wants
+
+
+def _asked(out_tree: optree.PyTreeSpec, out_layouts: Any) -> list[Layout | None]:
+    def leaf(x: Any) -> bool:
+        return x is None or isinstance(x, Layout)
+
+    whole = unflatten(out_tree, [0] * out_tree.num_leaves)
+    try:
+        found = broadcast_prefix(out_layouts, whole, leaf)
+    except ValueError as error:
+        raise ValueTreeError(
+            "out_layouts is no prefix of what the function returns.",
+            **mismatches(out_layouts, whole, leaf, "out_layouts"),
+            hint="Give one Layout or None for all of it, or a tree of the same structure.",
+        ) from error
+    return [x if isinstance(x, Layout) else None for x in found]
+
+
+def _as_arguments(
+    graph: Graph,
+    spec: optree.PyTreeSpec,
+    types: Sequence[TensorType | None],
+    out_tree: optree.PyTreeSpec,
+    statics: Sequence[Any],
+) -> list[Layout | None]:
+    """The layouts of arguments that parts of the result are shaped like: dicts, lists, tuples."""
+    numbers = iter(graph.outs)
+    shapes: list[Any] = [
+        graph.types[next(numbers).index] if leaf is TENSOR else None for leaf in statics
+    ]
+    arguments = [
+        (part, types[start : start + part.num_leaves])
+        for part, start in _parts(spec)
+        if part.num_leaves and not part.is_leaf()
+    ]
+    found: list[Layout | None] = [None] * len(statics)
+    for part, start in _parts(out_tree):
+        if part.is_leaf() or any(found[start : start + part.num_leaves]):
+            continue
+        here = shapes[start : start + part.num_leaves]
+        for tree, its in arguments:
+            if tree == part and all(_alike(t, full) for t, full in zip(its, here)):
+                for i, t in enumerate(its):
+                    found[start + i] = None if t is None else _settled(t)
+                break
+    return found
+
+
+def _settled(type: TensorType) -> Layout:
+    layout = type.layout
+    for axis in layout.partial:
+        layout = layout.placed(axis, Replicate())
+    return layout
+
+
+def _alike(type: TensorType | None, full: Full | None) -> bool:
+    if type is None or full is None:
+        return type is None and full is None
+    return type.shape == full.shape and type.dtype == full.dtype
+
+
+def _parts(spec: optree.PyTreeSpec, start: int = 0) -> list[tuple[optree.PyTreeSpec, int]]:
+    """Every subtree, outermost first, with the number of its first leaf."""
+    found = [(spec, start)]
+    for child in spec.children():
+        found += _parts(child, start)
+        start += child.num_leaves
+    return found
