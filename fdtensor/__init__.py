@@ -32,16 +32,31 @@ from fdtensor.cost import GLOO, NCCL, CostModel
 from fdtensor.dtensor import DTensor
 from fdtensor.errors import (
     CommError,
+    DataDependentError,
     FdtensorError,
     LayoutError,
     MeshError,
     PlanError,
+    RuleError,
+    TraceError,
     ValueTreeError,
 )
 from fdtensor.fused import Fused, fuse
 from fdtensor.interpreter import run, run_fused
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
+from fdtensor.named import (
+    all_gather,
+    all_to_all,
+    axis_index,
+    axis_size,
+    pmax,
+    pmean,
+    pmin,
+    ppermute,
+    psum,
+    reduce_scatter,
+)
 from fdtensor.placement import (
     Partial,
     Placement,
@@ -51,8 +66,15 @@ from fdtensor.placement import (
     StridedShard,
 )
 from fdtensor.planner import Plan, plan
+from fdtensor.program import Eqn, Program
+from fdtensor.recorder import constrain
+from fdtensor.rules import rule
+from fdtensor.shard_map import shard_map
 from fdtensor.simulator import SimulatedComm
+from fdtensor.spmd import call, spmd
+from fdtensor.tracer import trace
 from fdtensor.transition import transition
+from fdtensor.verify import verify
 
 if TYPE_CHECKING:
     from fdtensor.funcol import FuncolComm
@@ -88,6 +110,8 @@ __all__ = [
     "CommError",
     "CostModel",
     "DTensor",
+    "DataDependentError",
+    "Eqn",
     "Exchange",
     "FdtensorError",
     "FuncolComm",
@@ -102,9 +126,11 @@ __all__ = [
     "Placement",
     "Plan",
     "PlanError",
+    "Program",
     "Ragged",
     "ReduceScatter",
     "Replicate",
+    "RuleError",
     "Scale",
     "Shard",
     "SimulatedComm",
@@ -112,9 +138,16 @@ __all__ = [
     "Step",
     "StridedShard",
     "TensorType",
+    "TraceError",
     "ValueTreeError",
+    "all_gather",
+    "all_to_all",
+    "axis_index",
+    "axis_size",
     "calibrate",
+    "call",
     "connect",
+    "constrain",
     "distribute",
     "estimate",
     "from_local",
@@ -122,10 +155,21 @@ __all__ = [
     "fuse",
     "groups",
     "plan",
+    "pmax",
+    "pmean",
+    "pmin",
+    "ppermute",
+    "psum",
     "redistribute",
+    "reduce_scatter",
+    "rule",
     "run",
     "run_fused",
+    "shard_map",
     "shards",
+    "spmd",
     "to_torch",
+    "trace",
     "transition",
+    "verify",
 ]

@@ -1,4 +1,4 @@
-"""The command line: `demo`, `plan` and `bench`."""
+"""The command line: `demo`, `train`, `plan` and `bench`."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ fdtensor: distributed tensors as plain values.
   python -m fdtensor demo                       move real numbers between 4 processes, check all
   python -m fdtensor demo --simulate dp=2,tp=4  the same with every rank in this process
   torchrun --nproc-per-node 4 -m fdtensor demo  the same on the processes that torchrun started
+  python -m fdtensor train --mesh dp=2,tp=2     train a GPT on Python's own sources
   python -m fdtensor plan --mesh dp=2,tp=4 --shape 8192,8192 --src "S(0),P(sum)" --dst "R,S(1)"
                                                 how a tensor gets from one layout to another
   python -m fdtensor bench redistribute         fdtensor, DTensor and hand-written calls compared
@@ -56,6 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if options.command == "demo":
             return _demo(options)
+        if options.command == "train":
+            from fdtensor.train.command import train
+
+            return train(parse_mesh(options.mesh), options)
         return _plan(options)
     except FdtensorError as error:
         return _fail(str(error))
@@ -65,14 +70,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> _Parser:
+    from fdtensor.train.command import add_arguments
+
     parser = _Parser(
         prog="python -m fdtensor", description=ABOUT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    commands = parser.add_subparsers(dest="command", metavar="{demo,plan,bench}")
+    commands = parser.add_subparsers(dest="command", metavar="{demo,train,plan,bench}")
     demo = commands.add_parser("demo", help="walk real numbers through many layouts and check")
     demo.add_argument("--simulate", metavar="MESH", help="all ranks in this process: dp=2,tp=4")
     demo.add_argument("--mesh", metavar="MESH", help="the mesh of processes (default dp=2,tp=2)")
+    add_arguments(commands.add_parser("train", help="train a GPT on a mesh and watch its loss"))
     plan = commands.add_parser(
         "plan",
         help="print the plan between two layouts",

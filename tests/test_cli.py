@@ -108,6 +108,24 @@ def test_the_demo_fails_on_a_wrong_block(capsys, monkeypatch):
     assert "has a wrong block of" in capsys.readouterr().out
 
 
+TRAIN = ["train", "--steps", "2", "--layers", "1", "--width", "16", "--heads", "2", "--length", "8"]
+
+
+def test_train_prints_a_summary_and_losses(capsys):
+    assert main([*TRAIN, "--simulate", "--mesh", "dp=2,tp=2"]) == 0
+    out = capsys.readouterr().out
+    assert "train_step on Mesh(dp=2, tp=2): " in out
+    assert "2 steps in " in out
+
+
+@pytest.mark.mesh
+def test_train_runs_on_the_processes_of_torchrun():
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+    done = shell(*TRAIN, "--mesh", "fsdp=2", program=(*torchrun, "-m", "fdtensor"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("2 steps in ") == 1
+
+
 @pytest.mark.mesh
 def test_the_demo_runs_on_processes_of_its_own():
     done = shell("demo")

@@ -13,27 +13,55 @@ FLOORS = (
     ("blocks", "dtypes", "wire", "layout"),
     ("collective", "exchange", "transition", "random"),
     ("traffic", "tiling", "memory", "cost", "search", "plan_json", "plan_text", "planner", "fused"),
-    ("program", "rules", "tracer"),
+    (
+        "graph",
+        "recorder",
+        "rules",
+        "lower",
+        "solver",
+        "work",
+        "lift",
+        "choice",
+        "program",
+        "assembly",
+        "tracer",
+    ),
     (
         "parts",
         "kernel",
         "comm",
+        "process_groups",
+        "funcol",
+        "spelled",
+        "local_program",
+        "export",
+        "runner",
         "derivative",
         "interpreter",
         "simulator",
-        "process_groups",
-        "funcol",
     ),
     ("transforms",),
     (
         "dtensor",
         "distribution",
         "testing",
+        "verify",
+        "adjoint",
+        "spmd",
         "api",
+        "fibers",
+        "moves",
+        "places",
+        "varying",
+        "named",
+        "joint",
+        "shard_map",
+        "explanation",
         "calibrate",
         "interop",
         "bench",
         "demo",
+        "train",
         "cli",
         "__main__",
         "__init__",
@@ -42,16 +70,22 @@ FLOORS = (
 
 HEIGHT = {name: (i, j) for i, floor in enumerate(FLOORS) for j, name in enumerate(floor)}
 
-DOORS_UPWARD = {("mesh.py", "layout")}
+DOORS_UPWARD = {
+    ("mesh.py", "layout"),
+    ("program.py", "explanation"),
+    ("program.py", "export"),
+}
 """Imports inside of functions that may go up."""
 
 DISTRIBUTED = {
     "funcol.py",
+    "spelled.py",
     "process_groups.py",
     "testing/pool.py",
     "interop",
     "bench",
     "demo",
+    "train/command.py",
     "cli",
 }
 """The files, or names of files and packages, that may import torch.distributed."""

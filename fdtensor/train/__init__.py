@@ -1,0 +1,29 @@
+"""The proof on a real model: a GPT in plain torch, trained on any mesh.
+
+The model, the loss and the optimizer know nothing of meshes; `layouts` says how they are laid out.
+"""
+
+from fdtensor.train.gpt import GPT, Size, initial
+from fdtensor.train.job import Job, plain_losses
+from fdtensor.train.layouts import activation_layout, state_layouts, tokens_layout, weight_layouts
+from fdtensor.train.optimizer import AdamW, adamw, clipped, fresh
+from fdtensor.train.step import training
+from fdtensor.train.text import batches
+
+__all__ = [
+    "GPT",
+    "AdamW",
+    "Job",
+    "Size",
+    "adamw",
+    "batches",
+    "clipped",
+    "fresh",
+    "initial",
+    "plain_losses",
+    "activation_layout",
+    "state_layouts",
+    "tokens_layout",
+    "training",
+    "weight_layouts",
+]

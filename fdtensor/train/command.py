@@ -1,0 +1,167 @@
+"""The command `train`: the GPT on a mesh, with the program's summary and a line of loss."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fdtensor.errors import FdtensorError, MeshError
+from fdtensor.mesh import Mesh
+from fdtensor.train.gpt import Size
+from fdtensor.train.job import Job, losses, program
+from fdtensor.train.layouts import tokens_layout
+from fdtensor.train.optimizer import AdamW
+from fdtensor.train.text import corpus
+
+__all__ = ["add_arguments", "train"]
+
+ABOUT = """\
+Trains a GPT of a million parameters on the sources of Python's standard library. An axis does what
+its name says: dp (data parallel), fsdp (ZeRO-3), tp (tensor parallel), sp (tp with the sequence
+sharded between attention and MLP)."""
+
+_WEEK = 7 * 86400.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what the command takes."""
+    size, job = Size(), Job()
+    parser.description = ABOUT
+    add = parser.add_argument
+    add("--mesh", metavar="MESH", default="dp=2,tp=2", help="axes and sizes (default dp=2,tp=2)")
+    add("--simulate", action="store_true", help="all ranks in this process")
+    add("--steps", type=int, default=job.steps, help=f"(default {job.steps})")
+    add("--batch", type=int, default=job.batch, help=f"excerpts a step (default {job.batch})")
+    add("--length", type=int, default=size.length, help=f"of each excerpt (default {size.length})")
+    add("--layers", type=int, default=size.layers, help=f"(default {size.layers})")
+    add("--width", type=int, default=size.width, help=f"(default {size.width})")
+    add("--heads", type=int, default=size.heads, help=f"(default {size.heads})")
+    add("--lr", type=float, default=AdamW().lr, help=f"learning rate (default {AdamW().lr:g})")
+    add("--seed", type=int, default=job.seed, help=f"of weights and text (default {job.seed})")
+    add("--every", type=int, default=20, metavar="N", help="a line each N steps (default 20)")
+    add("--regather", action="store_true", help="gather parameters again in the backward")
+    add("--program", action="store_true", help="print all of the program, not its summary only")
+
+
+def train(mesh: Mesh, options: argparse.Namespace) -> int:
+    """Runs the command; returns the exit status.
+
+    On the simulated mesh, on the ranks of torchrun, or else on gloo processes of its own.
+    """
+    tokens_layout(mesh)  # refuses other names of axes before any process starts
+    size = Size(options.layers, options.width, options.heads, options.length)
+    job = Job(size, AdamW(lr=options.lr), options.steps, options.batch, options.seed)
+    show = _Show(max(1, options.every), options.program, options.regather)
+    if options.simulate:
+        from fdtensor.simulator import SimulatedComm
+
+        show.run(job, SimulatedComm(mesh))
+    elif "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        _under_torchrun(job, mesh, show)
+    else:
+        _on_processes(job, mesh, show)
+    return 0
+
+
+@attrs.frozen
+class _Show:
+    """What is run and printed: `every` steps a line, and the program in full or in short."""
+
+    every: int
+    in_full: bool
+    regather: bool
+
+    def run(self, job: Job, comm: Any, device: str = "cpu") -> None:
+        """Trains and prints."""
+        console = Console(highlight=False, soft_wrap=True)
+        console.print(_title(job, comm.mesh), markup=False)
+        made = program(job, comm.mesh, cost=comm.cost, regather=self.regather)
+        console.print(str(made) if self.in_full else made.summary(), markup=False)
+        console.print("losses:")
+        start = time.perf_counter()
+        columns = TextColumn("loss {task.fields[loss]:.3f}"), BarColumn(), MofNCompleteColumn()
+        bar = Progress(
+            *columns,
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        loss = float("nan")
+        with bar:
+            task = bar.add_task("", total=job.steps, loss=loss)
+            for i, loss in enumerate(losses(job, comm, device, regather=self.regather)):
+                bar.update(task, advance=1, loss=loss)
+                if i % self.every == 0 or i == job.steps - 1:
+                    console.print(f"  step {i:>5}  {loss:.4f}")
+        seconds = time.perf_counter() - start
+        console.print(f"{job.steps} steps in {seconds:.1f} s, loss {loss:.4f}")
+
+
+def _title(job: Job, mesh: Mesh) -> str:
+    count = sum(p.numel() for p in job.start()[0].values())
+    text = f"{len(corpus()):,} bytes of Python {platform.python_version()}'s standard library"
+    return f"a GPT of {count:,} parameters, {text}, on {mesh!r}"
+
+
+def _under_torchrun(job: Job, mesh: Mesh, show: _Show) -> None:
+    import torch.distributed as dist
+
+    from fdtensor.process_groups import up
+
+    up()
+    try:
+        if dist.get_world_size() != mesh.size:
+            raise MeshError(
+                f"the mesh has {mesh.size} ranks, but torchrun started {dist.get_world_size()}.",
+                mesh=mesh,
+                hint=f"Write torchrun --nproc-per-node {mesh.size}, or give another --mesh.",
+            )
+        _on_this_rank(job, mesh, show)
+    finally:
+        dist.destroy_process_group()
+
+
+def _on_this_rank(job: Job, mesh: Mesh, show: _Show) -> None:
+    """Trains on one rank of a real mesh; the process group is up. Only rank 0 prints."""
+    import torch.distributed as dist
+
+    from fdtensor.funcol import FuncolComm
+    from fdtensor.process_groups import default_device
+
+    device = default_device()
+    comm = FuncolComm(mesh, device)
+    if dist.get_rank() == 0:
+        show.run(job, comm, device)
+    else:
+        _exhaust(losses(job, comm, device, regather=show.regather))
+
+
+def _ready() -> None:
+    """Nothing: a call that returns when the processes are up."""
+
+
+def _exhaust(values: Iterator[float]) -> None:
+    for _ in values:
+        pass
+
+
+def _on_processes(job: Job, mesh: Mesh, show: _Show) -> None:
+    """Trains on gloo processes that are started for it, one a rank."""
+    from fdtensor.testing.pool import GlooPool, WorkerError
+
+    with GlooPool(mesh.size, timeout=_WEEK) as pool:
+        try:
+            with Console(stderr=True).status(f"starting {mesh.size} gloo processes"):
+                pool.run(_ready)
+            pool.run(_on_this_rank, job, mesh, show)
+        except WorkerError as error:
+            raise FdtensorError(f"training failed: {error}") from error

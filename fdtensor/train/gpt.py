@@ -1,0 +1,147 @@
+"""`GPT`: a decoder-only transformer in plain torch, which knows nothing of meshes.
+
+Radford et al., "Language Models are Unsupervised Multitask Learners" (2019): layer norms come
+first, the head is tied to the embedding. No dropout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fdtensor.errors import FdtensorError
+from fdtensor.train.text import VOCABULARY
+
+__all__ = ["GPT", "Pin", "Size", "initial"]
+
+Pin = Callable[[torch.Tensor, str], torch.Tensor]
+"""A function of an activation and its name that gives it back; a caller may pin its layout.
+
+    residual  (batch, length, width)
+    heads     (batch, heads, length, width / heads): query, key and value
+    hidden    (batch, length, 4 width), in the MLP
+"""
+
+
+@attrs.frozen
+class Size:
+    """How large a GPT is. The default has about a million parameters."""
+
+    layers: int = 5
+    width: int = 128
+    heads: int = 4
+    length: int = 64
+    """How many tokens it sees at once."""
+
+    def __attrs_post_init__(self) -> None:
+        for name, value in attrs.asdict(self).items():
+            if value < 1:
+                raise FdtensorError(
+                    f"a GPT cannot have {name} {value}.", hint="Sizes are ints, 1 or more."
+                )
+        if self.width % self.heads:
+            raise FdtensorError(
+                f"{self.heads} heads cannot share a width of {self.width}.",
+                hint="Choose a width that is a multiple of the number of heads.",
+            )
+
+
+class GPT(nn.Module):
+    """Tokens of shape (batch, length) to logits of shape (batch, length, 256).
+
+    `pin` is called on the activations that `Pin` names.
+    """
+
+    def __init__(self, size: Size, pin: Pin | None = None) -> None:
+        super().__init__()
+        self.token = nn.Embedding(VOCABULARY, size.width)
+        self.position = nn.Embedding(size.length, size.width)
+        self.blocks = nn.ModuleList([Block(size, pin) for _ in range(size.layers)])
+        self.norm = nn.LayerNorm(size.width)
+        self.pin = pin or _itself
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.token(tokens) + self.position.weight[: tokens.shape[1]]
+        x = self.pin(x, "residual")
+        for block in self.blocks:
+            x = block(x)
+        return F.linear(self.norm(x), self.token.weight)
+
+
+class Block(nn.Module):
+    """Causal attention, then an MLP, each added to the residual stream."""
+
+    def __init__(self, size: Size, pin: Pin | None) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(size.width)
+        self.attention = Attention(size, pin)
+        self.norm2 = nn.LayerNorm(size.width)
+        self.mlp = MLP(size, pin)
+        self.pin = pin or _itself
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.pin(x + self.attention(self.norm1(x)), "residual")
+        return self.pin(x + self.mlp(self.norm2(x)), "residual")
+
+
+class Attention(nn.Module):
+    """Causal attention. Query, key and value have a matrix each, so that heads can be sharded."""
+
+    def __init__(self, size: Size, pin: Pin | None) -> None:
+        super().__init__()
+        self.heads = size.heads
+        self.pin = pin or _itself
+        self.query = nn.Linear(size.width, size.width)
+        self.key = nn.Linear(size.width, size.width)
+        self.value = nn.Linear(size.width, size.width)
+        self.out = nn.Linear(size.width, size.width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (self._by_head(linear(x)) for linear in (self.query, self.key, self.value))
+        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(seen.transpose(1, 2).flatten(2))
+
+    def _by_head(self, x: torch.Tensor) -> torch.Tensor:
+        """(batch, length, width) to (batch, heads, length, width / heads)."""
+        return self.pin(x.unflatten(2, (self.heads, -1)).transpose(1, 2), "heads")
+
+
+class MLP(nn.Module):
+    """Up to four times the width, GELU, and down again."""
+
+    def __init__(self, size: Size, pin: Pin | None) -> None:
+        super().__init__()
+        self.pin = pin or _itself
+        self.up = nn.Linear(size.width, 4 * size.width)
+        self.down = nn.Linear(4 * size.width, size.width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(F.gelu(self.pin(self.up(x), "hidden")))
+
+
+def initial(size: Size, seed: int) -> dict[str, torch.Tensor]:
+    """The parameters to start from, by name: the same for the same seed.
+
+    Matrices are normal with deviation 0.02, smaller where they add to the residual stream; biases
+    are 0 and the weights of norms 1.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    deep = (2 * size.layers) ** -0.5
+    made = {}
+    with torch.device("meta"):
+        shapes = {name: p.shape for name, p in GPT(size).named_parameters()}
+    for name, shape in shapes.items():
+        if len(shape) == 1:
+            made[name] = torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
+        else:
+            scale = 0.02 * (deep if name.endswith(("out.weight", "down.weight")) else 1)
+            made[name] = torch.randn(shape, generator=generator) * scale
+    return made
+
+
+def _itself(x: torch.Tensor, name: str) -> torch.Tensor:
+    return x
