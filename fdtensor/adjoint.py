@@ -116,16 +116,18 @@ def adjoint(
         return [r for r, leaf in zip(results, made.statics) if leaf is TENSOR]
 
     def with_cotangents(tensors: Sequence[Any], cotangents: Sequence[Any]) -> Any:
-        def smooth(*some: Any) -> Any:
-            full = list(tensors)
-            for i, t in zip(wanted, some):
-                full[i] = t
-            results = flat(full)
-            return [results[i] for i in through], results
-
-        made: Any = torch.func.vjp(smooth, *(tensors[i] for i in wanted), has_aux=True)
-        _, back, results = made
-        return list(results), list(back(list(cotangents)))
+        full = list(tensors)
+        for i in wanted:
+            full[i] = tensors[i].clone() if tensors[i].requires_grad else _leaf(tensors[i])
+        sources = [full[i] for i in wanted]
+        results = flat([t.clone() if t.requires_grad else t for t in full])
+        made = [(results[i], ct) for i, ct in zip(through, cotangents) if results[i].requires_grad]
+        found: Sequence[Any] = [None] * len(sources)
+        if made:
+            outs, cts = zip(*made)
+            found = torch.autograd.grad(outs, sources, cts, allow_unused=True, create_graph=True)
+        grads = [torch.zeros_like(t) if g is None else g for t, g in zip(sources, found)]
+        return list(results), grads
 
     in_cts = [known[i].cotangent() for i in wanted]
     out_cts = [outs[i].cotangent() for i in through]
@@ -140,6 +142,10 @@ def adjoint(
         return again(with_cotangents, known, values, out_cts, cts, layouts, comm)
 
     return Adjoint(forward, backward, outs, kept, wanted, through, cotangents_of)
+
+
+def _leaf(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().requires_grad_()
 
 
 def _smooth(type: TensorType) -> bool:

@@ -9,12 +9,12 @@ from typing import Any, Literal
 import attrs
 
 from fdtensor.choice import Body, Choice, Ends, chosen, has_rule, views_of_inputs
-from fdtensor.collective import Step
+from fdtensor.collective import Slice, Step
 from fdtensor.cost import CostModel
 from fdtensor.errors import RuleError
 from fdtensor.graph import Call, Full, Graph, Var, substituted
 from fdtensor.layout import Layout, TensorType
-from fdtensor.lift import lifted
+from fdtensor.lift import layout_of, lifted
 from fdtensor.mesh import Mesh
 from fdtensor.placement import Replicate
 from fdtensor.planner import plan
@@ -37,6 +37,9 @@ class Origin:
     choices: Chosen
     values: Mapping[Var, Var]
     """The value of the program that each value of the graph first became."""
+    wants: tuple[Layout | None, ...]
+    """The layouts that were asked for; None for an output whose layout was chosen."""
+    regather: bool
 
 
 def assembled(
@@ -78,7 +81,7 @@ def assembled(
         outs,
         tuple(build.types),
         cost,
-        Origin(graph, choices, env),
+        Origin(graph, choices, env, tuple(wants), regather),
     )
 
 
@@ -107,7 +110,8 @@ class _Builder:
         plans = [plan(t, type, cost=self.cost) for t in versions]
         best = min(plans, key=lambda p: (p.total_bytes, p.seconds))
         source = versions[best.src]
-        for step in best.steps:
+        # along an axis of one rank there is nothing to do but to say so
+        for step in best.steps or (Step(Slice((), ()), best.src, type),):
             source = self._step(step, source, versions if keep else {})
         return source
 
@@ -139,13 +143,6 @@ class _Builder:
                 self._apply(graph, call, {a: o.note for a, o in options.items()}, env, again)
 
     def _pinned(self, graph: Graph, call: Call, pin: Layout, env: dict[Var, Var]) -> Var:
-        if pin.mesh is not self.mesh:
-            raise RuleError(
-                "constrain pins a value to another mesh.",
-                program=self.mesh,
-                layout=pin,
-                hint="A traced function runs on one mesh; redistribute before or after it.",
-            )
         full = graph.types[call.ins[0].index]
         return self.moved(env[call.ins[0]], TensorType(full.shape, full.dtype, pin))
 
@@ -222,7 +219,8 @@ class _Builder:
     def _laid(self, v: Var, placements: Sequence[Any]) -> Layout:
         """The layout with these placements, with the order of `v` where it has them already."""
         layout = self.types[v.index].layout
-        return layout if layout.placements == tuple(placements) else Layout(self.mesh, placements)
+        same = layout.placements == tuple(placements)
+        return layout if same else layout_of(self.mesh, tuple(placements))
 
     def finished(
         self,

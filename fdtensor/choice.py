@@ -34,7 +34,7 @@ from fdtensor.rules.core import Exact, R, Row, arguments, rows_of, rule_of, vari
 from fdtensor.solver import Node, Option, cheapest
 from fdtensor.work import work
 
-__all__ = ["Body", "Choice", "Ends", "chosen", "decomposed"]
+__all__ = ["Body", "Choice", "Ends", "Nodes", "chosen", "decomposed"]
 
 Free = Literal["free"]
 """An end whose placement may be any but a pending one; of an operand, one that nobody reads."""
@@ -79,7 +79,7 @@ def chosen(
     depth: int = 0,
 ) -> Choice:
     """The cheapest options of a graph on one axis, given those of the axes `before`."""
-    made = _Nodes(graph, mesh, axis, ends, before, cost, depth)
+    made = Nodes(graph, mesh, axis, ends, before, cost, depth)
     nodes = made.nodes()
     again = views_of_inputs(graph) if regather else frozenset()
     picks = cheapest(nodes, made.price, lambda v: Var(v) not in again)
@@ -100,7 +100,7 @@ def chosen(
     )
 
 
-def _total(nodes: Sequence[Node], taken: Sequence[Option], made: _Nodes, again: Any) -> float:
+def _total(nodes: Sequence[Node], taken: Sequence[Option], made: Nodes, again: Any) -> float:
     held: dict[int, Any] = {}
     paid: dict[Any, float] = {}
     for i, (node, option) in enumerate(zip(nodes, taken)):
@@ -111,7 +111,7 @@ def _total(nodes: Sequence[Node], taken: Sequence[Option], made: _Nodes, again: 
     return sum(paid.values()) + sum(o.seconds for o in taken)
 
 
-class _Nodes:
+class Nodes:
     """The nodes of a graph on one axis."""
 
     def __init__(
@@ -140,7 +140,7 @@ class _Nodes:
         return Full(tuple(shape), full.dtype)
 
     def price(self, v: int, p: Any, q: Any) -> float:
-        if q == "free":
+        if q in ("free", p):
             return 0.0
         exact = any(isinstance(x, (Ragged, StridedShard)) for x in (p, q))
         full = (self.graph.types if exact else self.left)[v]

@@ -23,7 +23,7 @@ from fdtensor.placement import Partial, Placement, Ragged, Shard, StridedShard
 from fdtensor.rules.core import Row
 from fdtensor.rules.reshape import groups
 
-__all__ = ["agreeable", "lifted"]
+__all__ = ["agreeable", "layout_of", "lifted"]
 
 aten = torch.ops.aten
 
@@ -122,6 +122,18 @@ def _typed(
             cuts.setdefault(dim, []).append(axis)
     several = {dim: axes for dim, axes in cuts.items() if len(axes) > 1}
     return TensorType(full.shape, full.dtype, Layout(mesh, placements, several))
+
+
+@functools.lru_cache(maxsize=16384)
+def layout_of(mesh: Mesh, placements: tuple[Placement, ...]) -> Layout:
+    """The layout with these placements: ragged cuts first, else in the order of the mesh."""
+    cuts: dict[int, list[str]] = {}
+    for axis, p in zip(mesh.axes, placements):
+        if isinstance(p, Ragged):
+            cuts.setdefault(p.dim, []).insert(0, axis)
+        elif isinstance(p, (Shard, StridedShard)):
+            cuts.setdefault(p.dim, []).append(axis)
+    return Layout(mesh, placements, {d: axes for d, axes in cuts.items() if len(axes) > 1})
 
 
 @functools.lru_cache(maxsize=16384)

@@ -132,11 +132,11 @@ class Program:
         """The collectives by kind, with how many there are and their bytes."""
         return _summary(self)
 
-    def explain(self) -> str:
-        """Why each value has its layout, and what the others would cost."""
+    def explain(self, value: str | None = None) -> str:
+        """Why each value has its layout, and what the others would cost; or of one, by its name."""
         from fdtensor.explanation import explained
 
-        return explained(self)
+        return explained(self, value)
 
     def to_fx(self, rank: int) -> torch.fx.GraphModule:
         """What `rank` runs, as a plain module of local ops and functional collectives."""

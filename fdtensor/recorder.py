@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -145,6 +146,10 @@ def record(
             f"what {error.func} gives depends on the values of tensors.",
             hint="Outside of a traced function, `call` runs it on replicated operands.",
         ) from error
+    except RuntimeError as error:
+        if "mutating a non-functional tensor" in str(error):
+            raise _writes("an op") from error
+        raise
     finally:
         _DEPTH[0] -= 1
     _no_gradients_left(recorder)
@@ -231,18 +236,32 @@ def _transparent() -> Iterator[None]:
     write to their statistics unseen."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    quiet, log.disabled = log.disabled, True  # it prints every error, which is raised too
     onednn = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:
-        with _PureBatchNorm():
+        with _Plain():
             yield
     finally:
         torch._C._set_mkldnn_enabled(onednn)
+        log.disabled = quiet
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-class _PureBatchNorm(TorchFunctionMode):
-    """Has batch norm say that it writes to its running statistics."""
+_READS = {torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__, torch.Tensor.data_ptr}
+
+
+def _real(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has values: it is no fake, nor wrapped around one."""
+    wrapped = _C._is_functional_tensor(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(
+        tensor
+    )
+    return not wrapped and not isinstance(tensor, FakeTensor)
+
+
+class _Plain(TorchFunctionMode):
+    """Has batch norm say that it writes to running statistics, and one_hot look at no values."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.batch_norm and not kwargs:
@@ -251,6 +270,16 @@ class _PureBatchNorm(TorchFunctionMode):
                 return torch.ops.aten._native_batch_norm_legit(
                     x, weight, bias, mean, var, True, momentum, eps
                 )[0]
+        if func in _READS and args and not _real(args[0]):
+            raise DataDependentError(
+                f"{func.__name__} reads the values of a tensor.",
+                hint="Outside of a traced function, `call` runs it on replicated operands.",
+            )
+        if func is torch.nn.functional.one_hot:
+            classes = (kwargs or {}).get("num_classes", args[1] if len(args) > 1 else -1)
+            if classes > 0:
+                numbers = torch.arange(classes, device=args[0].device)
+                return (args[0].unsqueeze(-1) == numbers).long()
         return func(*args, **(kwargs or {}))
 
 
@@ -273,10 +302,14 @@ def _refuse(func: Any, args: Any) -> None:
             hint="Pass the numbers in as an argument, or switch dropout off with eval().",
         )
     if func._schema.is_mutable:
-        raise TraceError(
-            f"{func} writes to a tensor that the function closes over.",
-            hint="Pass the tensor as an argument and return its new value.",
-        )
+        raise _writes(str(func))
+
+
+def _writes(what: str) -> TraceError:
+    return TraceError(
+        f"{what} writes to a tensor that the function closes over.",
+        hint="Pass the tensor as an argument and return its new value.",
+    )
 
 
 def _is_quiet(func: Any, args: Any) -> bool:

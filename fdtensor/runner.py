@@ -26,7 +26,7 @@ from fdtensor.kernel import empty
 from fdtensor.local_program import Line, LocalProgram, Spelling, local_program
 from fdtensor.program import Program
 
-__all__ = ["compiled", "run_lines", "run_locally", "written"]
+__all__ = ["compiled", "run_lines", "run_locally", "runner_of", "written"]
 
 aten = torch.ops.aten
 
@@ -133,6 +133,15 @@ def run_locally(program: Program, values: Sequence[Any], comm: Any) -> Sequence[
     constants = [t for _, t in program.constants]
     with _below_autograd():
         return compiled(program, comm)(*values, *constants)
+
+
+def runner_of(program: Program, comm: Any) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """What `run_locally` does for a program on a Comm, worked out once."""
+    real = getattr(comm, "rank", None) is not None and program.mesh.position(comm.rank) is not None
+    if not real or program.constants:
+        return lambda values: run_locally(program, values, comm)
+    function = compiled(program, comm)
+    return lambda values: function(*values)
 
 
 _below_autograd: Any = torch._C._AutoDispatchBelowAutograd  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ from typing import Any, Generic, Literal, TypeVar
 import attrs
 import torch
 
-from fdtensor.adjoint import Adjoint, adjoint
+from fdtensor.adjoint import adjoint
 from fdtensor.assembly import OnMissingRule
 from fdtensor.comm import Check
 from fdtensor.dtensor import DTensor
@@ -19,8 +19,8 @@ from fdtensor.interpreter import admit
 from fdtensor.layout import Layout, TensorType
 from fdtensor.placement import Replicate
 from fdtensor.program import Program
-from fdtensor.runner import run_locally
-from fdtensor.tracer import Traced, one_mesh, trace, traced
+from fdtensor.runner import runner_of
+from fdtensor.tracer import Traced, asked_layouts, one_mesh, trace, traced
 from fdtensor.tree import flatten, paths, unflatten
 
 __all__ = ["Spmd", "call", "spmd"]
@@ -39,10 +39,16 @@ class _Entry:
 
     traced: Traced | None
     """None where the function cannot be traced and runs on replicated operands."""
-    adjoint: Adjoint | None
-    """The forward and the backward, where a derivative is wanted."""
-    tensors: tuple[int, ...]
-    """Which leaves are tensors."""
+    go: Callable[[Sequence[Any]], Sequence[Any]] = list
+    """The values of the outputs for those of the inputs."""
+    types: tuple[TensorType, ...] = ()
+    """Those of the outputs."""
+
+    def result(self, outs: Sequence[Any], comm: Any) -> Any:
+        """What the function returns, with these values."""
+        assert self.traced is not None
+        made = [DTensor(out, type, comm) for out, type in zip(outs, self.types)]
+        return made[0] if self.traced.bare else self.traced.result(made)
 
 
 class Spmd(Generic[F]):
@@ -66,6 +72,8 @@ class Spmd(Generic[F]):
         self.check: Check | None = check
         self.programs: OrderedDict[Any, _Entry] = OrderedDict()
         self.derived: dict[Any, Spmd[Any]] = {}
+        self.last: _Entry | None = None
+        """What the last call ran."""
         functools.update_wrapper(self, f, updated=())
 
     def __repr__(self) -> str:
@@ -109,18 +117,18 @@ class Spmd(Generic[F]):
         found = self.programs.get((comm, *key))
         if found is None:
             found = self._made((comm, *key), leaves, spec, comm, grads)
+        self.last = found
         if found.traced is None:
             return self._replicated(leaves, spec, comm)
-        if found.adjoint is not None:
-            outs = found.adjoint.run(locals_, comm)
-            types = found.adjoint.out_types
-        else:
-            outs = run_locally(found.traced.program, locals_, comm)
-            types = found.traced.program.out_types
-        return found.traced.result([DTensor(o, t, comm) for o, t in zip(outs, types)])
+        return found.result(found.go(locals_), comm)
 
     def _made(self, key: Any, leaves: Sequence[Any], spec: Any, comm: Any, grads: bool) -> _Entry:
         """The program for these types, agreed on by all ranks."""
+        if _transformed():
+            raise TraceError(
+                f"a transform of torch.func surrounds {self!r}.",
+                hint="Put it inside: spmd(torch.func.grad(f)), or use .backward() outside.",
+            )
         types = [leaf.type if isinstance(leaf, DTensor) else None for leaf in leaves]
         tensors = tuple(i for i, t in enumerate(types) if t is not None)
         tracked = [_requires_grad(leaves[i].local) for i in tensors] if grads else []
@@ -134,7 +142,9 @@ class Spmd(Generic[F]):
         try:
             made = make(self.f, spec, leaves, types, out_layouts=self.out_layouts)
         except DataDependentError:
-            entry = _Entry(None, None, tensors)
+            if self.on_missing_rule == "error":
+                raise
+            entry = _Entry(None)
         else:
             program = made.program
             values = [leaves[i].local for i in tensors]
@@ -142,9 +152,13 @@ class Spmd(Generic[F]):
                 admit(program, comm, program.in_types, values, self.check)
             both = None
             if grads:
+                self._no_tracked(made)
                 args = spec, leaves, types, made, tracked, make, self._again
                 both = adjoint(self.f, *args)
-            entry = _Entry(made, both, tensors)
+            if both is None:
+                entry = _Entry(made, runner_of(program, comm), program.out_types)
+            else:
+                entry = _Entry(made, functools.partial(both.run, comm=comm), program.out_types)
         self.programs[key] = entry
         if len(self.programs) > CACHED:
             self.programs.popitem(last=False)
@@ -165,6 +179,17 @@ class Spmd(Generic[F]):
         tensors = [DTensor(v, t, comm) for v, t in zip(values, types)]
         cotangents = [DTensor(v, t, comm) for v, t in zip(cts, ct_types)]
         return [grad.local for grad in known(tensors, cotangents)[1]]
+
+    def _no_tracked(self, made: Traced) -> None:
+        """Refuses a derivative that would miss tensors that the function closes over."""
+        for _, tensor in made.program.constants:
+            if tensor.requires_grad:
+                raise TraceError(
+                    f"{self!r} closes over a tensor that requires grad, of shape "
+                    f"{tuple(tensor.shape)}, and would give it none.",
+                    hint="Pass it as an argument (torch.func.functional_call for a module), or "
+                    "detach it.",
+                )
 
     def _replicated(self, leaves: Sequence[Any], spec: Any, comm: Any) -> Any:
         """The function on the full tensors, which every rank gathers."""
@@ -189,7 +214,17 @@ class Spmd(Generic[F]):
                 type = TensorType(tuple(out.shape), out.dtype, layout)
                 out = DTensor(comm.value([leaves[i] for leaves, _ in results]), type, comm)
             made.append(out)
-        return unflatten(tree, made)
+        return self._placed(unflatten(tree, made))
+
+    def _placed(self, result: Any) -> Any:
+        """What a function on replicated operands returns, in the layouts that were asked for."""
+        if self.out_layouts is None:
+            return result
+        leaves, tree = flatten(result, is_leaf=_is_dtensor)
+        asked = asked_layouts(tree, self.out_layouts)
+        return unflatten(
+            tree, [x if a is None else x.redistribute(a) for x, a in zip(leaves, asked)]
+        )
 
     def _mixed(self, leaves: Sequence[Any], spec: Any, comm: Any) -> Any:
         """A call with plain tensors among the arguments, or without DTensors."""
@@ -267,28 +302,94 @@ def spmd(
 
 _FUNCTIONS: OrderedDict[Any, Spmd[Any]] = OrderedDict()
 
+_QUICK: dict[Any, _Entry] = {}
+"""What `call` has made for arguments without derivatives, by function, types and constants."""
 
-def call(
-    fn: Callable[..., Any],
-    *args: Any,
-    out_layouts: Any = None,
-    plain: Plain = "error",
-    on_missing_rule: OnMissingRule = "replicate",
-    **kwargs: Any,
-) -> Any:
+_CONSTANT = frozenset({int, bool, str, type(None), torch.dtype})
+
+
+def call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """`fn(*args, **kwargs)` on DTensors: a torch function, an aten overload, or your own.
 
     Its program is made once for each set of types and Python arguments, and kept. A function whose
-    output shapes depend on data runs on replicated operands.
+    output shapes depend on data runs on replicated operands. `out_layouts`, `plain` and
+    `on_missing_rule` are those of `spmd`.
     """
-    key = (fn, plain, on_missing_rule, id(out_layouts) if out_layouts is not None else None)
+    key: list[Any] = [fn, _default_dtype(), _grad_mode()]
+    values: list[Any] = []
+    comm = _keyed(args, key, values, None)
+    if comm is None or kwargs or _autocast() or _transformed():
+        return _spmd_of(fn, kwargs)(*args, **kwargs)
+    whole = (comm, *key)
+    found = _QUICK.get(whole)
+    if found is not None:
+        return found.result(found.go(values), comm)
+    function = _spmd_of(fn, kwargs)
+    result = function(*args)
+    found = function.last
+    if found is not None and found.traced is not None:
+        if len(_QUICK) >= CACHED:
+            _QUICK.pop(next(iter(_QUICK)))
+        _QUICK[whole] = found
+    return result
+
+
+_default_dtype = torch.get_default_dtype
+_grad_mode = torch.is_grad_enabled
+_transformed: Any = torch._C._are_functorch_transforms_active
+_autocast: Any = torch._C._is_any_autocast_enabled  # type: ignore[attr-defined]
+
+
+def _keyed(args: Any, key: list[Any], values: list[Any], comm: Any) -> Any:
+    """Adds what identifies arguments to the key and their local tensors to the values.
+
+    Returns their Comm; None for what takes the long way: derivatives, simulated ranks, other
+    arguments, none at all.
+    """
+    for a in args:
+        kind = a.__class__
+        if kind is DTensor:
+            local = a.local
+            if local.__class__ is tuple or local.requires_grad:
+                return None
+            if a.comm is not comm:
+                if comm is not None and comm is not _ANY:
+                    return None
+                comm = a.comm
+            values.append(local)
+            key.append(a.type)
+        elif kind in _CONSTANT or (kind is float and a):
+            key.append(kind)
+            key.append(a)
+        elif kind is list or kind is tuple:
+            key.append(kind)
+            key.append(len(a))
+            inner = _keyed(a, key, values, comm or _ANY)
+            if inner is None:
+                return None
+            if inner is not _ANY:
+                comm = inner
+        else:
+            return None
+    return comm
+
+
+_ANY = object()
+
+
+def _spmd_of(fn: Callable[..., Any], kwargs: dict[str, Any]) -> Spmd[Any]:
+    """The function of DTensors that `call` has made of `fn`; takes its options out of `kwargs`."""
+    options = {name: kwargs.pop(name) for name in _OPTIONS if name in kwargs}
+    key = (fn, *(id(v) if name == "out_layouts" else v for name, v in options.items()))
     made = _FUNCTIONS.get(key)
     if made is None:
-        made = spmd(fn, out_layouts=out_layouts, plain=plain, on_missing_rule=on_missing_rule)
-        _FUNCTIONS[key] = made
+        made = _FUNCTIONS[key] = Spmd(fn, **options)
         if len(_FUNCTIONS) > CACHED:
             _FUNCTIONS.popitem(last=False)
-    return made(*args, **kwargs)
+    return made
+
+
+_OPTIONS = ("out_layouts", "plain", "on_missing_rule", "check")
 
 
 def _is_dtensor(leaf: Any) -> bool:

@@ -17,8 +17,8 @@ from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
 from fdtensor.placement import Replicate
 from fdtensor.program import Program
-from fdtensor.recorder import record
-from fdtensor.tree import broadcast_prefix, flatten, mismatches, unflatten
+from fdtensor.recorder import pinned, record
+from fdtensor.tree import broadcast_prefix, flatten, mismatches, paths, unflatten
 
 __all__ = ["Traced", "trace", "traced"]
 
@@ -31,6 +31,8 @@ class Traced:
     out_tree: optree.PyTreeSpec
     statics: tuple[Any, ...]
     """For each leaf of the result what it is, or `TENSOR` where the program makes it."""
+    bare: bool
+    """Whether the function returns one tensor."""
 
     def result(self, tensors: Sequence[Any]) -> Any:
         """The pytree that the function returns, with these in place of its tensors."""
@@ -105,6 +107,14 @@ def traced(
     mesh = mesh or one_mesh(known)
     graph, out_tree, statics = recorded(f, spec, leaves, types, device, requires_grad)
     wants = _wants(graph, spec, types, out_tree, statics, out_layouts)
+    for layout in (*wants, *map(pinned, graph.calls)):
+        if layout is not None and layout.mesh is not mesh:
+            raise TraceError(
+                "a layout of out_layouts or constrain is on another mesh than the arguments.",
+                arguments=mesh,
+                layout=layout.mesh,
+                hint="A traced function runs on one mesh; redistribute before or after it.",
+            )
     program = assembled(
         graph,
         mesh,
@@ -115,7 +125,7 @@ def traced(
         regather=regather,
         on_missing_rule=on_missing_rule,
     )
-    return Traced(program, out_tree, statics)
+    return Traced(program, out_tree, statics, out_tree.is_leaf() and statics == (TENSOR,))
 
 
 def one_mesh(types: Sequence[TensorType]) -> Mesh:
@@ -152,7 +162,16 @@ def recorded(
         return [o for o in out if isinstance(o, torch.Tensor)]
 
     fulls = [Full(t.shape, t.dtype) for t in types if t is not None]
-    graph = record(flat, fulls, device=device, requires_grad=requires_grad)
+    try:
+        graph = record(flat, fulls, device=device, requires_grad=requires_grad)
+    except (RuntimeError, TypeError) as error:
+        name = getattr(f, "__name__", type(f).__name__)
+        facts = {p: t for p, t in zip(paths(spec, "args"), types) if t is not None}
+        raise TraceError(
+            f"{name} fails on these types: {str(error).splitlines()[0].rstrip('.')}.",
+            **facts,
+            hint="It gets full tensors of these shapes; see the error above for where it fails.",
+        ) from error
     return graph, told[0], told[1]
 
 
@@ -168,7 +187,7 @@ def _wants(
     tensors = [i for i, leaf in enumerate(statics) if leaf is TENSOR]
     asked: list[Layout | None] = [None] * len(statics)
     if out_layouts is not None:
-        asked = _asked(out_tree, out_layouts)
+        asked = asked_layouts(out_tree, out_layouts)
     like = _as_arguments(graph, spec, types, out_tree, statics)
     wants: list[Layout | None] = []
     for v, i in zip(graph.outs, tensors):
@@ -180,7 +199,9 @@ def _wants(
     return wants
 
 
-def _asked(out_tree: optree.PyTreeSpec, out_layouts: Any) -> list[Layout | None]:
+def asked_layouts(out_tree: optree.PyTreeSpec, out_layouts: Any) -> list[Layout | None]:
+    """A layout, or None, for each leaf of a result."""
+
     def leaf(x: Any) -> bool:
         return x is None or isinstance(x, Layout)
 
