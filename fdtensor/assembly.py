@@ -21,6 +21,7 @@ from fdtensor.planner import plan
 from fdtensor.program import Eqn, Program
 from fdtensor.recorder import pinned
 from fdtensor.rules.core import Row
+from fdtensor.schedule import scheduled
 
 __all__ = ["OnMissingRule", "Origin", "assembled"]
 
@@ -72,7 +73,7 @@ def assembled(
     inputs = tuple(env[v] for v in graph.inputs)
     build.run(graph, choices, env, again)
     outs = tuple(build.finished(graph, choices, env, wants))
-    return Program(
+    program = Program(
         name,
         mesh,
         inputs,
@@ -83,6 +84,7 @@ def assembled(
         cost,
         Origin(graph, choices, env, tuple(wants), regather),
     )
+    return scheduled(program)
 
 
 class _Builder:

@@ -37,8 +37,7 @@ def agreeable(
 ) -> bool:
     """Whether the call may follow `row` on `axis` beside the rows of other axes."""
     pending = {p.reduce_op for r in (*rows.values(), row) for p in r.outs if isinstance(p, Partial)}
-    plain = not row.exact and not any(r.exact for r in rows.values())
-    if len(pending) < 2 and plain and not any(isinstance(p, Ragged) for p in row.ins):
+    if len(pending) < 2 and not any(map(_particular, (*rows.values(), row))):
         return True
     some = Mesh(**{a: mesh.axis_size(a) for a in mesh.axes if a in rows or a == axis})
     return lifted(call, some, {**rows, axis: row}, types) is not None
@@ -75,7 +74,7 @@ def _lifted(
     touching = _touching(rows, exact, mesh)
     if touching and op not in RESHAPES:
         return None
-    for order in dict.fromkeys([first, mesh.axes, *_orders(mesh, exact)]):
+    for order in dict.fromkeys([first, mesh.axes, *_orders(mesh, rows)]):
         try:
             before = tuple(
                 _typed(full, mesh, [row.ins[i] for row in rows], order)
@@ -92,8 +91,13 @@ def _lifted(
     return None
 
 
-def _orders(mesh: Mesh, exact: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    if exact:
+def _particular(row: Row) -> bool:
+    """Whether the order of axes may matter to a row."""
+    return row.exact or any(isinstance(p, Ragged) for p in (*row.ins, *row.outs))
+
+
+def _orders(mesh: Mesh, rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+    if any(map(_particular, rows)):
         yield from itertools.permutations(mesh.axes)
 
 

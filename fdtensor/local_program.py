@@ -8,10 +8,10 @@ from typing import Any
 import attrs
 import torch
 
-from fdtensor.collective import Exchange, Step, is_local
+from fdtensor.collective import Exchange, Step
 from fdtensor.graph import Graph, Var, substituted
 from fdtensor.lower import lowered
-from fdtensor.program import Eqn, Program
+from fdtensor.program import Eqn, Program, Together
 
 __all__ = ["Line", "LocalProgram", "Spelling", "constant", "local_program"]
 
@@ -83,8 +83,8 @@ class _Writer:
         inputs = tuple(self.new() for _ in given)
         self.names.update(zip(given, inputs))
         for number, eqn in enumerate(program.eqns):
-            if isinstance(eqn.op, Step):
-                self._step(eqn.op, eqn, number)
+            if eqn.steps:
+                self._step(eqn, number)
             else:
                 ins = [program.type_of(v) for v in eqn.ins]
                 outs = [None if v is None else program.type_of(v) for v in eqn.outs]
@@ -94,26 +94,28 @@ class _Writer:
         lines = _waiting_late(lines)
         return LocalProgram(inputs, tuple(lines), outs, _dead(lines, inputs, outs))
 
-    def _step(self, step: Step, eqn: Eqn, number: int) -> None:
-        spelling = self.spelling
-        if spelling is None or (isinstance(step.collective, Exchange) and not spelling.exchanges):
-            made = self.new()
-            self.lines.append(Line(step, (self.names[eqn.ins[0]],), (), (made,), number))
-            self.names[eqn.outs[0]] = made  # type: ignore[index]
+    def _step(self, eqn: Eqn, number: int) -> None:
+        spelling, steps = self.spelling, eqn.steps
+        exchange = isinstance(steps[0].collective, Exchange)
+        if spelling is None or (exchange and not spelling.exchanges):
+            made = tuple(self.new() for _ in steps)
+            given = tuple(self.names[v] for v in eqn.ins)
+            self.lines.append(Line(eqn.op, given, (), made, number))
+            self.names.update(zip(eqn.outs, made))  # type: ignore[arg-type]
             return
         from fdtensor.spelled import spelled
 
-        graph = spelled(step, self.rank, spelling.backend, spelling.device)
-        self._graph(graph, eqn, number, contiguous=not is_local(step))
+        graph = spelled(steps, self.rank, spelling.backend, spelling.device)
+        self._graph(graph, eqn, number, contiguous=eqn.is_collective)
 
     def _graph(self, graph: Graph, eqn: Eqn, number: int, contiguous: bool = False) -> None:
         """Lines for a graph from the inputs of an eqn to its outputs."""
         here = dict(zip(graph.inputs, (self.names[v] for v in eqn.ins), strict=True))
         if contiguous:  # a collective wants its operand so, and a graph is of contiguous blocks
-            (v,) = graph.inputs
-            made = self.new()
-            self.lines.append(Line(aten.contiguous.default, (here[v],), (), (made,), number))
-            here[v] = made
+            for v in graph.inputs:
+                made = self.new()
+                self.lines.append(Line(aten.contiguous.default, (here[v],), (), (made,), number))
+                here[v] = made
         for v, tensor in graph.constants:
             here[v] = self.new()
             self.lines.append(Line(constant, (tensor,), (), (here[v],), number))
@@ -183,7 +185,7 @@ _MAY_SHARE = {aten.reshape.default, aten.contiguous.default, WAIT}
 
 
 def _views(op: Any) -> bool:
-    if isinstance(op, Step) or op is constant:
+    if isinstance(op, (Step, Together)) or op is constant:
         return False
     return any(r.alias_info is not None for r in op._schema.returns)
 

@@ -13,27 +13,43 @@ import attrs
 import numpy as np
 import torch
 
-from fdtensor.collective import Step, is_local
+from fdtensor.collective import Collective, Step, is_local
 from fdtensor.cost import CostModel, seconds
 from fdtensor.errors import TraceError
 from fdtensor.graph import Call, Var, argument_text, tensors_in
 from fdtensor.layout import TensorType
 from fdtensor.mesh import Mesh
 from fdtensor.plan_text import bytes_text, time_text
+from fdtensor.record import Record
 from fdtensor.traffic import received, received_at
 
-__all__ = ["Eqn", "Program", "is_view_line", "last_uses", "op_name"]
+__all__ = ["Eqn", "Program", "Together", "is_view_line", "last_uses", "op_name"]
+
+
+@attrs.frozen(eq=False)
+class Together(Record):
+    """Steps of one kind, over the same axes, whose data travels as one."""
+
+    steps: tuple[Step, ...]
+
+    @property
+    def collective(self) -> Collective:
+        """The operation that they share, with the dims of the first."""
+        return self.steps[0].collective
+
+    def __str__(self) -> str:
+        return str(self.collective)
 
 
 @attrs.frozen(cache_hash=True)
 class Eqn:
-    """One line of a program: an aten op on blocks, or one step of a plan.
+    """One line of a program: an aten op on blocks, one step of a plan, or several together.
 
     `args` and `kwargs` are those of the op on full tensors, with a `Var` for each tensor; what
     they hold of sizes is rewritten for the block of each rank when the line runs.
     """
 
-    op: torch._ops.OpOverload | Step
+    op: torch._ops.OpOverload | Step | Together
     args: tuple[Any, ...] = attrs.field(eq=repr)  # 1, 1.0 and True are not the same argument
     kwargs: tuple[tuple[str, Any], ...] = attrs.field(eq=repr)
     outs: tuple[Var | None, ...]
@@ -45,14 +61,21 @@ class Eqn:
         return tuple(tensors_in((self.args, self.kwargs)))
 
     @property
+    def steps(self) -> tuple[Step, ...]:
+        """The steps that it takes, one for each of its values; none for an op."""
+        if isinstance(self.op, Step):
+            return (self.op,)
+        return self.op.steps if isinstance(self.op, Together) else ()
+
+    @property
     def is_collective(self) -> bool:
         """Whether it sends anything."""
-        return isinstance(self.op, Step) and not is_local(self.op)
+        return not all(map(is_local, self.steps))
 
     @property
     def call(self) -> Call:
         """The op on full tensors."""
-        assert not isinstance(self.op, Step)
+        assert not isinstance(self.op, (Step, Together))
         return Call(self.op, self.args, self.kwargs, self.outs)
 
 
@@ -96,18 +119,23 @@ class Program:
         return tuple([self.types[v.index] for v in self.outs])
 
     @property
-    def collectives(self) -> tuple[Step, ...]:
-        """The steps that send something, in order."""
+    def collectives(self) -> tuple[Step | Together, ...]:
+        """What sends something, in order; steps that travel together count as one."""
         return tuple([e.op for e in self.eqns if e.is_collective])  # type: ignore[misc]
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The steps of plans that it takes, local ones too."""
+        return tuple([step for eqn in self.eqns for step in eqn.steps])
 
     @property
     def received_bytes(self) -> int:
         """The bytes that the busiest rank receives."""
-        return int(sum((received(s) for s in self.collectives), np.zeros((), np.int64)).max())
+        return int(_moved([s for s in self.steps if not is_local(s)]).max())
 
     def received_bytes_at(self, rank: int) -> int:
         """The bytes that `rank` receives."""
-        return sum(received_at(step, rank) for step in self.collectives)
+        return sum(received_at(step, rank) for step in self.steps if not is_local(step))
 
     @property
     def peak_bytes(self) -> int:
@@ -121,7 +149,7 @@ class Program:
     @property
     def seconds(self) -> float:
         """The seconds that the cost model gives for the steps."""
-        return sum(seconds(e.op, self.cost) for e in self.eqns if isinstance(e.op, Step))
+        return sum(seconds(step, self.cost) for step in self.steps)
 
     @property
     def digest(self) -> str:
@@ -165,13 +193,12 @@ def _check(program: Program) -> None:
                     line=str(eqn.op),
                     hint="Build programs by trace or by transforms.",
                 )
-        if isinstance(eqn.op, Step):
-            before, after = eqn.ins[0], eqn.outs[0]
+        for step, before, after in zip(eqn.steps, eqn.ins, eqn.outs):
             found = program.type_of(before), after and program.type_of(after)
-            if found != (eqn.op.src, eqn.op.dst):
+            if found != (step.src, step.dst):
                 raise TraceError(
                     f"line {i} of {program.name} does not line up with its types.",
-                    step=f"{eqn.op.src} -> {eqn.op.dst}",
+                    step=f"{step.src} -> {step.dst}",
                     values=f"{found[0]} -> {found[1]}",
                     hint="Build programs by trace or by transforms.",
                 )
@@ -221,8 +248,13 @@ def _digest(program: Program) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _bytes(step: Step) -> str:
-    return "" if is_local(step) else bytes_text(int(received(step).max(initial=0)))
+def _moved(steps: Sequence[Step]) -> np.ndarray:
+    """The bytes that each rank receives in these steps."""
+    return sum((received(step) for step in steps), np.zeros((), np.int64))  # type: ignore[return-value]
+
+
+def _bytes(eqn: Eqn) -> str:
+    return bytes_text(int(_moved(eqn.steps).max())) if eqn.is_collective else ""
 
 
 def _text(program: Program) -> str:
@@ -236,8 +268,8 @@ def _text(program: Program) -> str:
     rows = []
     for eqn in program.eqns:
         left = "  ".join(map(typed, eqn.outs))
-        if isinstance(eqn.op, Step):
-            right, moved = f"{eqn.op.collective} {eqn.ins[0]}", _bytes(eqn.op)
+        if eqn.steps:
+            right, moved = f"{eqn.op.collective} {' '.join(map(str, eqn.ins))}", _bytes(eqn)  # type: ignore[union-attr]
         else:
             arguments = argument_text(eqn.args, eqn.kwargs)
             right, moved = f"{op_name(eqn.op)} {arguments}".rstrip(), ""
@@ -262,7 +294,7 @@ def op_name(op: Any) -> str:
 
 def is_view_line(eqn: Eqn) -> bool:
     """Whether a line only says where the same elements are."""
-    if isinstance(eqn.op, Step):
+    if isinstance(eqn.op, (Step, Together)):
         return False
     returns = eqn.op._schema.returns
     return len(eqn.ins) == 1 and bool(returns) and returns[0].alias_info is not None
@@ -271,11 +303,12 @@ def is_view_line(eqn: Eqn) -> bool:
 def _summary(program: Program) -> str:
     counts: Counter[tuple[str, str]] = Counter()
     moved: Counter[tuple[str, str]] = Counter()
-    for step in program.collectives:
-        kind, _, rest = str(step.collective).partition("[")
-        axes = rest.partition("=")[2].partition(" ")[0].rstrip("]")
-        counts[kind, axes] += 1
-        moved[kind, axes] += int(received(step).max(initial=0))
+    for eqn in program.eqns:
+        if eqn.is_collective:
+            kind, _, rest = str(eqn.op.collective).partition("[")  # type: ignore[union-attr]
+            axes = rest.partition("=")[2].partition(" ")[0].rstrip("]")
+            counts[kind, axes] += 1
+            moved[kind, axes] += int(_moved(eqn.steps).max())
     lines = [f"{program.name} on {program.mesh!r}: {len(program.eqns)} lines"]
     for (kind, axes), count in sorted(counts.items()):
         size = bytes_text(moved[kind, axes])

@@ -45,6 +45,8 @@ _SAME = {
 }
 """Ops whose result is their argument, to a program."""
 
+_BATCH_NORM = aten.native_batch_norm.default
+
 _DEPTH = [0]
 
 
@@ -89,6 +91,11 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         _refuse(func, args)
+        closed = {id(t) for t in tensors_of(args) if not isinstance(t, FakeTensor)}
+        if func is _BATCH_NORM and args[5] and args[3] is not None:
+            if closed & {id(args[3]), id(args[4])}:
+                raise _writes("batch norm in training mode")
+            return self._batch_norm(args)
         args, kwargs = _mapped((args, kwargs), self._fake)
         out = func(*args, **kwargs)
         results = tensors_of(out)
@@ -102,6 +109,13 @@ class _Recorder(TorchDispatchMode):
         known = _frozen((args, tuple(kwargs.items())), lambda t: self.vars[id(t)])
         self.calls.append(Call(func, known[0], known[1], outs))
         return out
+
+    def _batch_norm(self, args: Any) -> Any:
+        """A batch norm that says what it writes to its running statistics."""
+        made = self.__torch_dispatch__(aten._native_batch_norm_legit_functional.default, (), args)
+        for old, new in zip(args[3:5], made[3:]):
+            self.vars[id(old)] = self.vars[id(new)]
+        return made[:3]
 
     def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor if isinstance(tensor, FakeTensor) else self.constant(tensor)
@@ -232,8 +246,7 @@ def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _transparent() -> Iterator[None]:
-    """Without fused ops that hide what they do: encoder layers and LSTMs in one, batch norms that
-    write to their statistics unseen."""
+    """Without fused ops that hide what they do, such as whole encoder layers and LSTMs."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     log = logging.getLogger("torch._subclasses.fake_tensor")
@@ -261,15 +274,9 @@ def _real(tensor: torch.Tensor) -> bool:
 
 
 class _Plain(TorchFunctionMode):
-    """Has batch norm say that it writes to running statistics, and one_hot look at no values."""
+    """Has one_hot look at no values, and says so where values are asked for."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.batch_norm and not kwargs:
-            x, weight, bias, mean, var, training, momentum, eps, _ = args
-            if training and mean is not None:
-                return torch.ops.aten._native_batch_norm_legit(
-                    x, weight, bias, mean, var, True, momentum, eps
-                )[0]
         if func in _READS and args and not _real(args[0]):
             raise DataDependentError(
                 f"{func.__name__} reads the values of a tensor.",

@@ -24,7 +24,7 @@ from fdtensor.collective import (
 from fdtensor.graph import Var, substituted, tensors_of
 from fdtensor.kernel import empty
 from fdtensor.local_program import Line, LocalProgram, Spelling, local_program
-from fdtensor.program import Program
+from fdtensor.program import Program, Together
 
 __all__ = ["compiled", "run_lines", "run_locally", "runner_of", "written"]
 
@@ -50,6 +50,17 @@ def perform(step: Step, value: Any, comm: Any) -> Any:
             return comm.local(step, value)
 
 
+def performed(steps: Sequence[Step], values: Sequence[Any], comm: Any) -> list[Any]:
+    """Steps that travel together, on a Comm."""
+    if len(steps) > 1 and isinstance(steps[0].collective, Exchange):
+        return comm.exchange_many(steps, values)
+    made = [perform(step, value, comm) for step, value in zip(steps, values)]
+    if len(steps) > 1:
+        kind = _METHODS[type(steps[0].collective)]
+        comm.calls[kind] -= len(steps) - 1
+    return made
+
+
 def run_lines(program: Program, values: Sequence[Any], comm: Any) -> list[Any]:
     """The outputs of a program on a simulated Comm, whose values are tuples of tensors."""
     mesh = program.mesh
@@ -60,12 +71,15 @@ def run_lines(program: Program, values: Sequence[Any], comm: Any) -> list[Any]:
     envs: list[dict[Var, Any]] = [dict(zip(p.inputs, v)) for p, v in zip(locals_, given)]
     places = [0] * mesh.size
     for number, eqn in enumerate((*program.eqns, None)):
-        if eqn is not None and isinstance(eqn.op, Step):
+        if eqn is not None and eqn.steps:
             lines = [p.lines[i] for p, i in zip(locals_, places)]
-            before = tuple([env[line.args[0]] for env, line in zip(envs, lines)])
-            after = perform(eqn.op, before, comm)
-            for r, (env, line, made) in enumerate(zip(envs, lines, after)):
-                env[line.outs[0]] = made  # type: ignore[index]
+            before = [
+                tuple([env[line.args[k]] for env, line in zip(envs, lines)])
+                for k in range(len(eqn.steps))
+            ]
+            after = performed(eqn.steps, before, comm)
+            for r, (env, line) in enumerate(zip(envs, lines)):
+                env.update((v, made[r]) for v, made in zip(line.outs, after) if v is not None)
                 _forget(env, locals_[r], places[r])
                 places[r] += 1
             continue
@@ -157,7 +171,7 @@ def written(found: LocalProgram, comm: Any) -> tuple[str, dict[str, Any]]:
         value = _expression(line, names, comm)
         if len(line.outs) > 1 or _several(line.op):
             outs = f"({outs},)"
-            if not _plain_tuple(line):
+            if hasattr(line.op, "_schema") and not _plain_tuple(line):
                 value = f"{_named(tensors_of, 'tensors_of', names)}({value})"
         body.append(f"    {outs} = {value}")
         gone = [f"v{v.index}" for v in dead if v not in inputs]
@@ -176,13 +190,17 @@ def _plain_tuple(line: Line) -> bool:
 
 def _several(op: Any) -> bool:
     """Whether an op returns a list even of one tensor."""
-    if isinstance(op, Step) or not hasattr(op, "_schema"):
+    if not hasattr(op, "_schema"):
         return False
     returns = op._schema.returns
     return len(returns) > 1 or "[]" in str(returns[0].type)
 
 
 def _expression(line: Line, names: dict[str, Any], comm: Any) -> str:
+    if isinstance(line.op, Together):
+        steps = _named(line.op.steps, "steps", names)
+        together = _named(comm.exchange_many, "exchange_many", names)
+        return f"{together}({steps}, [{', '.join(f'v{v.index}' for v in line.args)}])"
     if isinstance(line.op, Step):
         step = _named(line.op, "step", names)
         kind = type(line.op.collective)

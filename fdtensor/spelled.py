@@ -38,10 +38,62 @@ _wait = _ops.wait_tensor.default
 
 
 @functools.lru_cache(maxsize=16384)
-def spelled(step: Step, rank: int, backend: str = "gloo", device: str = "cpu") -> Graph:
-    """What `rank`, of the mesh of the step, calls for it: a graph from its block to the new one."""
-    block = Full(step.src.local_shape(rank), step.src.dtype)
-    return record(lambda tensors: [_done(step, rank, backend, tensors[0])], [block], device=device)
+def spelled(
+    steps: tuple[Step, ...], rank: int, backend: str = "gloo", device: str = "cpu"
+) -> Graph:
+    """What `rank` calls for steps that travel together: a graph from its blocks to the new ones."""
+    blocks = [Full(step.src.local_shape(rank), step.src.dtype) for step in steps]
+
+    def body(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        if len(steps) == 1:
+            return [_done(steps[0], rank, backend, tensors[0])]
+        return _together(steps, rank, backend, tensors)
+
+    return record(body, blocks, device=device)
+
+
+def _together(
+    steps: tuple[Step, ...], rank: int, backend: str, tensors: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Steps of one kind as one collective of what they carry, side by side."""
+    first = steps[0].collective
+    op = "sum"
+    if isinstance(first, (AllReduce, ReduceScatter)):
+        op = reduces_as(steps[0].src.dtype, first.reduce_op, backend)
+    if op is None or isinstance(first, Exchange):
+        return [_done(step, rank, backend, x) for step, x in zip(steps, tensors)]
+    assert isinstance(first, (AllReduce, ReduceScatter, AllGather))
+    count, group = _group(steps[0], rank, first.axes)
+    dtype = tensors[0].dtype
+    if isinstance(first, AllReduce):
+        packed = torch.cat([x.reshape(-1) for x in tensors])
+        moved = from_wire(_wait(_ops.all_reduce(to_wire(packed), op, group)), dtype)
+        parts = moved.split([x.numel() for x in tensors])
+        outs = [part.view(x.shape) for part, x in zip(parts, tensors)]
+    elif isinstance(first, ReduceScatter):
+        befores = [_tiles(step, rank, step.src) for step in steps]
+        rows = [split(x, b).reshape(count, -1) for x, b in zip(tensors, befores)]
+        packed = torch.cat(rows, 1).reshape(-1)
+        wire = _ops.reduce_scatter_tensor(to_wire(packed), op, count, group)
+        parts = from_wire(_wait(wire), dtype).split([r.shape[1] for r in rows])
+        outs = [part.view(step.dst.local_shape(rank)) for part, step in zip(parts, steps)]
+    else:
+        packed = torch.cat([x.reshape(-1) for x in tensors])
+        wire = _ops.all_gather_into_tensor(to_wire(packed), count, group)
+        rows = from_wire(_wait(wire), dtype).view(count, -1)
+        parts = rows.split([x.numel() for x in tensors], 1)
+        return [
+            join(part.reshape(count * x.shape[0], *x.shape[1:]), _tiles(step, rank, step.dst))
+            for part, x, step in zip(parts, tensors, steps)
+        ]
+    return [divide(out, count) for out in outs] if first.reduce_op == "avg" else outs
+
+
+def _tiles(step: Step, rank: int, whole: Any) -> Any:
+    """How the even blocks of a gather or a reduce_scatter lie in the whole."""
+    collective = step.collective
+    assert isinstance(collective, (AllGather, ReduceScatter))
+    return along(step.src.mesh, collective.axes, whole.local_shape(rank), collective.dims)
 
 
 def _done(step: Step, rank: int, backend: str, x: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,159 @@
+"""`scheduled`: a program whose small collectives travel together, and that starts them in time.
+
+Reductions wait for others of their kind until the first of their results is read: the gradients of
+many small parameters are reduced at once, as buckets of data parallel training are. What inputs are
+gathered to comes in groups too, each just before its first use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from fdtensor.collective import AllGather, AllReduce, Exchange, ReduceScatter, Step, is_local
+from fdtensor.graph import Var
+from fdtensor.layout import TensorType
+from fdtensor.program import Eqn, Program, Together, is_view_line
+
+__all__ = ["BUCKET_BYTES", "scheduled"]
+
+BUCKET_BYTES = 1 << 20
+"""What travels together is at most so many bytes a rank; a larger tensor goes alone."""
+
+
+def scheduled(program: Program, bucket_bytes: int = BUCKET_BYTES) -> Program:
+    """The same program with collectives of one kind packed into groups of so many bytes."""
+    eqns = _gathered(program, list(program.eqns), bucket_bytes)
+    eqns = _reduced(program, eqns, bucket_bytes)
+    return attrs.evolve(program, eqns=tuple(eqns))
+
+
+def _kind(eqn: Eqn) -> Any:
+    """What steps must share to travel together, or None for a line that travels alone."""
+    if not isinstance(eqn.op, Step) or is_local(eqn.op):
+        return None
+    dtype = eqn.op.src.dtype
+    match eqn.op.collective:
+        case AllReduce(axes, reduce_op):
+            return AllReduce, axes, reduce_op, dtype
+        case ReduceScatter(axes, _, reduce_op):
+            return ReduceScatter, axes, reduce_op, dtype
+        case AllGather(axes):
+            return AllGather, axes, dtype
+        case Exchange(axes, reduce_op, way, 1):
+            return Exchange, axes, reduce_op, way
+        case _:
+            return None
+
+
+def _size(type: TensorType) -> int:
+    return type.local_nbytes(type.mesh.order[0])
+
+
+def _packed(eqns: Sequence[Eqn]) -> Eqn:
+    """One line for all of them."""
+    if len(eqns) == 1:
+        return eqns[0]
+    steps = tuple(eqn.op for eqn in eqns)
+    ins = tuple(eqn.args[0] for eqn in eqns)
+    return Eqn(Together(steps), ins, (), tuple(eqn.outs[0] for eqn in eqns))  # type: ignore[arg-type]
+
+
+def _reduced(program: Program, eqns: list[Eqn], bucket_bytes: int) -> list[Eqn]:
+    """The lines with small reductions held back until one of their results is read."""
+    out: list[Eqn] = []
+    waiting: dict[Any, list[Eqn]] = {}
+    views: dict[Any, list[Eqn]] = {}
+    held: dict[Any, int] = {}
+    owner: dict[Var, Any] = {}
+
+    def flush(kind: Any) -> None:
+        bucket, after = waiting.pop(kind, []), views.pop(kind, [])
+        held.pop(kind, None)
+        for eqn in (*bucket, *after):
+            for v in eqn.outs:
+                owner.pop(v, None)  # type: ignore[arg-type]
+        if bucket:
+            out.extend([_packed(bucket), *after])
+
+    for eqn in eqns:
+        kinds = [owner[v] for v in eqn.ins if v in owner]
+        if kinds and len(eqn.ins) == 1 and is_view_line(eqn):  # it waits too
+            views.setdefault(kinds[0], []).append(eqn)
+            owner.update((v, kinds[0]) for v in eqn.outs if v is not None)
+            continue
+        for kind in kinds:
+            flush(kind)
+        kind, reduces = _kind(eqn), getattr(getattr(eqn.op, "collective", None), "reduce_op", None)
+        size = _size(eqn.op.src) if kind is not None and isinstance(eqn.op, Step) else 0
+        if kind is None or reduces is None or size > bucket_bytes:
+            out.append(eqn)
+            continue
+        if held.get(kind, 0) + size > bucket_bytes:
+            flush(kind)
+        waiting.setdefault(kind, []).append(eqn)
+        held[kind] = held.get(kind, 0) + size
+        owner[eqn.outs[0]] = kind  # type: ignore[index]
+    for kind in list(waiting):
+        flush(kind)
+    return out
+
+
+def _gathered(program: Program, eqns: list[Eqn], bucket_bytes: int) -> list[Eqn]:
+    """The lines with what inputs are gathered to in groups, each before its first use."""
+    early = {*program.inputs, *(v for v, _ in program.constants)}
+    maker: dict[Var, int] = {}
+    ready: set[int] = set()
+    for i, eqn in enumerate(eqns):
+        if all(v in early for v in eqn.ins) and eqn.ins:
+            local = is_view_line(eqn) or (isinstance(eqn.op, Step) and is_local(eqn.op))
+            kind = _kind(eqn)
+            moves = kind is not None and kind[0] in (AllGather, Exchange) and not _reduces(eqn)
+            if local or moves:
+                ready.add(i)
+            if local:
+                early.update(v for v in eqn.outs if v is not None)
+                maker.update((v, i) for v in eqn.outs if v is not None)
+    done: set[int] = set()
+    out: list[Eqn] = []
+
+    def make(i: int) -> None:
+        """Takes the views that line `i` reads."""
+        for v in eqns[i].ins:
+            j = maker.get(v)
+            if j is not None and j not in done:
+                make(j)
+                done.add(j)
+                out.append(eqns[j])
+
+    gathers = [i for i in sorted(ready) if _kind(eqns[i]) is not None]
+    for i, eqn in enumerate(eqns):
+        if i in done:
+            continue
+        done.add(i)
+        if i not in ready or _kind(eqn) is None:
+            out.append(eqn)
+            continue
+        group, total = [i], _out_size(eqn)
+        for j in gathers:
+            if j not in done and j > i and _kind(eqns[j]) == _kind(eqn):
+                total += _out_size(eqns[j])
+                if total > bucket_bytes:
+                    break
+                group.append(j)
+        for j in group:
+            make(j)
+            done.add(j)
+        out.append(_packed([eqns[j] for j in group]))
+    return out
+
+
+def _reduces(eqn: Eqn) -> bool:
+    return getattr(eqn.op.collective, "reduce_op", None) is not None  # type: ignore[union-attr]
+
+
+def _out_size(eqn: Eqn) -> int:
+    assert isinstance(eqn.op, Step)
+    return _size(eqn.op.dst)
