@@ -25,7 +25,7 @@ BUCKET_BYTES = 1 << 20
 
 def scheduled(program: Program, bucket_bytes: int = BUCKET_BYTES) -> Program:
     """The same program with collectives of one kind packed into groups of so many bytes."""
-    eqns = _gathered(program, list(program.eqns), bucket_bytes)
+    eqns = _gathered(program, _early(program.eqns), bucket_bytes)
     eqns = _reduced(program, eqns, bucket_bytes)
     return attrs.evolve(program, eqns=tuple(eqns))
 
@@ -59,6 +59,28 @@ def _packed(eqns: Sequence[Eqn]) -> Eqn:
     steps = tuple(eqn.op for eqn in eqns)
     ins = tuple(eqn.args[0] for eqn in eqns)
     return Eqn(Together(steps), ins, (), tuple(eqn.outs[0] for eqn in eqns))  # type: ignore[arg-type]
+
+
+def _early(eqns: Sequence[Eqn]) -> list[Eqn]:
+    """The lines with each reduction just after what it reduces."""
+    reductions: dict[Var, list[Eqn]] = {}
+    makers = {v for eqn in eqns for v in eqn.outs if v is not None}
+    for eqn in eqns:
+        if eqn.is_collective and _reduces(eqn) and eqn.ins[0] in makers:
+            reductions.setdefault(eqn.ins[0], []).append(eqn)
+    moved = {id(eqn) for some in reductions.values() for eqn in some}
+    out: list[Eqn] = []
+
+    def add(eqn: Eqn) -> None:
+        out.append(eqn)
+        for v in eqn.outs:
+            for reduction in reductions.pop(v, []):  # type: ignore[arg-type]
+                add(reduction)
+
+    for eqn in eqns:
+        if id(eqn) not in moved:
+            add(eqn)
+    return out
 
 
 def _reduced(program: Program, eqns: list[Eqn], bucket_bytes: int) -> list[Eqn]:

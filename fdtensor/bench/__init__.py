@@ -1,4 +1,6 @@
-"""`python -m fdtensor bench redistribute`: fdtensor, DTensor and calls by hand compared.
+"""`python -m fdtensor bench`: fdtensor, DTensor and calls by hand compared.
+
+`redistribute` moves tensors between layouts:
 
 cases      the eleven redistributions that everyone is measured on, and their tensors
 hand       what one would write by hand for each of them, in several ways
@@ -7,7 +9,17 @@ traffic    time and bytes on 4 gloo processes
 planning   the time it takes to plan
 overhead   the time of a call when its collectives are free
 tables     what the terminal shows
-command    the command line
+
+`compute` runs ops and training steps on them, with collectives that are free:
+
+models         an MLP and a transformer block, as plain functions
+timing         calls timed in turns, and counted
+compute_ops    each op of a table: plain torch, `call`, DTensor
+compute_steps  a training step in nine ways
+compute_trace  the time it takes to trace a GPT
+compute        all of them
+
+command    the command line of both
 """
 
 from fdtensor.bench.command import main

@@ -1,4 +1,4 @@
-"""The command line of the bench: runs the three parts, shows tables, writes JSON."""
+"""The command line of the bench: runs what is asked for, shows tables, writes JSON."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import logging
 import os
 import platform
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -17,8 +17,8 @@ import attrs
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from fdtensor.bench import compute, planning, tables
 from fdtensor.bench import overhead as overheads
-from fdtensor.bench import planning, tables
 from fdtensor.bench.cases import CASES, LARGE, SMALL, Shape
 from fdtensor.bench.overhead import OVERHEADS, Overhead
 from fdtensor.bench.planning import Million, Planned
@@ -68,37 +68,61 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m fdtensor bench",
         description="fdtensor, PyTorch DTensor and hand-written torch.distributed calls, "
-        "side by side on 4 gloo processes of this machine.",
+        "side by side: redistribute on 4 gloo processes of this machine, compute on one of them.",
     )
-    parser.add_argument("what", choices=["redistribute"], help="what to measure")
+    parser.add_argument("what", choices=["redistribute", "compute"], help="what to measure")
     parser.add_argument("--json", metavar="FILE", help="write all that was measured")
     parser.add_argument("--quick", action="store_true", help="less than a minute, rougher")
-    parser.add_argument("--rounds", type=int, metavar="N", help="time each call of traffic N times")
+    parser.add_argument("--rounds", type=int, metavar="N", help="time everything N times")
+    parser.add_argument("--compile", action="store_true", help="compute: compiled steps too")
     options = parser.parse_args(sys.argv[1:] if argv is None else argv)
     if options.rounds is not None and options.rounds < 1:
         print("fdtensor: --rounds takes a count, 1 or more.", file=sys.stderr)
         return 2
+    if options.what == "compute":
+        return _compute(options)
     effort = QUICK if options.quick else FULL
     if options.rounds:
         rounds = tuple((size, options.rounds) for size, _ in effort.rounds)
         effort = attrs.evolve(effort, rounds=rounds)
 
     console = Console()
+    with _ticking(console, _count(effort)) as tick, GlooPool(4) as pool, GlooPool(1) as alone:
+        found = measure(pool, alone, effort, tick)
+    _show(console, found, _tables)
+    _write(options.json, effort, found)
+    return 0 if all(row.equal for row in found.traffic) else 1
+
+
+def _compute(options: argparse.Namespace) -> int:
+    effort = compute.QUICK if options.quick else compute.FULL
+    effort = attrs.evolve(effort, compiling=options.compile, rounds=options.rounds or effort.rounds)
+    console = Console()
+    with _ticking(console, compute.total()) as tick, GlooPool(1) as alone:
+        found = compute.measure(alone, effort, tick)
+    _show(console, found, compute.show)
+    _write(options.json, effort, found)
+    return 0
+
+
+@contextmanager
+def _ticking(console: Console, total: int) -> Iterator[Callable[..., None]]:
+    """A progress bar, as the function that moves it."""
     columns = TextColumn("{task.description:30}"), BarColumn(), MofNCompleteColumn()
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
-        task = progress.add_task("starting", total=_count(effort))
+        task = progress.add_task("starting", total=total)
 
         def tick(doing: str, done: int = 0) -> None:
             progress.update(task, description=doing, advance=done)
 
-        with GlooPool(4) as pool, GlooPool(1) as alone:
-            found = measure(pool, alone, effort, tick)
-    _show(console, found)
-    if options.json:
-        with open(options.json, "w", encoding="utf-8") as file:
+        yield tick
+
+
+def _write(path: str | None, effort: Any, found: Any) -> None:
+    if path:
+        with open(path, "w", encoding="utf-8") as file:
             json.dump({**_machine(), "effort": attrs.asdict(effort), **attrs.asdict(found)}, file)
             file.write("\n")
-    return 0 if all(row.equal for row in found.traffic) else 1
 
 
 def measure(
@@ -153,13 +177,17 @@ def _quiet() -> None:
         logging.getLogger(f"torch.distributed.tensor.{module}").setLevel(logging.ERROR)
 
 
-def _show(console: Console, found: Found) -> None:
-    if not console.is_terminal:
-        console = Console(width=200)
+def _tables(console: Console, found: Found) -> None:
     console.print(tables.traffic_table(found.traffic))
     console.print(tables.planning_table(found.planning))
     console.print(tables.million_table(found.million))
     console.print(tables.overhead_table(found.overhead))
+
+
+def _show(console: Console, found: Any, show: Callable[[Console, Any], None]) -> None:
+    if not console.is_terminal:
+        console = Console(width=200)
+    show(console, found)
     machine = _machine()
     versions = ", ".join(f"{name} {text}" for name, text in machine["versions"].items())
     console.print(f"{versions}; {machine['cpus']} CPUs, {machine['platform']}")

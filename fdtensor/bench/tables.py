@@ -11,12 +11,12 @@ from fdtensor.bench.overhead import Overhead
 from fdtensor.bench.planning import Million, Planned, Times
 from fdtensor.bench.traffic import Traffic
 
-__all__ = ["million_table", "overhead_table", "planning_table", "traffic_table"]
+__all__ = ["grouped", "million_table", "overhead_table", "planning_table", "traffic_table"]
 
 
 def traffic_table(rows: Sequence[Traffic]) -> Table:
     """Milliseconds, ratios and bytes of the busiest rank; above 1 the first is the slower one."""
-    table = _table(
+    table = grouped(
         "4 gloo processes: ms, medians; bytes that the busiest rank received",
         ["case", "KB"],
         ["fdtensor", "DTensor", "by hand"],
@@ -48,7 +48,7 @@ def traffic_table(rows: Sequence[Traffic]) -> Table:
 
 def planning_table(rows: Sequence[Planned]) -> Table:
     """Milliseconds to plan without caches, median and worst, and microseconds to look up."""
-    table = _table(
+    table = grouped(
         "planning, axes of size 2: ms uncached, median / worst; us when asked again",
         ["axes", "dims"],
         ["fdtensor", "DTensor greedy", "DTensor graph"],
@@ -70,7 +70,7 @@ def planning_table(rows: Sequence[Planned]) -> Table:
 
 def million_table(rows: Sequence[Million]) -> Table:
     """Milliseconds to plan for a million ranks and to find what one of them sends and receives."""
-    table = _table(
+    table = grouped(
         "planning for 1,048,576 ranks, dp=16, pp=64, tp=1024: ms uncached",
         ["from", "to"],
         ["plan", "one rank's messages", "how many"],
@@ -84,7 +84,7 @@ def million_table(rows: Sequence[Million]) -> Table:
 
 def overhead_table(rows: Sequence[Overhead]) -> Table:
     """Microseconds of a call whose collectives are free."""
-    table = _table(
+    table = grouped(
         "us a call, collectives free, planned before",
         ["case", "cost"],
         ["bare collectives", "fdtensor", "above bare", "DTensor"],
@@ -100,7 +100,7 @@ def overhead_table(rows: Sequence[Overhead]) -> Table:
     return table
 
 
-def _table(title: str, *groups: Sequence[str]) -> Table:
+def grouped(title: str, *groups: Sequence[str]) -> Table:
     """A table whose columns come in groups: texts and numbers in turns."""
     table = Table(title=title, title_justify="left")
     for i, group in enumerate(groups):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from fdtensor.graph import Full
+from fdtensor.graph import Full
 from fdtensor.rules.core import P, R, rule
 from fdtensor.rules.monotone import keeps_order, kept, stretched
 from fdtensor.rules.pointwise import broadcast, tensors
@@ -52,8 +53,9 @@ def alike(*args: Any) -> bool:
 )
 def same(x, *_, **__):
     """`out[i] = x[i]`, or its conjugate, or a part of it"""
-    yield from broadcast([x])
-    yield (P,), P
+    if isinstance(x, Full):  # autograd takes the conjugate of Python numbers too
+        yield from broadcast([x])
+        yield (P,), P
 
 
 @rule(aten.deg2rad.default, aten.rad2deg.default)
