@@ -41,6 +41,7 @@ from fdtensor.errors import (
     TraceError,
     ValueTreeError,
 )
+from fdtensor.explanation import explain
 from fdtensor.fused import Fused, fuse
 from fdtensor.interpreter import run, run_fused
 from fdtensor.layout import Layout, TensorType
@@ -150,6 +151,7 @@ __all__ = [
     "constrain",
     "distribute",
     "estimate",
+    "explain",
     "from_local",
     "from_torch",
     "fuse",

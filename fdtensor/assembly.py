@@ -14,7 +14,7 @@ from fdtensor.cost import CostModel
 from fdtensor.errors import RuleError
 from fdtensor.graph import Call, Full, Graph, Var, substituted
 from fdtensor.layout import Layout, TensorType
-from fdtensor.lift import layout_of, lifted
+from fdtensor.lift import kept_cuts, layout_of, lifted
 from fdtensor.mesh import Mesh
 from fdtensor.placement import Replicate
 from fdtensor.planner import plan
@@ -61,12 +61,13 @@ def assembled(
     """
     graph = unshared(graph) if regather else graph
     choices: dict[str, Choice] = {}
-    for axis in mesh.axes:
+    for axis in (*mesh.axes, *mesh.axes[: mesh.ndim - 1]):  # again, now that the others are known
         ends = Ends(
             tuple(t.layout[axis] for t in in_types),
             tuple("free" if w is None else w[axis] for w in wants),
         )
-        choices[axis] = chosen(graph, mesh, axis, ends, choices, cost, regather)
+        others = {a: choice for a, choice in choices.items() if a != axis}
+        choices[axis] = chosen(graph, mesh, axis, ends, others, cost, regather)
     build = _Builder(mesh, cost, on_missing_rule)
     again = views_of_inputs(graph) if regather else frozenset()
     env = {v: build.value(t) for v, t in zip(graph.inputs, in_types)}
@@ -179,13 +180,14 @@ class _Builder:
         return "no rule: operands replicated"
 
     def _order(self, call: Call, rows: Mapping[str, Row], env: dict[Var, Var]) -> tuple[str, ...]:
-        """The order of axes that an operand already has, so that it need not move."""
+        """The order of axes that lets the largest operand stay, or be cut further where it is."""
+        best: tuple[int, tuple[str, ...]] = (0, ())
         for i, v in enumerate(call.ins):
-            layout = self.types[env[v].index].layout
-            if layout.order and all(layout[a] is rows[a].ins[i] for a in self.mesh.axes):
-                named = [axis for _, axes in layout.order for axis in axes]
-                return (*named, *(a for a in self.mesh.axes if a not in named))
-        return ()
+            type = self.types[env[v].index]
+            kept = kept_cuts(type.layout, {a: rows[a].ins[i] for a in self.mesh.axes})
+            if kept and type.nbytes > best[0]:
+                best = (type.nbytes, (*kept, *(a for a in self.mesh.axes if a not in kept)))
+        return best[1]
 
     def _inline(
         self,
@@ -221,8 +223,13 @@ class _Builder:
     def _laid(self, v: Var, placements: Sequence[Any]) -> Layout:
         """The layout with these placements, with the order of `v` where it has them already."""
         layout = self.types[v.index].layout
-        same = layout.placements == tuple(placements)
-        return layout if same else layout_of(self.mesh, tuple(placements))
+        if layout.placements == tuple(placements):
+            return layout
+        return layout_of(
+            self.mesh,
+            tuple(placements),
+            kept_cuts(layout, dict(zip(self.mesh.axes, placements))),
+        )
 
     def finished(
         self,

@@ -23,7 +23,7 @@ from fdtensor.placement import Partial, Placement, Ragged, Shard, StridedShard
 from fdtensor.rules.core import Row
 from fdtensor.rules.reshape import groups
 
-__all__ = ["agreeable", "layout_of", "lifted"]
+__all__ = ["agreeable", "kept_cuts", "layout_of", "lifted"]
 
 aten = torch.ops.aten
 
@@ -128,11 +128,22 @@ def _typed(
     return TensorType(full.shape, full.dtype, Layout(mesh, placements, several))
 
 
+def kept_cuts(layout: Layout, wanted: Mapping[str, Placement]) -> tuple[str, ...]:
+    """The axes that cut as they shall, outermost first: cuts that come after them move nothing."""
+    cuts = dict.fromkeys(axis for d in range(_dims(layout)) for axis in layout.cuts(d))
+    return tuple(axis for axis in cuts if layout[axis] is wanted[axis])
+
+
+def _dims(layout: Layout) -> int:
+    return 1 + max((d for d in map(_dim, layout.placements) if d is not None), default=-1)
+
+
 @functools.lru_cache(maxsize=16384)
-def layout_of(mesh: Mesh, placements: tuple[Placement, ...]) -> Layout:
-    """The layout with these placements: ragged cuts first, else in the order of the mesh."""
+def layout_of(mesh: Mesh, placements: tuple[Placement, ...], first: tuple[str, ...] = ()) -> Layout:
+    """The layout with these placements: ragged cuts first, then `first`, then as in the mesh."""
     cuts: dict[int, list[str]] = {}
-    for axis, p in zip(mesh.axes, placements):
+    for axis in (*first, *(a for a in mesh.axes if a not in first)):
+        p = placements[mesh.axis(axis)]
         if isinstance(p, Ragged):
             cuts.setdefault(p.dim, []).insert(0, axis)
         elif isinstance(p, (Shard, StridedShard)):
