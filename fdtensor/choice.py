@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeGuard
 
 import attrs
+import torch
 
 from fdtensor.cost import CostModel, seconds
 from fdtensor.errors import FdtensorError
@@ -82,7 +83,7 @@ def chosen(
     made = Nodes(graph, mesh, axis, ends, before, cost, depth)
     nodes = made.nodes()
     again = views_of_inputs(graph) if regather else frozenset()
-    picks = cheapest(nodes, made.price, lambda v: Var(v) not in again)
+    picks = cheapest(nodes, made.price, lambda v: Var(v) not in again, inner_values(graph))
     taken = [node.options[k] for node, k in zip(nodes, picks)]
     ins, calls = len(graph.inputs), len(graph.calls)
     skipped = ins + len(graph.constants)
@@ -331,6 +332,18 @@ def views_of_inputs(graph: Graph) -> frozenset[Var]:
         if is_view(call) and call.ins[0] in found:
             found.update(v for v in call.outs if v is not None)
     return frozenset(found)
+
+
+def inner_values(graph: Graph) -> set[int]:
+    """The values that elementwise calls and views make, of the size of their largest operand."""
+    found = set()
+    for call in graph.calls:
+        if len(call.outs) == 1 and (torch.Tag.pointwise in call.op.tags or is_view(call)):
+            (v,) = call.outs
+            most = max((graph.types[u.index].nbytes for u in call.ins), default=0)
+            if v is not None and graph.types[v.index].nbytes == most:
+                found.add(v.index)
+    return found
 
 
 def is_view(call: Call) -> bool:

@@ -9,7 +9,8 @@ revised simplex method, arXiv 1503.01889).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Sequence
 from math import prod
 from typing import Any
 
@@ -42,12 +43,82 @@ Price = Callable[[int, Any, Any], float]
 """The seconds that moving value `v` from one placement to another takes."""
 
 
-def cheapest(nodes: Sequence[Node], price: Price, share: Callable[[int], bool]) -> list[int]:
+def cheapest(
+    nodes: Sequence[Node],
+    price: Price,
+    share: Callable[[int], bool],
+    inner: Collection[int] = (),
+) -> list[int]:
     """The number of an option for each node: together they take the least time.
 
     A move is paid once for all nodes that need it where `share(v)`, else by each of them.
-    Nodes come in the order of the data.
+    Nodes come in the order of the data. Values in `inner` may as well move before the node that
+    makes them: where one node alone reads such a value, both become one.
     """
+    merged = contracted(nodes, price, inner)
+    picks = _solved([node for node, _ in merged], price, share)
+    found = [0] * len(nodes)
+    for (_, members), pick in zip(merged, picks):
+        for n, option in members[pick]:
+            found[n] = option
+    return found
+
+
+Members = list[tuple[tuple[int, int], ...]]
+"""For each option of a merged node, the options that it stands for, each with its node."""
+
+MOST_OPTIONS = 24
+
+
+def contracted(
+    nodes: Sequence[Node], price: Price, inner: Collection[int]
+) -> list[tuple[Node, Members]]:
+    """The nodes, those merged that are joined by an inner value, with what each option means."""
+    uses = Counter(v for node in nodes for v in node.ins)
+    single = {v for v in inner if uses[v] == 1}
+    kept: dict[int, tuple[Node, Members]] = {}
+    maker: dict[int, int] = {}
+    for n, node in enumerate(nodes):
+        here: tuple[Node, Members] = node, [((n, k),) for k in range(len(node.options))]
+        for v in node.ins:
+            if v in single and v in maker:
+                both = _joined(kept[maker[v]], here, v, price)
+                if both is not None:
+                    del kept[maker[v]]
+                    here = both
+        kept[n] = here
+        maker.update((v, n) for v in here[0].outs if v is not None)
+    return list(kept.values())
+
+
+def _joined(
+    first: tuple[Node, Members], then: tuple[Node, Members], v: int, price: Price
+) -> tuple[Node, Members] | None:
+    """Two nodes as one, where `v` comes out as it goes in; None where that would lose a choice."""
+    (a, a_means), (b, b_means) = first, then
+    if len(a.outs) != 1:
+        return None
+    at = b.ins.index(v)
+    made = {option.outs[0] for option in a.options}
+    if not {option.ins[at] for option in b.options} <= made:
+        return None
+    best: dict[Any, tuple[float, Any]] = {}
+    for i, x in enumerate(a.options):
+        for j, y in enumerate(b.options):
+            if x.outs[0] == y.ins[at]:
+                ins = (*x.ins, *y.ins[:at], *y.ins[at + 1 :])
+                total = x.seconds + y.seconds
+                known = best.get((ins, y.outs))
+                if known is None or known[0] > total:
+                    best[ins, y.outs] = total, (*a_means[i], *b_means[j])
+    if len(best) > MOST_OPTIONS:
+        return None
+    options = tuple(Option(ins, outs, total) for (ins, outs), (total, _) in best.items())
+    node = Node((*a.ins, *b.ins[:at], *b.ins[at + 1 :]), b.outs, options)
+    return node, [means for _, means in best.values()]
+
+
+def _solved(nodes: Sequence[Node], price: Price, share: Callable[[int], bool]) -> list[int]:
     if all(len(node.options) == 1 for node in nodes):
         return [0] * len(nodes)
     if len(nodes) <= 64 and prod(len(node.options) for node in nodes) <= 64:
@@ -113,13 +184,14 @@ class _Model:
 
         shape = (len(self.low), len(self.costs))
         matrix = csr_array((self.values, (self.rows, self.columns)), shape=shape)
-        found = milp(
-            np.array(self.costs) * 1e6,
-            integrality=np.array(self.whole),
-            bounds=Bounds(0, 1),
-            constraints=LinearConstraint(matrix, self.low, self.high),  # type: ignore[arg-type]
-            options={"mip_rel_gap": 1e-4, "time_limit": 30.0},
-        )
+        costs, whole = np.array(self.costs) * 1e6, np.array(self.whole)
+        rows = LinearConstraint(matrix, self.low, self.high)  # type: ignore[arg-type]
+        found = milp(costs, bounds=Bounds(0, 1), constraints=rows)  # mostly whole as it is
+        if found.x is None or np.any(np.abs(found.x - np.round(found.x))[whole > 0] > 1e-6):
+            options = {"mip_rel_gap": 1e-4, "time_limit": 120.0}
+            found = milp(
+                costs, integrality=whole, bounds=Bounds(0, 1), constraints=rows, options=options
+            )
         assert found.x is not None, found.message
         return found.x
 
