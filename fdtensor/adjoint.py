@@ -12,8 +12,9 @@ import torch
 from fdtensor.graph import Var
 from fdtensor.layout import TensorType
 from fdtensor.program import Eqn, Program, is_view_line
-from fdtensor.runner import run_locally
-from fdtensor.tracer import TENSOR, Traced
+from fdtensor.runner import compiled, runner_of
+from fdtensor.schedule import scheduled
+from fdtensor.tracer import TENSOR, Traced, name_of
 from fdtensor.tree import flatten, unflatten
 
 __all__ = ["Adjoint", "adjoint"]
@@ -36,15 +37,39 @@ class Adjoint:
     """The outputs that have one."""
     again: Callable[[Sequence[Any], Sequence[Any], Any], Sequence[Any]]
     """The cotangents as a differentiable function of the inputs and cotangents."""
+    local: bool
+    """Whether neither half moves anything: then torch differentiates the lines by itself."""
 
-    def run(self, values: Sequence[Any], comm: Any) -> list[Any]:
-        """The outputs, as values with derivatives."""
-        flat = [leaf for value in values for leaf in comm.leaves(value)]
-        made = _Run.apply(self, comm, len(values), *flat)
-        return _grouped(made, len(self.out_types), comm)
+    def runner(self, comm: Any) -> Callable[[Sequence[Any]], Sequence[Any]]:
+        """What gives the outputs, as values with derivatives."""
+        if self.local and _is_real(comm):
+            function = compiled(self.forward, comm)
+            return lambda values: function(*values)
+        halves = runner_of(self.forward, comm), runner_of(self.backward, comm)
+        count = len(self.out_types)
+
+        def run(values: Sequence[Any]) -> Sequence[Any]:
+            made = _Run.apply(self, comm, halves, len(values), *_flat(values, comm))
+            return _grouped(made, count, comm)
+
+        return run
 
 
-def _grouped(flat: Any, count: int, comm: Any) -> list[Any]:
+def _is_real(comm: Any) -> bool:
+    return getattr(comm, "rank", None) is not None
+
+
+def _flat(values: Sequence[Any], comm: Any) -> Sequence[torch.Tensor]:
+    """The tensors of values, one value after the other."""
+    if _is_real(comm):
+        return values
+    return [leaf for value in values for leaf in comm.leaves(value)]
+
+
+def _grouped(flat: Any, count: int, comm: Any) -> Sequence[Any]:
+    """The values that `_flat` has taken apart."""
+    if _is_real(comm):
+        return flat
     width = len(flat) // max(1, count)
     return [comm.value(list(flat[i * width : (i + 1) * width])) for i in range(count)]
 
@@ -53,33 +78,39 @@ class _Run(torch.autograd.Function):
     """A program on the leaves of its values."""
 
     @staticmethod
-    def forward(ctx: Any, it: Adjoint, comm: Any, count: int, *flat: torch.Tensor) -> Any:
-        values = _grouped(flat, count, comm)
-        made = run_locally(it.forward, values, comm)
+    def forward(
+        ctx: Any, it: Adjoint, comm: Any, halves: Any, count: int, *flat: torch.Tensor
+    ) -> Any:
+        made = halves[0](_grouped(flat, count, comm))
         outs, rest = made[: len(it.out_types)], made[len(it.out_types) :]
-        ctx.it, ctx.comm, ctx.count = it, comm, count
-        ctx.save_for_backward(*flat)
-        ctx.rest = rest
-        leaves = [leaf for value in outs for leaf in comm.leaves(value)]
-        through = set(it.through)
-        width = len(leaves) // max(1, len(outs))
-        quiet = [leaf for i, leaf in enumerate(leaves) if i // width not in through]
-        ctx.mark_non_differentiable(*quiet)
-        return tuple(leaves)
+        ctx.it, ctx.comm, ctx.backward_half, ctx.count, ctx.rest = (
+            it,
+            comm,
+            halves[1],
+            count,
+            len(rest),
+        )
+        ctx.save_for_backward(*flat, *_flat(rest, comm))
+        leaves = tuple(_flat(outs, comm))
+        if len(it.through) < len(outs):
+            through, width = set(it.through), len(leaves) // len(outs)
+            quiet = [leaf for i, leaf in enumerate(leaves) if i // width not in through]
+            ctx.mark_non_differentiable(*quiet)
+        return leaves
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:  # type: ignore[override]
-        it, comm = ctx.it, ctx.comm
-        values = _grouped(ctx.saved_tensors, ctx.count, comm)
+        it, comm, saved = ctx.it, ctx.comm, ctx.saved_tensors
+        parts = _grouped(saved, ctx.count + ctx.rest, comm)
+        values, rest = parts[: ctx.count], parts[ctx.count :]
         cts = _grouped(cotangents, len(it.out_types), comm)
         cts = [cts[i] for i in it.through]
         if torch.is_grad_enabled():
             grads = it.again(values, cts, comm)
         else:
-            given = [*(values[i] for i in it.kept), *ctx.rest, *cts]
-            grads = run_locally(it.backward, given, comm)
+            grads = ctx.backward_half([*(values[i] for i in it.kept), *rest, *cts])
         by_input = dict(zip(it.wanted, grads))
-        flat: list[Any] = [None, None, None]
+        flat: list[Any] = [None, None, None, None]
         for i, value in enumerate(values):
             leaves = comm.leaves(value)
             flat += comm.leaves(by_input[i]) if i in by_input else [None] * len(leaves)
@@ -133,15 +164,22 @@ def adjoint(
     out_cts = [outs[i].cotangent() for i in through]
     _, tree = flatten((([0] * len(known), [0] * len(out_cts)), {}))
     layouts = [t.layout for t in outs], [t.layout for t in in_cts]
+    with_cotangents.__name__ = name_of(f)
     whole = make(
-        with_cotangents, tree, [None] * tree.num_leaves, [*known, *out_cts], out_layouts=layouts
+        with_cotangents,
+        tree,
+        [None] * tree.num_leaves,
+        [*known, *out_cts],
+        out_layouts=layouts,
+        packed=False,  # nothing of the forward may wait for the backward
     ).program
     forward, backward, kept = _halves(whole, len(known), len(outs))
 
     def cotangents_of(values: Sequence[Any], cts: Sequence[Any], comm: Any) -> Sequence[Any]:
         return again(with_cotangents, known, values, out_cts, cts, layouts, comm)
 
-    return Adjoint(forward, backward, outs, kept, wanted, through, cotangents_of)
+    local = not any(eqn.steps for eqn in whole.eqns)
+    return Adjoint(forward, backward, outs, kept, wanted, through, cotangents_of, local)
 
 
 def _leaf(tensor: torch.Tensor) -> torch.Tensor:
@@ -197,14 +235,14 @@ def _halves(whole: Program, inputs: int, outs: int) -> tuple[Program, Program, t
 def _used(
     whole: Program, half: str, inputs: Sequence[Var], eqns: Sequence[Eqn], outs: Sequence[Var]
 ) -> Program:
-    """The lines that these outputs need, as a program."""
+    """The lines that these outputs need, as a program of its own."""
     needed = set(outs)
     lines = []
     for eqn in reversed(eqns):
         if any(v in needed for v in eqn.outs if v is not None):
             lines.append(eqn)
             needed.update(eqn.ins)
-    return attrs.evolve(
+    made = attrs.evolve(
         whole,
         name=f"{whole.name}.{half}",
         inputs=tuple(inputs),
@@ -213,3 +251,4 @@ def _used(
         outs=tuple(outs),
         origin=None,
     )
+    return scheduled(made)

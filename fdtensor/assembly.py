@@ -53,11 +53,13 @@ def assembled(
     name: str = "program",
     regather: bool = False,
     on_missing_rule: OnMissingRule = "replicate",
+    packed: bool = True,
 ) -> Program:
     """The program of `graph` for inputs of these types, that takes the least time by `cost`.
 
     `wants` has the layouts of the outputs; where one is None it is chosen too, and not pending.
-    With `regather`, what inputs are gathered to is freed after each use and gathered again.
+    With `regather`, what inputs are gathered to is freed after each use and gathered again. Small
+    collectives travel together unless `packed` is False.
     """
     graph = unshared(graph) if regather else graph
     choices: dict[str, Choice] = {}
@@ -85,7 +87,7 @@ def assembled(
         cost,
         Origin(graph, choices, env, tuple(wants), regather),
     )
-    return scheduled(program)
+    return scheduled(program) if packed else program
 
 
 class _Builder:

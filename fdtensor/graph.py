@@ -57,10 +57,12 @@ class Call:
     outs: tuple[Var | None, ...]
     """One for each tensor that the op returns, lists flattened; None where nobody reads it."""
 
-    @property
-    def ins(self) -> tuple[Var, ...]:
-        """The tensors it takes, in order, those of lists too."""
-        return tuple(tensors_in((self.args, self.kwargs)))
+    ins: tuple[Var, ...] = attrs.field(init=False)
+    """The tensors it takes, in order, those of lists too."""
+
+    def __attrs_post_init__(self) -> None:
+        found = tuple(tensors_in((self.args, self.kwargs)))
+        object.__setattr__(self, "ins", found)  # computed once: it is read very often
 
 
 @attrs.frozen(eq=False)

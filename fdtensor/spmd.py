@@ -158,7 +158,7 @@ class Spmd(Generic[F]):
             if both is None:
                 entry = _Entry(made, runner_of(program, comm), program.out_types)
             else:
-                entry = _Entry(made, functools.partial(both.run, comm=comm), program.out_types)
+                entry = _Entry(made, both.runner(comm), program.out_types)
         self.programs[key] = entry
         if len(self.programs) > CACHED:
             self.programs.popitem(last=False)
@@ -350,7 +350,7 @@ def _keyed(args: Any, key: list[Any], values: list[Any], comm: Any) -> Any:
         kind = a.__class__
         if kind is DTensor:
             local = a.local
-            if local.__class__ is tuple or local.requires_grad:
+            if local.__class__ is tuple:
                 return None
             if a.comm is not comm:
                 if comm is not None and comm is not _ANY:
@@ -358,6 +358,7 @@ def _keyed(args: Any, key: list[Any], values: list[Any], comm: Any) -> Any:
                 comm = a.comm
             values.append(local)
             key.append(a.type)
+            key.append(local.requires_grad)
         elif kind in _CONSTANT or (kind is float and a):
             key.append(kind)
             key.append(a)

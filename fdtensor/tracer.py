@@ -100,11 +100,11 @@ def traced(
     on_missing_rule: OnMissingRule = "replicate",
     device: str | torch.device = "cpu",
     requires_grad: Sequence[bool] = (),
-    mesh: Mesh | None = None,
+    packed: bool = True,
 ) -> Traced:
     """The program of `f(*args, **kwargs)`, where the arguments have these leaves and types."""
     known = [t for t in types if t is not None]
-    mesh = mesh or one_mesh(known)
+    mesh = one_mesh(known)
     graph, out_tree, statics = recorded(f, spec, leaves, types, device, requires_grad)
     wants = _wants(graph, spec, types, out_tree, statics, out_layouts)
     for layout in (*wants, *map(pinned, graph.calls)):
@@ -121,11 +121,17 @@ def traced(
         known,
         wants,
         cost,
-        name=getattr(f, "__name__", type(f).__name__),
+        name=name_of(f),
         regather=regather,
         on_missing_rule=on_missing_rule,
+        packed=packed,
     )
     return Traced(program, out_tree, statics, out_tree.is_leaf() and statics == (TENSOR,))
+
+
+def name_of(f: Callable[..., Any]) -> str:
+    """What a function is called, to readers of its program."""
+    return getattr(f, "__name__", None) or getattr(f, "_name", None) or type(f).__name__
 
 
 def one_mesh(types: Sequence[TensorType]) -> Mesh:
@@ -165,10 +171,9 @@ def recorded(
     try:
         graph = record(flat, fulls, device=device, requires_grad=requires_grad)
     except (RuntimeError, TypeError) as error:
-        name = getattr(f, "__name__", type(f).__name__)
         facts = {p: t for p, t in zip(paths(spec, "args"), types) if t is not None}
         raise TraceError(
-            f"{name} fails on these types: {str(error).splitlines()[0].rstrip('.')}.",
+            f"{name_of(f)} fails on these types: {str(error).splitlines()[0].rstrip('.')}.",
             **facts,
             hint="It gets full tensors of these shapes; see the error above for where it fails.",
         ) from error

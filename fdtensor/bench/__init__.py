@@ -15,7 +15,8 @@ tables     what the terminal shows
 models         an MLP and a transformer block, as plain functions
 timing         calls timed in turns, and counted
 compute_ops    each op of a table: plain torch, `call`, DTensor
-compute_steps  a training step in nine ways
+compute_ways   a training step in nine ways, and compiled in four
+compute_steps  the time of each
 compute_trace  the time it takes to trace a GPT
 compute        all of them
 
