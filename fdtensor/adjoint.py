@@ -42,7 +42,7 @@ class Adjoint:
 
     def runner(self, comm: Any) -> Callable[[Sequence[Any]], Sequence[Any]]:
         """What gives the outputs, as values with derivatives."""
-        if self.local and _is_real(comm):
+        if self.local and _is_real(comm) and self.forward.mesh.position(comm.rank) is not None:
             function = compiled(self.forward, comm)
             return lambda values: function(*values)
         halves = runner_of(self.forward, comm), runner_of(self.backward, comm)

@@ -267,7 +267,7 @@ _READS = {torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__, torch
 
 def _real(tensor: torch.Tensor) -> bool:
     """Whether a tensor has values: it is no fake, nor wrapped around one."""
-    wrapped = _C._is_functional_tensor(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(
+    wrapped = _C._is_functional_tensor(tensor) or _C._C._functorch.is_functorch_wrapped_tensor(
         tensor
     )
     return not wrapped and not isinstance(tensor, FakeTensor)

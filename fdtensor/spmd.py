@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import pickle
+import struct
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Literal, TypeVar
@@ -16,7 +18,9 @@ from fdtensor.comm import Check
 from fdtensor.dtensor import DTensor
 from fdtensor.errors import CommError, DataDependentError, TraceError, ValueTreeError
 from fdtensor.interpreter import admit
+from fdtensor.kernel import empty
 from fdtensor.layout import Layout, TensorType
+from fdtensor.mesh import Mesh
 from fdtensor.placement import Replicate
 from fdtensor.program import Program
 from fdtensor.runner import runner_of
@@ -129,6 +133,11 @@ class Spmd(Generic[F]):
                 f"a transform of torch.func surrounds {self!r}.",
                 hint="Put it inside: spmd(torch.func.grad(f)), or use .backward() outside.",
             )
+        if any(isinstance(leaf, torch.Generator) for leaf in leaves):
+            raise TraceError(
+                f"{self!r} was given a generator, from which each rank would draw its own numbers.",
+                hint="Draw the numbers once, distribute them, and pass them in.",
+            )
         types = [leaf.type if isinstance(leaf, DTensor) else None for leaf in leaves]
         tensors = tuple(i for i, t in enumerate(types) if t is not None)
         tracked = [_requires_grad(leaves[i].local) for i in tensors] if grads else []
@@ -193,27 +202,38 @@ class Spmd(Generic[F]):
 
     def _replicated(self, leaves: Sequence[Any], spec: Any, comm: Any) -> Any:
         """The function on the full tensors, which every rank gathers."""
-        wholes = []
-        for leaf in leaves:
-            if isinstance(leaf, DTensor):
-                leaf = leaf.redistribute(_whole(leaf.type)).local
-            wholes.append(leaf)
-        tensors = [isinstance(leaf, DTensor) for leaf in leaves]
+        answer = _ANSWERS.get(self.f)
+        if answer is not None:  # one number decides: no need to gather the operands
+            args, kwargs = unflatten(spec, leaves)
+            found = call(answer, *args, **kwargs)
+            return call(torch.Tensor.item, found) if isinstance(found, DTensor) else found
         mesh = one_mesh([leaf.type for leaf in leaves if isinstance(leaf, DTensor)])
+        tensors = [isinstance(leaf, DTensor) for leaf in leaves]
+        wholes = [
+            leaf.redistribute(_whole(leaf.type)).local if isinstance(leaf, DTensor) else leaf
+            for leaf in leaves
+        ]
         first = next(w for w, t in zip(wholes, tensors) if t)
-        results = []
-        for rank in range(len(comm.leaves(first))):
-            given = [comm.leaves(w)[rank] if t else w for w, t in zip(wholes, tensors)]
-            args, kwargs = unflatten(spec, given)
-            results.append(flatten(self.f(*args, **kwargs)))
-        outs, tree = results[0]
-        made = []
-        for i, out in enumerate(outs):
-            if isinstance(out, torch.Tensor):
-                layout = Layout(mesh, [Replicate()] * mesh.ndim)
-                type = TensorType(tuple(out.shape), out.dtype, layout)
-                out = DTensor(comm.value([leaves[i] for leaves, _ in results]), type, comm)
-            made.append(out)
+        results: list[Any] = []
+        rank = getattr(comm, "rank", None)
+        if rank is None or mesh.position(rank) is not None:
+            for i in range(len(comm.leaves(first))):
+                given = [comm.leaves(w)[i] if t else w for w, t in zip(wholes, tensors)]
+                args, kwargs = unflatten(spec, given)
+                results.append(flatten(self.f(*args, **kwargs)))
+        told = None
+        if results:
+            outs, tree = results[0]
+            told = tree, [_replica(o, mesh) if isinstance(o, torch.Tensor) else o for o in outs]
+        if rank is not None and set(comm.mesh.order) != set(mesh.order):
+            told = shared_with_all(told, comm, mesh.order[0])
+        assert told is not None
+        tree, made = told
+        for i, out in enumerate(made):
+            if isinstance(out, TensorType):
+                blocks = [outs[i] for outs, _ in results]
+                value = comm.value(blocks) if blocks else empty(out, comm.rank, comm.device)
+                made[i] = DTensor(value, out, comm)
         return self._placed(unflatten(tree, made))
 
     def _placed(self, result: Any) -> Any:
@@ -412,6 +432,41 @@ def _static(leaf: Any) -> Any:
     except TypeError:
         return id(leaf)
     return leaf.__class__, leaf
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> Any:
+    return (a == b).all() if a.shape == b.shape else False
+
+
+def _allclose(a: torch.Tensor, b: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    return torch.isclose(a, b, *args, **kwargs).all()
+
+
+_ANSWERS: dict[Any, Callable[..., Any]] = {
+    torch.equal: _equal,
+    torch.Tensor.equal: _equal,
+    torch.ops.aten.equal.default: _equal,
+    torch.allclose: _allclose,
+    torch.Tensor.allclose: _allclose,
+}
+"""Functions that return a Python number, as ones that return it as a tensor."""
+
+
+def shared_with_all(answer: Any, comm: Any, root: int) -> Any:
+    """What `root` has, on every rank of a Comm: Python values, also on ranks outside a mesh."""
+    data = pickle.dumps(answer) if comm.rank == root else b""
+    (length,) = comm.share([len(data)], root)
+    shared = b""
+    for start in range(0, length, 512):
+        part = data[start : start + 512].ljust(512, b"\0")
+        numbers = comm.share(struct.unpack("64q", part), root)
+        shared += struct.pack("64q", *numbers)
+    return pickle.loads(shared[:length])
+
+
+def _replica(tensor: torch.Tensor, mesh: Mesh) -> TensorType:
+    layout = Layout(mesh, [Replicate()] * mesh.ndim)
+    return TensorType(tuple(tensor.shape), tensor.dtype, layout)
 
 
 def _whole(type: TensorType) -> Layout:

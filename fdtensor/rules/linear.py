@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from fdtensor.graph import Full
-from fdtensor.graph import Full
 from fdtensor.rules.core import P, R, rule
 from fdtensor.rules.monotone import keeps_order, kept, stretched
 from fdtensor.rules.pointwise import broadcast, tensors
