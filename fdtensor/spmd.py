@@ -24,7 +24,7 @@ from fdtensor.mesh import Mesh
 from fdtensor.placement import Replicate
 from fdtensor.program import Program
 from fdtensor.runner import runner_of
-from fdtensor.tracer import Traced, asked_layouts, one_mesh, trace, traced
+from fdtensor.tracer import Traced, asked_layouts, is_typed, one_mesh, trace, traced
 from fdtensor.tree import flatten, paths, unflatten
 
 __all__ = ["Spmd", "call", "spmd"]
@@ -43,6 +43,7 @@ class _Entry:
 
     traced: Traced | None
     """None where the function cannot be traced and runs on replicated operands."""
+    comm: Any
     go: Callable[[Sequence[Any]], Sequence[Any]] = list
     """The values of the outputs for those of the inputs."""
     types: tuple[TensorType, ...] = ()
@@ -84,47 +85,64 @@ class Spmd(Generic[F]):
         return f"spmd({getattr(self.f, '__name__', self.f)!r})"
 
     def trace(self, *args: Any, **kwargs: Any) -> Program:
-        """The program that a call with these arguments runs, without running it."""
-        leaves, _ = flatten((args, kwargs), is_leaf=_is_dtensor)
-        comm = next((leaf.comm for leaf in leaves if isinstance(leaf, DTensor)), None)
+        """The program that a call with these arguments runs: a call does not trace it again.
+
+        Of DTensors it is collective, as a call is. Types are enough, for a look without processes.
+        """
+        leaves, spec = flatten((args, kwargs), is_leaf=is_typed)
+        if any(isinstance(leaf, DTensor) for leaf in leaves):
+            found = self._found(leaves, spec)
+            if found.traced is None:
+                raise DataDependentError(
+                    f"{self!r} has no program: what it gives depends on the values of tensors.",
+                    hint="A call runs it on replicated operands.",
+                )
+            return found.traced.program
+        options = self.regather, self.on_missing_rule
         return trace(
             self.f,
             *args,
             out_layouts=self.out_layouts,
-            cost=None if comm is None else comm.cost,
-            regather=self.regather,
-            on_missing_rule=self.on_missing_rule,
+            regather=options[0],
+            on_missing_rule=options[1],
             **kwargs,
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, spec = flatten((args, kwargs), is_leaf=_is_dtensor)
+        if any(isinstance(leaf, torch.Tensor) for leaf in leaves):
+            leaves = self._distributed(leaves, spec)
+        found = self.last = self._found(leaves, spec)
+        if found.traced is None:
+            return self._replicated(leaves, spec, found.comm)
+        return found.result(
+            found.go([x.local for x in leaves if x.__class__ is DTensor]), found.comm
+        )
+
+    def _found(self, leaves: Sequence[Any], spec: Any) -> _Entry:
+        """What is known of a call with these arguments, worked out at the first of its kind."""
         comm = None
         key: list[Any] = [spec]
         grads = False
-        locals_ = []
         for leaf in leaves:
             if leaf.__class__ is DTensor:
                 comm = comm or leaf.comm
                 if leaf.comm is not comm:
                     raise self._other_comm(leaf, comm, leaves, spec)
                 key.append(leaf.type)
-                local = leaf.local
-                locals_.append(local)
-                grads = grads or _requires_grad(local)
+                grads = grads or _requires_grad(leaf.local)
             else:
                 key.append(_static(leaf))
-        grads = grads and torch.is_grad_enabled()
-        key.append((grads, torch.get_default_dtype(), torch.is_autocast_enabled("cpu")))
-        if comm is None or any(isinstance(leaf, torch.Tensor) for leaf in leaves):
-            return self._mixed(leaves, spec, comm)
-        found = self.programs.get((comm, *key))
-        if found is None:
-            found = self._made((comm, *key), leaves, spec, comm, grads)
-        self.last = found
-        if found.traced is None:
-            return self._replicated(leaves, spec, comm)
-        return found.result(found.go(locals_), comm)
+        if comm is None:
+            raise TraceError(
+                f"no argument of {self!r} is a DTensor.",
+                hint="Make one with distribute(tensor, layout, comm), or call the function itself.",
+            )
+        grads = grads and _grad_mode()
+        if grads:
+            key += [_requires_grad(leaf.local) for leaf in leaves if leaf.__class__ is DTensor]
+        whole = (comm, grads, _default_dtype(), torch.is_autocast_enabled("cpu"), *key)
+        return self.programs.get(whole) or self._made(whole, leaves, spec, comm, grads)
 
     def _made(self, key: Any, leaves: Sequence[Any], spec: Any, comm: Any, grads: bool) -> _Entry:
         """The program for these types, agreed on by all ranks."""
@@ -153,7 +171,7 @@ class Spmd(Generic[F]):
         except DataDependentError:
             if self.on_missing_rule == "error":
                 raise
-            entry = _Entry(None)
+            entry = _Entry(None, comm)
         else:
             program = made.program
             values = [leaves[i].local for i in tensors]
@@ -165,9 +183,9 @@ class Spmd(Generic[F]):
                 args = spec, leaves, types, made, tracked, make, self._again
                 both = adjoint(self.f, *args)
             if both is None:
-                entry = _Entry(made, runner_of(program, comm), program.out_types)
+                entry = _Entry(made, comm, runner_of(program, comm), program.out_types)
             else:
-                entry = _Entry(made, both.runner(comm), program.out_types)
+                entry = _Entry(made, comm, both.runner(comm), program.out_types)
         self.programs[key] = entry
         if len(self.programs) > CACHED:
             self.programs.popitem(last=False)
@@ -246,17 +264,14 @@ class Spmd(Generic[F]):
             tree, [x if a is None else x.redistribute(a) for x, a in zip(leaves, asked)]
         )
 
-    def _mixed(self, leaves: Sequence[Any], spec: Any, comm: Any) -> Any:
-        """A call with plain tensors among the arguments, or without DTensors."""
-        if comm is None:
-            raise TraceError(
-                f"no argument of {self!r} is a DTensor.",
-                hint="Make one with distribute(tensor, layout, comm), or call the function itself.",
-            )
-        mesh = one_mesh([leaf.type for leaf in leaves if isinstance(leaf, DTensor)])
-        names = paths(spec, "args")
+    def _distributed(self, leaves: Sequence[Any], spec: Any) -> list[Any]:
+        """The arguments with plain tensors as replicated ones, where they may be."""
+        known = [leaf for leaf in leaves if isinstance(leaf, DTensor)]
+        if not known:
+            return list(leaves)
+        mesh, comm = one_mesh([leaf.type for leaf in known]), known[0].comm
         taken = []
-        for name, leaf in zip(names, leaves):
+        for name, leaf in zip(paths(spec, "args"), leaves):
             if isinstance(leaf, torch.Tensor):
                 if leaf.numel() != 1 and self.plain != "replicate":
                     raise ValueTreeError(
@@ -264,15 +279,13 @@ class Spmd(Generic[F]):
                         f"DTensors.",
                         function=repr(self),
                         mesh=mesh,
-                        hint="Distribute it first: distribute(tensor, layout, comm), or pass plain="
-                        '"replicate" if every rank holds the same one.',
+                        hint="Distribute it first: distribute(tensor, layout, comm), or pass "
+                        'plain="replicate" if every rank holds the same one.',
                     )
-                layout = Layout(mesh, [Replicate()] * mesh.ndim)
-                type = TensorType(tuple(leaf.shape), leaf.dtype, layout)
+                type = _replica(leaf, mesh)
                 leaf = DTensor(comm.value([leaf] * comm.width(type)), type, comm)
             taken.append(leaf)
-        args, kwargs = unflatten(spec, taken)
-        return self(*args, **kwargs)
+        return taken
 
     def _other_comm(self, leaf: Any, comm: Any, leaves: Sequence[Any], spec: Any) -> CommError:
         place = next(i for i, other in enumerate(leaves) if other is leaf)

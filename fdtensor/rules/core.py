@@ -247,12 +247,13 @@ class Exact:
 
     __slots__ = ("args", "hash", "kwargs", "op", "text", "width")
 
-    @classmethod
-    def of(cls, call: Call) -> Exact:
+    @staticmethod
+    @functools.lru_cache(maxsize=65536)
+    def of(call: Call) -> Exact:
         """What a call is, but for the names of its values: they are numbered in order."""
         numbers = iter(range(len(call.ins)))
         args, kwargs = substituted((call.args, call.kwargs), lambda v: Var(next(numbers)))
-        return cls(call.op, args, kwargs, len(call.outs))
+        return Exact(call.op, args, kwargs, len(call.outs))
 
     def __init__(self, op: Any, args: Any, kwargs: Any, width: int) -> None:
         self.op, self.args, self.kwargs, self.width = op, args, kwargs, width

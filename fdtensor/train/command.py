@@ -15,8 +15,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fdtensor.errors import FdtensorError, MeshError
 from fdtensor.mesh import Mesh
+from fdtensor.program import Program
 from fdtensor.train.gpt import Size
-from fdtensor.train.job import Job, losses, program
+from fdtensor.train.job import Job, losses
 from fdtensor.train.layouts import tokens_layout
 from fdtensor.train.optimizer import AdamW
 from fdtensor.train.text import corpus
@@ -83,9 +84,11 @@ class _Show:
         """Trains and prints."""
         console = Console(highlight=False, soft_wrap=True)
         console.print(_title(job, comm.mesh), markup=False)
-        made = program(job, comm.mesh, cost=comm.cost, regather=self.regather)
-        console.print(str(made) if self.in_full else made.summary(), markup=False)
-        console.print("losses:")
+
+        def show(made: Program) -> None:
+            console.print(str(made) if self.in_full else made.summary(), markup=False)
+            console.print("losses:")
+
         start = time.perf_counter()
         columns = TextColumn("loss {task.fields[loss]:.3f}"), BarColumn(), MofNCompleteColumn()
         bar = Progress(
@@ -98,7 +101,7 @@ class _Show:
         loss = float("nan")
         with bar:
             task = bar.add_task("", total=job.steps, loss=loss)
-            for i, loss in enumerate(losses(job, comm, device, regather=self.regather)):
+            for i, loss in enumerate(losses(job, comm, device, regather=self.regather, show=show)):
                 bar.update(task, advance=1, loss=loss)
                 if i % self.every == 0 or i == job.steps - 1:
                     console.print(f"  step {i:>5}  {loss:.4f}")

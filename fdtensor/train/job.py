@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import attrs
@@ -72,11 +72,17 @@ def plain_losses(job: Job) -> Iterator[float]:
 
 
 def losses(
-    job: Job, comm: Comm[Any], device: str = "cpu", *, regather: bool = False
+    job: Job,
+    comm: Comm[Any],
+    device: str = "cpu",
+    *,
+    regather: bool = False,
+    show: Callable[[Program], None] | None = None,
 ) -> Iterator[float]:
     """The loss before each step, on the mesh of `comm`; every rank gets all of them.
 
     With `regather`, gathered parameters are freed after use and gathered again in the backward.
+    `show` is called with the program of a step before it runs.
     """
     mesh = comm.mesh
     step = spmd(training(job.size, job.numbers, pin(mesh)), regather=regather)
@@ -84,6 +90,9 @@ def losses(
     params, state = _placed(start, _layouts(mesh, start), comm, device)
     for tokens in job.text():
         here = distribute(tokens.to(device), tokens_layout(mesh), comm)
+        if show is not None:
+            show(step.trace(params, state, here))
+            show = None
         params, state, loss = step(params, state, here)
         yield loss.full().item()
 
