@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import attrs
 import optree
 import torch
 
+from fdtensor.errors import TraceError
 from fdtensor.graph import Var
 from fdtensor.layout import TensorType
 from fdtensor.program import Eqn, Program, is_view_line
@@ -147,32 +149,41 @@ def adjoint(
         return [r for r, leaf in zip(results, made.statics) if leaf is TENSOR]
 
     def with_cotangents(tensors: Sequence[Any], cotangents: Sequence[Any]) -> Any:
-        full = list(tensors)
-        for i in wanted:
-            full[i] = tensors[i].clone() if tensors[i].requires_grad else _leaf(tensors[i])
-        sources = [full[i] for i in wanted]
-        results = flat([t.clone() if t.requires_grad else t for t in full])
-        made = [(results[i], ct) for i, ct in zip(through, cotangents) if results[i].requires_grad]
-        found: Sequence[Any] = [None] * len(sources)
-        if made:
-            outs, cts = zip(*made)
-            found = torch.autograd.grad(outs, sources, cts, allow_unused=True, create_graph=True)
-        grads = [torch.zeros_like(t) if g is None else g for t, g in zip(sources, found)]
-        return list(results), grads
+        def smooth(*some: Any) -> Any:
+            full = list(tensors)
+            for i, t in zip(wanted, some):
+                full[i] = t.clone()  # f may write to it
+            results = flat(full)
+            return [results[i] for i in through], results
+
+        if by_autograd:
+            return _by_autograd(smooth, [tensors[i] for i in wanted], cotangents)
+        made: Any = torch.func.vjp(smooth, *(tensors[i] for i in wanted), has_aux=True)
+        _, back, results = made
+        return list(results), list(back(list(cotangents)))
 
     in_cts = [known[i].cotangent() for i in wanted]
     out_cts = [outs[i].cotangent() for i in through]
     _, tree = flatten((([0] * len(known), [0] * len(out_cts)), {}))
     layouts = [t.layout for t in outs], [t.layout for t in in_cts]
     with_cotangents.__name__ = name_of(f)
-    whole = make(
+    by_autograd = False
+    traced = functools.partial(
+        make,
         with_cotangents,
         tree,
         [None] * tree.num_leaves,
         [*known, *out_cts],
         out_layouts=layouts,
         packed=False,  # nothing of the forward may wait for the backward
-    ).program
+    )
+    try:
+        whole = traced().program
+    except TraceError as error:
+        if "requires_grad" not in str(error):
+            raise
+        by_autograd = True  # f uses autograd itself, which vjp does not allow
+        whole = traced().program
     forward, backward, kept = _halves(whole, len(known), len(outs))
 
     def cotangents_of(values: Sequence[Any], cts: Sequence[Any], comm: Any) -> Sequence[Any]:
@@ -182,8 +193,19 @@ def adjoint(
     return Adjoint(forward, backward, outs, kept, wanted, through, cotangents_of, local)
 
 
-def _leaf(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().requires_grad_()
+def _by_autograd(
+    smooth: Callable[..., Any], primals: Sequence[torch.Tensor], cotangents: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
+    """The results of a function and the cotangents of its primals."""
+    sources = [t if t.requires_grad else t.detach().requires_grad_() for t in primals]
+    outs, results = smooth(*sources)
+    pairs = [(out, ct) for out, ct in zip(outs, cotangents) if out.requires_grad]
+    found: Sequence[Any] = [None] * len(sources)
+    if pairs:
+        made, cts = zip(*pairs)
+        found = torch.autograd.grad(made, sources, cts, allow_unused=True, create_graph=True)
+    grads = [torch.zeros_like(t) if g is None else g for t, g in zip(sources, found)]
+    return list(results), grads
 
 
 def _smooth(type: TensorType) -> bool:

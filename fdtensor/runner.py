@@ -200,7 +200,7 @@ def _several(op: Any) -> bool:
     if not hasattr(op, "_schema"):
         return False
     returns = op._schema.returns
-    return len(returns) > 1 or "[]" in str(returns[0].type)
+    return len(returns) > 1 or str(returns[0].type) != "Tensor"
 
 
 def _expression(line: Line, names: dict[str, Any], comm: Any) -> str:

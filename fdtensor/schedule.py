@@ -7,7 +7,8 @@ gathered to comes in groups too, each just before its first use.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -151,6 +152,7 @@ def _gathered(program: Program, eqns: list[Eqn], bucket_bytes: int) -> list[Eqn]
                 out.append(eqns[j])
 
     gathers = [i for i in sorted(ready) if _kind(eqns[i]) is not None]
+    again = _again(eqns, gathers, maker)
     for i, eqn in enumerate(eqns):
         if i in done:
             continue
@@ -160,7 +162,7 @@ def _gathered(program: Program, eqns: list[Eqn], bucket_bytes: int) -> list[Eqn]
             continue
         group, total = [i], _out_size(eqn)
         for j in gathers:
-            if j not in done and j > i and _kind(eqns[j]) == _kind(eqn):
+            if j not in done and j > i and again[j] == again[i] and _kind(eqns[j]) == _kind(eqn):
                 total += _out_size(eqns[j])
                 if total > bucket_bytes:
                     break
@@ -170,6 +172,19 @@ def _gathered(program: Program, eqns: list[Eqn], bucket_bytes: int) -> list[Eqn]
             done.add(j)
         out.append(_packed([eqns[j] for j in group]))
     return out
+
+
+def _again(eqns: Sequence[Eqn], gathers: Sequence[int], maker: Mapping[Var, int]) -> dict[int, int]:
+    """How often each gather's input was gathered before: a second time waits for the backward."""
+    seen: Counter[Var] = Counter()
+    found = {}
+    for i in gathers:
+        v = eqns[i].ins[0]
+        while v in maker:
+            v = eqns[maker[v]].ins[0]
+        found[i] = seen[v]
+        seen[v] += 1
+    return found
 
 
 def _reduces(eqn: Eqn) -> bool:
