@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import pickle
 import struct
@@ -16,8 +17,14 @@ from fdtensor.adjoint import adjoint
 from fdtensor.assembly import OnMissingRule
 from fdtensor.comm import Check
 from fdtensor.dtensor import DTensor
-from fdtensor.errors import CommError, DataDependentError, TraceError, ValueTreeError
-from fdtensor.interpreter import admit
+from fdtensor.errors import (
+    CommError,
+    DataDependentError,
+    FdtensorError,
+    TraceError,
+    ValueTreeError,
+)
+from fdtensor.interpreter import admit, digest_of
 from fdtensor.kernel import empty
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
@@ -25,7 +32,7 @@ from fdtensor.placement import Replicate
 from fdtensor.program import Program
 from fdtensor.runner import runner_of
 from fdtensor.tracer import Traced, asked_layouts, is_typed, one_mesh, trace, traced
-from fdtensor.tree import flatten, paths, unflatten
+from fdtensor.tree import argument, flatten, paths, unflatten
 
 __all__ = ["Spmd", "call", "spmd"]
 
@@ -110,14 +117,31 @@ class Spmd(Generic[F]):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         leaves, spec = flatten((args, kwargs), is_leaf=_is_dtensor)
-        if any(isinstance(leaf, torch.Tensor) for leaf in leaves):
-            leaves = self._distributed(leaves, spec)
-        found = self.last = self._found(leaves, spec)
+        try:
+            if any(isinstance(leaf, torch.Tensor) for leaf in leaves):
+                leaves = self._distributed(leaves, spec)
+            found = self.last = self._found(leaves, spec)
+        except FdtensorError as error:
+            self._tell(leaves, error)
+            raise
         if found.traced is None:
             return self._replicated(leaves, spec, found.comm)
         return found.result(
             found.go([x.local for x in leaves if x.__class__ is DTensor]), found.comm
         )
+
+    def _tell(self, leaves: Sequence[Any], error: FdtensorError) -> None:
+        """Lets the other ranks fail too, where they wait to agree on a first program."""
+        known = next((leaf for leaf in leaves if isinstance(leaf, DTensor)), None)
+        if known is None or self.programs or isinstance(error, CommError):
+            return
+        comm = known.comm
+        if (self.check or comm.check) == "never":
+            return
+        with contextlib.suppress(CommError):
+            who = f"rank {comm.rank}: " if hasattr(comm, "rank") else ""
+            mistake = f"{who}{error.sentence.removesuffix('.')}"
+            comm.agree("this program", digest_of(error.sentence), [known.mesh], mistake)
 
     def _found(self, leaves: Sequence[Any], spec: Any) -> _Entry:
         """What is known of a call with these arguments, worked out at the first of its kind."""
@@ -275,7 +299,7 @@ class Spmd(Generic[F]):
             if isinstance(leaf, torch.Tensor):
                 if leaf.numel() != 1 and self.plain != "replicate":
                     raise ValueTreeError(
-                        f"{_argument(name)} is a plain tensor of shape {tuple(leaf.shape)} beside "
+                        f"{argument(name)} is a plain tensor of shape {tuple(leaf.shape)} beside "
                         f"DTensors.",
                         function=repr(self),
                         mesh=mesh,
@@ -290,7 +314,7 @@ class Spmd(Generic[F]):
     def _other_comm(self, leaf: Any, comm: Any, leaves: Sequence[Any], spec: Any) -> CommError:
         place = next(i for i, other in enumerate(leaves) if other is leaf)
         return CommError(
-            f"{_argument(paths(spec, 'args')[place])} of {self!r} is on another Comm than the "
+            f"{argument(paths(spec, 'args')[place])} of {self!r} is on another Comm than the "
             "arguments before it.",
             first=comm,
             second=leaf.comm,
@@ -484,12 +508,3 @@ def _replica(tensor: torch.Tensor, mesh: Mesh) -> TensorType:
 
 def _whole(type: TensorType) -> Layout:
     return Layout(type.mesh, [Replicate()] * type.mesh.ndim)
-
-
-def _argument(path: str) -> str:
-    """Where an argument is: `args[0][1]` as `argument 1`."""
-    inner = path.removeprefix("args")
-    if inner.startswith("[0]["):
-        number, _, rest = inner.removeprefix("[0][").partition("]")
-        return f"argument {number}{rest}"
-    return f"argument {inner.removeprefix('[1]')}"

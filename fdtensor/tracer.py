@@ -18,7 +18,14 @@ from fdtensor.mesh import Mesh
 from fdtensor.placement import Replicate
 from fdtensor.program import Program
 from fdtensor.recorder import pinned, record
-from fdtensor.tree import broadcast_prefix, flatten, mismatches, paths, unflatten
+from fdtensor.tree import (
+    argument,
+    broadcast_prefix,
+    flatten,
+    mismatches,
+    paths,
+    unflatten,
+)
 
 __all__ = ["Traced", "trace", "traced"]
 
@@ -170,8 +177,9 @@ def recorded(
     fulls = [Full(t.shape, t.dtype) for t in types if t is not None]
     try:
         graph = record(flat, fulls, device=device, requires_grad=requires_grad)
-    except (RuntimeError, TypeError) as error:
-        facts = {p: t for p, t in zip(paths(spec, "args"), types) if t is not None}
+    except (RuntimeError, TypeError, IndexError) as error:
+        names = map(argument, paths(spec, "args"))
+        facts = {name: t for name, t in zip(names, types) if t is not None}
         raise TraceError(
             f"{name_of(f)} fails on these types: {str(error).splitlines()[0].rstrip('.')}.",
             **facts,

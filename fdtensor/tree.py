@@ -8,7 +8,15 @@ from typing import Any
 import optree
 import optree.integrations.attrs
 
-__all__ = ["broadcast_prefix", "flatten", "mismatches", "paths", "register", "unflatten"]
+__all__ = [
+    "argument",
+    "broadcast_prefix",
+    "flatten",
+    "mismatches",
+    "paths",
+    "register",
+    "unflatten",
+]
 
 NAMESPACE = "fdtensor"
 
@@ -53,3 +61,12 @@ def paths(spec: optree.PyTreeSpec, name: str) -> list[str]:
 def register(record: type) -> None:
     """Makes an attrs record a node, but for its fields with the metadata `pytree_node=False`."""
     optree.integrations.attrs.register_node(record, namespace=NAMESPACE)
+
+
+def argument(path: str) -> str:
+    """Where an argument is: `args[0][1]` as `argument 1`."""
+    inner = path.removeprefix("args")
+    if inner.startswith("[0]["):
+        number, _, rest = inner.removeprefix("[0][").partition("]")
+        return f"argument {number}{rest}"
+    return f"argument {inner.removeprefix('[1]')}"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from fdtensor.api import connect
 from fdtensor.distribution import distribute
 from fdtensor.dtensor import DTensor
+from fdtensor.errors import FdtensorError
 from fdtensor.mesh import Mesh
 from fdtensor.spmd import call, spmd
 from fdtensor.testing.pool import WorkerError
@@ -207,3 +208,23 @@ def test_training_goes_as_in_a_single_process(pool4):
         loss, (v, w) = descent((v, w), x)
     for found in pool4.run(trained, 5, timeout=SECONDS):
         close(found, [loss, v, w])
+
+
+def mistaken(rank):
+    comm = comm_here()
+    x = distribute(X, Mesh(x=4).layout("x"), comm)
+    y = X if dist.get_rank() == rank else x
+    try:
+        spmd(lambda x, y: x + y)(x, y)
+    except FdtensorError as error:
+        return type(error).__name__, error.sentence
+    return None
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_mistake_of_one_rank_fails_all(pool4, rank):
+    found = pool4.run(mistaken, rank, timeout=SECONDS)
+    assert found[rank][0] == "ValueTreeError"
+    for kind, sentence in found[:rank] + found[rank + 1 :]:
+        assert kind == "CommError"
+        assert f"rank {rank}: argument 1 is a plain tensor" in sentence
