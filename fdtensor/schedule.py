@@ -2,7 +2,7 @@
 
 Reductions wait for others of their kind until the first of their results is read: the gradients of
 many small parameters are reduced at once, as buckets of data parallel training are. What inputs are
-gathered to comes in groups too, each just before its first use.
+gathered to comes in groups too, each one group ahead of its first use.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ BUCKET_BYTES = 1 << 20
 
 def scheduled(program: Program, bucket_bytes: int = BUCKET_BYTES) -> Program:
     """The same program with collectives of one kind packed into groups of so many bytes."""
-    eqns = _gathered(program, _early(program.eqns), bucket_bytes)
+    ahead = not getattr(program.origin, "regather", False)  # else memory is what matters
+    eqns = _gathered(program, _early(program.eqns), bucket_bytes, ahead)
     eqns = _reduced(program, eqns, bucket_bytes)
     return attrs.evolve(program, eqns=tuple(eqns))
 
@@ -124,8 +125,11 @@ def _reduced(program: Program, eqns: list[Eqn], bucket_bytes: int) -> list[Eqn]:
     return out
 
 
-def _gathered(program: Program, eqns: list[Eqn], bucket_bytes: int) -> list[Eqn]:
-    """The lines with what inputs are gathered to in groups, each before its first use."""
+def _gathered(program: Program, eqns: list[Eqn], bucket_bytes: int, ahead: bool) -> list[Eqn]:
+    """The lines with what inputs are gathered to in groups, each before its first use.
+
+    `ahead`, each starts when the group before it is needed, and so travels behind its work.
+    """
     early = {*program.inputs, *(v for v, _ in program.constants)}
     maker: dict[Var, int] = {}
     ready: set[int] = set()
@@ -139,6 +143,9 @@ def _gathered(program: Program, eqns: list[Eqn], bucket_bytes: int) -> list[Eqn]
             if local:
                 early.update(v for v in eqn.outs if v is not None)
                 maker.update((v, i) for v in eqn.outs if v is not None)
+    gathers = [i for i in sorted(ready) if _kind(eqns[i]) is not None]
+    groups = _groups(eqns, gathers, _again(eqns, gathers, maker), bucket_bytes)
+    place = {group[0]: k for k, group in enumerate(groups)}
     done: set[int] = set()
     out: list[Eqn] = []
 
@@ -151,27 +158,43 @@ def _gathered(program: Program, eqns: list[Eqn], bucket_bytes: int) -> list[Eqn]
                 done.add(j)
                 out.append(eqns[j])
 
-    gathers = [i for i in sorted(ready) if _kind(eqns[i]) is not None]
-    again = _again(eqns, gathers, maker)
+    def take(k: int) -> None:
+        if k < len(groups) and groups[k][0] not in done:
+            for j in groups[k]:
+                make(j)
+                done.add(j)
+            out.append(_packed([eqns[j] for j in groups[k]]))
+
     for i, eqn in enumerate(eqns):
-        if i in done:
-            continue
-        done.add(i)
-        if i not in ready or _kind(eqn) is None:
+        if i in place:
+            take(place[i])
+            if ahead:
+                take(place[i] + 1)
+        elif i not in done:
+            done.add(i)
             out.append(eqn)
+    return out
+
+
+def _groups(
+    eqns: Sequence[Eqn], gathers: Sequence[int], again: Mapping[int, int], bucket_bytes: int
+) -> list[list[int]]:
+    """The gathers that travel together, by their lines, in the order of the first of each."""
+    groups: list[list[int]] = []
+    grouped: set[int] = set()
+    for n, i in enumerate(gathers):
+        if i in grouped:
             continue
-        group, total = [i], _out_size(eqn)
-        for j in gathers:
-            if j not in done and j > i and again[j] == again[i] and _kind(eqns[j]) == _kind(eqn):
+        group, total = [i], _out_size(eqns[i])
+        for j in gathers[n + 1 :]:
+            if j not in grouped and again[j] == again[i] and _kind(eqns[j]) == _kind(eqns[i]):
                 total += _out_size(eqns[j])
                 if total > bucket_bytes:
                     break
                 group.append(j)
-        for j in group:
-            make(j)
-            done.add(j)
-        out.append(_packed([eqns[j] for j in group]))
-    return out
+        grouped.update(group)
+        groups.append(group)
+    return groups
 
 
 def _again(eqns: Sequence[Eqn], gathers: Sequence[int], maker: Mapping[Var, int]) -> dict[int, int]:
