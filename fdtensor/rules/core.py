@@ -190,7 +190,6 @@ def rule(
                         hint="Keep one of them.",
                     )
                 _RULES[overload] = made
-        _rows.cache_clear()
         return rows
 
     return register
@@ -245,7 +244,7 @@ def rows_of(call: Call, types: Sequence[Full], count: int) -> tuple[Row, ...]:
 class Exact:
     """A call as a key: 1, 1.0 and True differ, as do 0.0 and -0.0; nan equals itself."""
 
-    __slots__ = ("args", "hash", "kwargs", "op", "text", "width")
+    __slots__ = ("args", "hash", "kwargs", "op", "rule", "text", "width")
 
     @staticmethod
     @functools.lru_cache(maxsize=65536)
@@ -258,16 +257,17 @@ class Exact:
     def __init__(self, op: Any, args: Any, kwargs: Any, width: int) -> None:
         self.op, self.args, self.kwargs, self.width = op, args, kwargs, width
         self.text = repr((args, kwargs))
+        self.rule = rule_of(op)  # a rule that is given later makes another key
         self.hash = hash((op, self.text, width))
 
     def __hash__(self) -> int:
         return self.hash
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Exact) and (self.op, self.text, self.width) == (
-            other.op,
-            other.text,
-            other.width,
+        return (
+            isinstance(other, Exact)
+            and self.rule is other.rule
+            and (self.op, self.text, self.width) == (other.op, other.text, other.width)
         )
 
 
