@@ -172,7 +172,7 @@ comm = connect(mesh)
 walk(comm)
 rank = dist.get_rank()
 dist.destroy_process_group()
-print(f"rank {rank} is done")
+print(f"rank {rank} is done\\n", end="")  # in one piece
 """
 
 
