@@ -28,7 +28,7 @@ def scheduled(program: Program, bucket_bytes: int = BUCKET_BYTES) -> Program:
     """The same program with collectives of one kind packed into groups of so many bytes."""
     ahead = not getattr(program.origin, "regather", False)  # else memory is what matters
     eqns = _gathered(program, _early(program.eqns), bucket_bytes, ahead)
-    eqns = _reduced(program, eqns, bucket_bytes)
+    eqns = _joined(program, _reduced(eqns, bucket_bytes), bucket_bytes)
     return attrs.evolve(program, eqns=tuple(eqns))
 
 
@@ -64,12 +64,14 @@ def _packed(eqns: Sequence[Eqn]) -> Eqn:
 
 
 def _early(eqns: Sequence[Eqn]) -> list[Eqn]:
-    """The lines with each reduction just after what it reduces."""
+    """The lines with each reduction, and moves of its result, just after what it reduces."""
     reductions: dict[Var, list[Eqn]] = {}
     makers = {v for eqn in eqns for v in eqn.outs if v is not None}
+    reduced: set[Var] = set()
     for eqn in eqns:
-        if eqn.is_collective and _reduces(eqn) and eqn.ins[0] in makers:
+        if eqn.is_collective and eqn.ins[0] in (makers if _reduces(eqn) else reduced):
             reductions.setdefault(eqn.ins[0], []).append(eqn)
+            reduced.update(v for v in eqn.outs if v is not None)
     moved = {id(eqn) for some in reductions.values() for eqn in some}
     out: list[Eqn] = []
 
@@ -85,34 +87,39 @@ def _early(eqns: Sequence[Eqn]) -> list[Eqn]:
     return out
 
 
-def _reduced(program: Program, eqns: list[Eqn], bucket_bytes: int) -> list[Eqn]:
-    """The lines with small reductions held back until one of their results is read."""
+def _reduced(eqns: Sequence[Eqn], bucket_bytes: int, moves: bool = False) -> list[Eqn]:
+    """The lines with small reductions held back until one of their results is read.
+
+    Views and moves of their results wait with them; with `moves`, other moves travel together too.
+    """
     out: list[Eqn] = []
     waiting: dict[Any, list[Eqn]] = {}
-    views: dict[Any, list[Eqn]] = {}
+    after: dict[Any, list[Eqn]] = {}
     held: dict[Any, int] = {}
     owner: dict[Var, Any] = {}
 
     def flush(kind: Any) -> None:
-        bucket, after = waiting.pop(kind, []), views.pop(kind, [])
+        bucket, rest = waiting.pop(kind, []), after.pop(kind, [])
         held.pop(kind, None)
-        for eqn in (*bucket, *after):
+        for eqn in (*bucket, *rest):
             for v in eqn.outs:
                 owner.pop(v, None)  # type: ignore[arg-type]
         if bucket:
-            out.extend([_packed(bucket), *after])
+            out.append(_packed(bucket))
+            out.extend(_reduced(rest, bucket_bytes, moves=True))
 
     for eqn in eqns:
         kinds = [owner[v] for v in eqn.ins if v in owner]
-        if kinds and len(eqn.ins) == 1 and is_view_line(eqn):  # it waits too
-            views.setdefault(kinds[0], []).append(eqn)
+        moved = eqn.is_collective and not _reduces(eqn)
+        if kinds and len(eqn.ins) == 1 and (is_view_line(eqn) or moved):  # it waits too
+            after.setdefault(kinds[0], []).append(eqn)
             owner.update((v, kinds[0]) for v in eqn.outs if v is not None)
             continue
         for kind in kinds:
             flush(kind)
-        kind, reduces = _kind(eqn), getattr(getattr(eqn.op, "collective", None), "reduce_op", None)
+        kind = _kind(eqn)
         size = _size(eqn.op.src) if kind is not None and isinstance(eqn.op, Step) else 0
-        if kind is None or reduces is None or size > bucket_bytes:
+        if kind is None or (moved and not moves) or size > bucket_bytes:
             out.append(eqn)
             continue
         if held.get(kind, 0) + size > bucket_bytes:
@@ -122,6 +129,32 @@ def _reduced(program: Program, eqns: list[Eqn], bucket_bytes: int) -> list[Eqn]:
         owner[eqn.outs[0]] = kind  # type: ignore[index]
     for kind in list(waiting):
         flush(kind)
+    return out
+
+
+def _joined(program: Program, eqns: Sequence[Eqn], bucket_bytes: int) -> list[Eqn]:
+    """The lines with each move taking along later ones of its kind whose values are there too."""
+    known = {*program.inputs, *(v for v, _ in program.constants)}
+    inputs = set(known)
+    kinds = [None if _reduces(eqn) else _kind(eqn) for eqn in eqns]
+    later = [i for i, kind in enumerate(kinds) if kind is not None and eqns[i].ins[0] not in inputs]
+    done: set[int] = set()
+    out: list[Eqn] = []
+    for i, eqn in enumerate(eqns):
+        if i in done:
+            continue
+        group = [i]
+        if i in later:
+            total = _out_size(eqn)
+            for j in later:
+                if j > i and j not in done and kinds[j] == kinds[i] and eqns[j].ins[0] in known:
+                    total += _out_size(eqns[j])
+                    if total > bucket_bytes:
+                        break
+                    group.append(j)
+        done.update(group)
+        out.append(_packed([eqns[j] for j in group]))
+        known.update(v for j in group for v in eqns[j].outs if v is not None)
     return out
 
 
@@ -211,7 +244,7 @@ def _again(eqns: Sequence[Eqn], gathers: Sequence[int], maker: Mapping[Var, int]
 
 
 def _reduces(eqn: Eqn) -> bool:
-    return getattr(eqn.op.collective, "reduce_op", None) is not None  # type: ignore[union-attr]
+    return getattr(getattr(eqn.op, "collective", None), "reduce_op", None) is not None
 
 
 def _out_size(eqn: Eqn) -> int:
