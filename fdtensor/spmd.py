@@ -135,7 +135,7 @@ class Spmd(Generic[F]):
         known = next((leaf for leaf in leaves if isinstance(leaf, DTensor)), None)
         if known is None or self.programs or isinstance(error, CommError):
             return
-        comm = known.comm
+        comm: Any = known.comm
         if (self.check or comm.check) == "never":
             return
         with contextlib.suppress(CommError):
