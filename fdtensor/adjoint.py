@@ -46,7 +46,8 @@ class Adjoint:
         """What gives the outputs, as values with derivatives."""
         if self.local and _is_real(comm) and self.forward.mesh.position(comm.rank) is not None:
             function = compiled(self.forward, comm)
-            return lambda values: function(*values)
+            constants = [tensor for _, tensor in self.forward.constants]
+            return lambda values: function(*values, *constants)
         halves = runner_of(self.forward, comm), runner_of(self.backward, comm)
         count = len(self.out_types)
 
@@ -85,13 +86,8 @@ class _Run(torch.autograd.Function):
     ) -> Any:
         made = halves[0](_grouped(flat, count, comm))
         outs, rest = made[: len(it.out_types)], made[len(it.out_types) :]
-        ctx.it, ctx.comm, ctx.backward_half, ctx.count, ctx.rest = (
-            it,
-            comm,
-            halves[1],
-            count,
-            len(rest),
-        )
+        ctx.it, ctx.comm, ctx.backward_half = it, comm, halves[1]
+        ctx.count, ctx.rest = count, len(rest)
         ctx.save_for_backward(*flat, *_flat(rest, comm))
         leaves = tuple(_flat(outs, comm))
         if len(it.through) < len(outs):
@@ -273,4 +269,4 @@ def _used(
         outs=tuple(outs),
         origin=None,
     )
-    return scheduled(made)
+    return scheduled(made, ahead=not whole.origin.regather)

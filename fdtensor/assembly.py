@@ -16,7 +16,6 @@ from fdtensor.graph import Call, Full, Graph, Var, substituted
 from fdtensor.layout import Layout, TensorType
 from fdtensor.lift import kept_cuts, layout_of, lifted
 from fdtensor.mesh import Mesh
-from fdtensor.placement import Replicate
 from fdtensor.planner import plan
 from fdtensor.program import Eqn, Program
 from fdtensor.recorder import pinned
@@ -87,7 +86,7 @@ def assembled(
         cost,
         Origin(graph, choices, env, tuple(wants), regather),
     )
-    return scheduled(program) if packed else program
+    return scheduled(program, ahead=not regather) if packed else program
 
 
 class _Builder:
@@ -134,8 +133,7 @@ class _Builder:
         """Adds the lines of a graph whose inputs are in `env`, which gets its other values."""
         for v, tensor in graph.constants:
             full = graph.types[v.index]
-            whole = Layout(self.mesh, [Replicate()] * self.mesh.ndim)
-            env[v] = self.value(TensorType(full.shape, full.dtype, whole))
+            env[v] = self.value(TensorType(full.shape, full.dtype, self.mesh.layout()))
             self.constants.append((env[v], tensor))
         for i, call in enumerate(graph.calls):
             options = {axis: choices[axis].calls[i] for axis in self.mesh.axes}
@@ -206,7 +204,7 @@ class _Builder:
         for axis in self.mesh.axes:
             option = options[axis]
             ends = Ends(option.ins, tuple(option.outs[k] for k in read))
-            inside[axis] = _inside(body, self.mesh, axis, ends, _Frozen(inside), self.cost)
+            inside[axis] = _inside(body, self.mesh, axis, ends, tuple(inside.items()), self.cost)
         here: dict[Var, Var] = {}
         for i, (v, inner) in enumerate(zip(call.ins, body.inputs)):
             full = graph.types[v.index]
@@ -249,31 +247,16 @@ class _Builder:
         return outs
 
 
-class _Frozen:
-    """Choices on the axes before, as a key."""
-
-    def __init__(self, choices: Mapping[str, Choice]) -> None:
-        self.choices = dict(choices)
-        self.key = tuple((axis, id(choice)) for axis, choice in self.choices.items())
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Frozen) and self.key == other.key
-
-
 @functools.lru_cache(maxsize=4096)
-def _inside_known(
-    body: Graph, mesh: Mesh, axis: str, ins: Any, outs: Any, before: _Frozen, cost: CostModel
-) -> Choice:
-    return chosen(body, mesh, axis, Ends(ins, outs), before.choices, cost, depth=1)
-
-
 def _inside(
-    body: Graph, mesh: Mesh, axis: str, ends: Ends, before: _Frozen, cost: CostModel
+    body: Graph,
+    mesh: Mesh,
+    axis: str,
+    ends: Ends,
+    before: tuple[tuple[str, Choice], ...],
+    cost: CostModel,
 ) -> Choice:
-    return _inside_known(body, mesh, axis, ends.ins, ends.outs, before, cost)
+    return chosen(body, mesh, axis, ends, dict(before), cost, depth=1)
 
 
 def unshared(graph: Graph) -> Graph:

@@ -1,4 +1,4 @@
-"""`laid_out`: the program of a graph, with a row for every call chosen over the whole graph.
+"""`chosen`: a row for every call of a graph, so that the whole takes the least time.
 
 Axes are chosen one after the other, each priced on the blocks that the axes before it leave. On an
 axis every call has options: the rows of its rule, and decompositions whose pieces have rows. The
@@ -48,7 +48,7 @@ class Body:
     graph: Graph
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen
 class Ends:
     """What is known of a graph's inputs and outputs on one axis; "free" where nothing is."""
 

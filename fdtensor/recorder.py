@@ -91,12 +91,13 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         _refuse(func, args)
-        closed = {id(t) for t in tensors_of(args) if not isinstance(t, FakeTensor)}
         if func is _BATCH_NORM and args[5] and args[3] is not None:
-            if closed & {id(args[3]), id(args[4])}:
+            if not all(isinstance(t, FakeTensor) for t in args[3:5]):
                 raise _writes("batch norm in training mode")
             return self._batch_norm(args)
         args, kwargs = _mapped((args, kwargs), self._fake)
+        if func is aten.as_strided.default:
+            _whole_memory(args[0])
         out = func(*args, **kwargs)
         results = tensors_of(out)
         if not results:
@@ -310,6 +311,16 @@ def _refuse(func: Any, args: Any) -> None:
         )
     if func._schema.is_mutable:
         raise _writes(str(func))
+
+
+def _whole_memory(tensor: torch.Tensor) -> None:
+    """Refuses strides over a part of a memory: blocks of a rank lie in another one."""
+    nbytes = tensor.untyped_storage().nbytes()
+    if not tensor.is_contiguous() or nbytes != tensor.numel() * tensor.itemsize:
+        raise TraceError(
+            f"as_strided of a view of shape {tuple(tensor.shape)} depends on its place in memory.",
+            hint="Take clone(memory_format=torch.contiguous_format) of it, or slice and transpose.",
+        )
 
 
 def _writes(what: str) -> TraceError:

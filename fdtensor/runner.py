@@ -1,4 +1,4 @@
-"""`run_program`: runs a program on a Comm.
+"""`runner_of` and `run_locally`: what runs a program on a Comm.
 
 On a real mesh the lines of this rank are written out as one Python function without branches, which
 is compiled once; on a simulated mesh all ranks go through the program line by line, together.

@@ -24,9 +24,11 @@ BUCKET_BYTES = 1 << 20
 """What travels together is at most so many bytes a rank; a larger tensor goes alone."""
 
 
-def scheduled(program: Program, bucket_bytes: int = BUCKET_BYTES) -> Program:
-    """The same program with collectives of one kind packed into groups of so many bytes."""
-    ahead = not getattr(program.origin, "regather", False)  # else memory is what matters
+def scheduled(program: Program, bucket_bytes: int = BUCKET_BYTES, ahead: bool = True) -> Program:
+    """The same program with collectives of one kind packed into groups of so many bytes.
+
+    Groups of gathered inputs start one `ahead` of their use, unless memory is what matters.
+    """
     eqns = _gathered(program, _early(program.eqns), bucket_bytes, ahead)
     eqns = _joined(program, _reduced(eqns, bucket_bytes), bucket_bytes)
     return attrs.evolve(program, eqns=tuple(eqns))

@@ -55,7 +55,7 @@ def cheapest(
     Nodes come in the order of the data. Values in `inner` may as well move before the node that
     makes them: where one node alone reads such a value, both become one.
     """
-    merged = contracted(nodes, price, inner)
+    merged = contracted(nodes, inner)
     picks = _solved([node for node, _ in merged], price, share)
     found = [0] * len(nodes)
     for (_, members), pick in zip(merged, picks):
@@ -70,9 +70,7 @@ Members = list[tuple[tuple[int, int], ...]]
 MOST_OPTIONS = 24
 
 
-def contracted(
-    nodes: Sequence[Node], price: Price, inner: Collection[int]
-) -> list[tuple[Node, Members]]:
+def contracted(nodes: Sequence[Node], inner: Collection[int]) -> list[tuple[Node, Members]]:
     """The nodes, those merged that are joined by an inner value, with what each option means."""
     uses = Counter(v for node in nodes for v in node.ins)
     single = {v for v in inner if uses[v] == 1}
@@ -82,7 +80,7 @@ def contracted(
         here: tuple[Node, Members] = node, [((n, k),) for k in range(len(node.options))]
         for v in node.ins:
             if v in single and v in maker:
-                both = _joined(kept[maker[v]], here, v, price)
+                both = _joined(kept[maker[v]], here, v)
                 if both is not None:
                     del kept[maker[v]]
                     here = both
@@ -92,7 +90,7 @@ def contracted(
 
 
 def _joined(
-    first: tuple[Node, Members], then: tuple[Node, Members], v: int, price: Price
+    first: tuple[Node, Members], then: tuple[Node, Members], v: int
 ) -> tuple[Node, Members] | None:
     """Two nodes as one, where `v` comes out as it goes in; None where that would lose a choice."""
     (a, a_means), (b, b_means) = first, then

@@ -26,9 +26,8 @@ from fdtensor.errors import (
 )
 from fdtensor.interpreter import admit, digest_of
 from fdtensor.kernel import empty
-from fdtensor.layout import Layout, TensorType
+from fdtensor.layout import TensorType
 from fdtensor.mesh import Mesh
-from fdtensor.placement import Replicate
 from fdtensor.program import Program
 from fdtensor.runner import runner_of
 from fdtensor.tracer import Traced, asked_layouts, is_typed, one_mesh, trace, traced
@@ -55,6 +54,8 @@ class _Entry:
     """The values of the outputs for those of the inputs."""
     types: tuple[TensorType, ...] = ()
     """Those of the outputs."""
+    first: Program | None = None
+    """What ranks agree on: the program, or its forward where derivatives are wanted."""
 
     def result(self, outs: Sequence[Any], comm: Any) -> Any:
         """What the function returns, with these values."""
@@ -105,13 +106,12 @@ class Spmd(Generic[F]):
                     hint="A call runs it on replicated operands.",
                 )
             return found.traced.program
-        options = self.regather, self.on_missing_rule
         return trace(
             self.f,
             *args,
             out_layouts=self.out_layouts,
-            regather=options[0],
-            on_missing_rule=options[1],
+            regather=self.regather,
+            on_missing_rule=self.on_missing_rule,
             **kwargs,
         )
 
@@ -166,7 +166,17 @@ class Spmd(Generic[F]):
         if grads:
             key += [_requires_grad(leaf.local) for leaf in leaves if leaf.__class__ is DTensor]
         whole = (comm, grads, _default_dtype(), torch.is_autocast_enabled("cpu"), *key)
-        return self.programs.get(whole) or self._made(whole, leaves, spec, comm, grads)
+        found = self.programs.get(whole)
+        if found is None:
+            return self._made(whole, leaves, spec, comm, grads)
+        if found.first is not None and (self.check or comm.check) == "always":
+            self._admit(found.first, leaves, comm)
+        return found
+
+    def _admit(self, program: Program, leaves: Sequence[Any], comm: Any) -> None:
+        """Agrees with the other ranks on what runs; they fail together where one differs."""
+        values = [leaf.local for leaf in leaves if isinstance(leaf, DTensor)]
+        admit(program, comm, program.in_types, values, self.check)
 
     def _made(self, key: Any, leaves: Sequence[Any], spec: Any, comm: Any, grads: bool) -> _Entry:
         """The program for these types, agreed on by all ranks."""
@@ -198,18 +208,15 @@ class Spmd(Generic[F]):
             entry = _Entry(None, comm)
         else:
             program = made.program
-            values = [leaves[i].local for i in tensors]
-            with torch.no_grad():
-                admit(program, comm, program.in_types, values, self.check)
             both = None
             if grads:
                 self._no_tracked(made)
                 args = spec, leaves, types, made, tracked, make, self._again
                 both = adjoint(self.f, *args)
-            if both is None:
-                entry = _Entry(made, comm, runner_of(program, comm), program.out_types)
-            else:
-                entry = _Entry(made, comm, both.runner(comm), program.out_types)
+            first = program if both is None else both.forward  # so ranks agree on gradients too
+            self._admit(first, leaves, comm)
+            go = runner_of(program, comm) if both is None else both.runner(comm)
+            entry = _Entry(made, comm, go, program.out_types, first)
         self.programs[key] = entry
         if len(self.programs) > CACHED:
             self.programs.popitem(last=False)
@@ -252,7 +259,7 @@ class Spmd(Generic[F]):
         mesh = one_mesh([leaf.type for leaf in leaves if isinstance(leaf, DTensor)])
         tensors = [isinstance(leaf, DTensor) for leaf in leaves]
         wholes = [
-            leaf.redistribute(_whole(leaf.type)).local if isinstance(leaf, DTensor) else leaf
+            leaf.redistribute(leaf.type.mesh.layout()).local if isinstance(leaf, DTensor) else leaf
             for leaf in leaves
         ]
         first = next(w for w, t in zip(wholes, tensors) if t)
@@ -384,7 +391,7 @@ def call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     function = _spmd_of(fn, kwargs)
     result = function(*args)
     found = function.last
-    if found is not None and found.traced is not None:
+    if found is not None and found.traced is not None and comm.check != "always":
         if len(_QUICK) >= CACHED:
             _QUICK.pop(next(iter(_QUICK)))
         _QUICK[whole] = found
@@ -464,11 +471,26 @@ def _static(leaf: Any) -> Any:
     """A Python argument as a key: 1, 1.0 and True differ, as do 0.0 and -0.0; nan equals itself."""
     if leaf.__class__ is float:
         return float, repr(leaf)
+    if leaf.__class__ is slice:  # has no hash before Python 3.12
+        return slice, *map(_static, (leaf.start, leaf.stop, leaf.step))
     try:
         hash(leaf)
     except TypeError:
-        return id(leaf)
+        return _Itself(leaf)
     return leaf.__class__, leaf
+
+
+class _Itself:
+    """An argument without a hash as a key: the object, kept so that no other takes its id."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and self.value is other.value
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> Any:
@@ -502,9 +524,4 @@ def shared_with_all(answer: Any, comm: Any, root: int) -> Any:
 
 
 def _replica(tensor: torch.Tensor, mesh: Mesh) -> TensorType:
-    layout = Layout(mesh, [Replicate()] * mesh.ndim)
-    return TensorType(tuple(tensor.shape), tensor.dtype, layout)
-
-
-def _whole(type: TensorType) -> Layout:
-    return Layout(type.mesh, [Replicate()] * type.mesh.ndim)
+    return TensorType(tuple(tensor.shape), tensor.dtype, mesh.layout())

@@ -15,7 +15,6 @@ from fdtensor.errors import TraceError, ValueTreeError
 from fdtensor.graph import Full, Graph
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
-from fdtensor.placement import Replicate
 from fdtensor.program import Program
 from fdtensor.recorder import pinned, record
 from fdtensor.tree import (
@@ -255,16 +254,9 @@ def _as_arguments(
         for tree, its in arguments:
             if tree == part and all(_alike(t, full) for t, full in zip(its, here)):
                 for i, t in enumerate(its):
-                    found[start + i] = None if t is None else _settled(t)
+                    found[start + i] = None if t is None else t.cotangent().layout
                 break
     return found
-
-
-def _settled(type: TensorType) -> Layout:
-    layout = type.layout
-    for axis in layout.partial:
-        layout = layout.placed(axis, Replicate())
-    return layout
 
 
 def _alike(type: TensorType | None, full: Full | None) -> bool:

@@ -449,3 +449,16 @@ def test_a_gradient_left_in_a_closed_over_tensor_is_refused():
     with pytest.raises(TraceError, match="left a gradient in a tensor that it closes over"):
         call(leave, laid("dp"))
     assert weight.grad is None
+
+
+def test_arguments_without_a_hash_are_told_apart():
+    x = distribute(torch.arange(6.0), Mesh(x=2).layout("x"), SimulatedComm(Mesh(x=2)))
+    for i in range(4):
+        found = call(torch.Tensor.__getitem__, x, slice(i, i + 2))
+        assert found.full().tolist() == [i, i + 1]
+
+
+def test_strides_over_the_memory_of_a_view_are_refused():
+    x = TensorType((2, 3), torch.float32, Mesh(x=2).layout("x"))
+    with pytest.raises(TraceError, match="as_strided of a view"):
+        trace(lambda x: x.t().as_strided((2, 2), (1, 2)), x)

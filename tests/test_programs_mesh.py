@@ -228,3 +228,30 @@ def test_a_mistake_of_one_rank_fails_all(pool4, rank):
     for kind, sentence in found[:rank] + found[rank + 1 :]:
         assert kind == "CommError"
         assert f"rank {rank}: argument 1 is a plain tensor" in sentence
+
+
+def tracked_on(rank):
+    x = distribute(X, Mesh(x=4).layout("x"), comm_here())
+    x.local.requires_grad_(dist.get_rank() == rank)
+    try:
+        call(torch.mul, x, x)
+    except FdtensorError as error:
+        return type(error).__name__
+    return None
+
+
+def test_ranks_that_differ_in_what_autograd_tracks_fail_together(pool4):
+    assert pool4.run(tracked_on, 1, timeout=SECONDS) == ["CommError"] * 4
+
+
+def with_constant():
+    scale = torch.full((3,), 2.0, dtype=torch.float64)
+    x = distribute(X, Mesh(x=4).layout("x"), comm_here())
+    x.local.requires_grad_()
+    spmd(lambda x: x * scale)(x).full().sum().backward()
+    return x.local.grad
+
+
+def test_a_closed_over_constant_takes_part_in_local_derivatives(pool4):
+    for grad in pool4.run(with_constant, timeout=SECONDS):
+        assert torch.equal(grad, torch.full_like(grad, 2.0))
