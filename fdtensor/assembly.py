@@ -111,7 +111,7 @@ class _Builder:
         versions = self.versions[v]
         if type in versions:
             return versions[type]
-        plans = [plan(t, type, cost=self.cost) for t in versions]
+        plans = [plan(t, type, cost=self.cost) for t in versions if not t.layout.overlaps]
         best = min(plans, key=lambda p: (p.total_bytes, p.seconds))
         source = versions[best.src]
         # along an axis of one rank there is nothing to do but to say so

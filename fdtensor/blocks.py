@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fdtensor.placement import Cut, Ragged, Shard, StridedShard
+from fdtensor.placement import Cut, Ragged, Shard, Spans, StridedShard
 
 __all__ = [
     "Box",
@@ -118,6 +118,8 @@ def cut(intervals: Intervals, placement: Cut, count: int, index: int) -> Interva
                 low, high = chunk(stop - start, count, index)
                 kept += select(intervals, start + low, start + high)
             return merged(kept)
+        case Spans(_, spans):
+            return spans[index]  # it is the first cut of its dim
 
 
 def whole(size: int) -> Intervals:

@@ -15,6 +15,7 @@ import attrs
 import torch
 
 from fdtensor.cost import CostModel, seconds
+from fdtensor.decompositions import decomposition_of
 from fdtensor.errors import FdtensorError
 from fdtensor.graph import Call, Full, Graph, Var, tensors_of
 from fdtensor.layout import Layout, TensorType
@@ -27,11 +28,13 @@ from fdtensor.placement import (
     Ragged,
     Replicate,
     Shard,
+    Spans,
     StridedShard,
 )
 from fdtensor.planner import plan
 from fdtensor.recorder import pinned, record
-from fdtensor.rules.core import Exact, R, Row, arguments, rows_of, rule_of, variants
+from fdtensor.rows import Exact, arguments, rows_of, variants
+from fdtensor.rules.core import R, Row, rule_of
 from fdtensor.solver import Node, Option, cheapest
 from fdtensor.work import work
 
@@ -136,14 +139,14 @@ class Nodes:
         shape = list(full.shape)
         for axis, choice in self.before.items():
             p = choice.placements.get(v)
-            if isinstance(p, (Shard, StridedShard, Ragged)):
+            if isinstance(p, Cut):
                 shape[p.dim] = -(-shape[p.dim] // self.mesh.axis_size(axis))
         return Full(tuple(shape), full.dtype)
 
     def price(self, v: int, p: Any, q: Any) -> float:
         if q in ("free", p):
             return 0.0
-        exact = any(isinstance(x, (Ragged, StridedShard)) for x in (p, q))
+        exact = any(isinstance(x, (Ragged, StridedShard, Spans)) for x in (p, q))
         full = (self.graph.types if exact else self.left)[v]
         return move_seconds(full, p, q, self.axis, self.count, self.cost)
 
@@ -244,7 +247,7 @@ class Nodes:
 
 
 def _cut(p: Any) -> TypeGuard[Cut]:
-    return isinstance(p, (Shard, StridedShard, Ragged))
+    return isinstance(p, Cut)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -259,15 +262,17 @@ def _bodies(
     cost: CostModel,
     depth: int,
 ) -> tuple[Option, ...]:
-    graph = decomposed(key, fulls, read)
+    split = decomposition_of(key.op)
+    graph = decomposed(key, fulls, read, mesh.axis_size(axis) if split and split.blocked else 0)
     if graph is None:
         return ()
+    depth += 1 + bool(split and split.blocked)  # its pieces may be the op itself, on less
     options = []
     for i, d in missing:
         ins: list[Any] = ["free"] * len(fulls)
         ins[i] = Shard(d)
         ends = Ends(tuple(ins), ("free",) * len(graph.outs))
-        found = chosen(graph, mesh, axis, ends, {}, cost, depth=depth + 1)
+        found = chosen(graph, mesh, axis, ends, {}, cost, depth=depth)
         used = {v for c in graph.calls for v in c.ins} | set(graph.outs)
         taken = tuple(p if v in used else "free" for v, p in zip(graph.inputs, found.ins))
         outs = iter(found.outs)
@@ -278,25 +283,30 @@ def _bodies(
 
 
 @functools.lru_cache(maxsize=4096)
-def decomposed(key: Exact, fulls: tuple[Full, ...], read: tuple[bool, ...]) -> Graph | None:
-    """The graph of an op's decomposition, for outputs that are read; None where it has none."""
-    from fdtensor.rules.decompose import decomposition_of
+def decomposed(
+    key: Exact, fulls: tuple[Full, ...], read: tuple[bool, ...], blocks: int
+) -> Graph | None:
+    """The graph of an op's decomposition, for outputs that are read; None where it has none.
 
+    `blocks` is the number of ranks that cut a dim, for a blocked one, else 0.
+    """
     split = decomposition_of(key.op)
     if split is None:
         return None
+    f = functools.partial(split.f, blocks) if split.blocked else split.f
     call = Call(key.op, key.args, key.kwargs, (None,) * key.width)
 
     def body(tensors: list[Any]) -> list[Any]:
         args, kwargs = arguments(call, lambda v: tensors[v.index])
-        made = split(*[list(a) if isinstance(a, tuple) else a for a in args], **kwargs)
+        made = f(*[list(a) if isinstance(a, tuple) else a for a in args], **kwargs)
         return [t for t, wanted in zip(tensors_of(made), read) if wanted]
 
     try:
         graph = record(body, fulls)
     except (FdtensorError, RuntimeError, NotImplementedError):
         return None
-    return None if any(c.op is key.op for c in graph.calls) else graph
+    again = not split.blocked and any(c.op is key.op for c in graph.calls)
+    return None if again else graph
 
 
 @functools.lru_cache(maxsize=65536)

@@ -21,6 +21,7 @@ from fdtensor.placement import (
     ReduceOp,
     Replicate,
     Shard,
+    Spans,
     StridedShard,
 )
 from fdtensor.record import Record, integer
@@ -132,6 +133,11 @@ class Layout(Record):
             if isinstance(placement, Partial)
         }
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether blocks may overlap or leave holes: such a layout is that of an operand."""
+        return any(isinstance(p, Spans) for p in self.placements)
+
     def placed(self, axis: str, placement: Placement) -> Layout:
         """This layout with `placement` on `axis`.
 
@@ -161,7 +167,7 @@ class Layout(Record):
         this way of writing does not have.
         """
         for placement in self.placements:
-            if isinstance(placement, (StridedShard, Ragged)):
+            if isinstance(placement, (StridedShard, Ragged, Spans)):
                 raise LayoutError(
                     f"{placement} cannot be written per dim.",
                     layout=self,
@@ -207,12 +213,12 @@ def _cuts(layout: Layout) -> dict[int, tuple[str, ...]]:
 def _check_layout(layout: Layout, cuts: Mapping[int, tuple[str, ...]]) -> None:
     mesh = layout.mesh
     for axis, count, placement in zip(mesh.axes, mesh.sizes, layout.placements, strict=True):
-        if not isinstance(placement, Ragged):
+        if not isinstance(placement, (Ragged, Spans)):
             continue
-        if len(placement.sizes) != count:
+        given = len(placement.sizes if isinstance(placement, Ragged) else placement.spans)
+        if given != count:
             raise LayoutError(
-                f"mesh axis {axis!r} has {count} ranks, but its ragged shard has "
-                f"{len(placement.sizes)} sizes.",
+                f"mesh axis {axis!r} has {count} ranks, but its ragged shard has {given} sizes.",
                 placement=placement,
                 mesh=mesh,
                 hint="Give the size of each index along the axis.",
@@ -367,6 +373,8 @@ def _at(layout: Layout, dim: int) -> str:
                 axes.append(f"{axis}/{factor}")
             case Ragged(_, sizes):
                 axes.append(":".join([axis, *map(str, sizes)]))
+            case Spans():
+                axes.append(f"{axis} {str(layout[axis])[2:-1].partition(', ')[2]}")
             case _:
                 axes.append(axis)
     if len(axes) > 1:
@@ -440,6 +448,14 @@ def _check_type(type: TensorType) -> None:
                     if ndim
                     else f"A tensor without dims can only be replicated: leave {axis!r} as "
                     "Replicate().",
+                )
+            case Spans(dim, spans) if any(held and held[-1][1] > type.shape[dim] for held in spans):
+                raise LayoutError(
+                    f"the ranges of mesh axis {axis!r} reach beyond dim {dim}, which has "
+                    f"{type.shape[dim]}.",
+                    shape=type.shape,
+                    layout=type.layout,
+                    hint="Keep the ranges within the dim.",
                 )
             case Ragged(dim, sizes) if sum(sizes) != type.shape[dim]:
                 raise LayoutError(

@@ -19,7 +19,7 @@ from fdtensor.errors import LayoutError
 from fdtensor.graph import Call, Full
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
-from fdtensor.placement import Partial, Placement, Ragged, Shard, StridedShard
+from fdtensor.placement import Cut, Partial, Placement, Ragged, Spans
 from fdtensor.rules.core import Row
 from fdtensor.rules.reshape import groups
 
@@ -113,7 +113,7 @@ def _touching(rows: Sequence[Row], exact: Sequence[str], mesh: Mesh) -> bool:
 
 
 def _dim(p: Placement) -> int | None:
-    return p.dim if isinstance(p, (Shard, StridedShard, Ragged)) else None
+    return p.dim if isinstance(p, Cut) else None
 
 
 def _typed(
@@ -144,9 +144,9 @@ def layout_of(mesh: Mesh, placements: tuple[Placement, ...], first: tuple[str, .
     cuts: dict[int, list[str]] = {}
     for axis in (*first, *(a for a in mesh.axes if a not in first)):
         p = placements[mesh.axis(axis)]
-        if isinstance(p, Ragged):
+        if isinstance(p, (Ragged, Spans)):
             cuts.setdefault(p.dim, []).insert(0, axis)
-        elif isinstance(p, (Shard, StridedShard)):
+        elif isinstance(p, Cut):
             cuts.setdefault(p.dim, []).append(axis)
     return Layout(mesh, placements, {d: axes for d, axes in cuts.items() if len(axes) > 1})
 

@@ -4,6 +4,7 @@
 `Shard`           S(0)         each holds one contiguous block of a dim, as `torch.chunk` cuts
 `StridedShard`    S(0, f=2)    the dim is cut into `f` blocks and each holds its part of every block
 `Ragged`          S(0, [3,5])  each holds one contiguous block, of a size given for each
+`Spans`           S(0, 0:3 2:5)  what an op of a program reads: ranges that may overlap
 `Partial`         P(sum)       each holds a term of the same shape; the tensor is their reduction
 """
 
@@ -25,6 +26,7 @@ __all__ = [
     "ReduceOp",
     "Replicate",
     "Shard",
+    "Spans",
     "StridedShard",
     "parse_placement",
 ]
@@ -140,6 +142,29 @@ class Ragged(Record):
         return f"S({self.dim}, [{','.join(map(str, self.sizes))}])"
 
 
+def _spans(value: object) -> tuple[tuple[tuple[int, int], ...], ...]:
+    return tuple(tuple((int(a), int(b)) for a, b in held) for held in value)  # type: ignore[attr-defined]
+
+
+@attrs.frozen(eq=False, repr=False)
+class Spans(Record):
+    """Index i along the axis holds the ranges `spans[i]` of dim `dim`, ascending and apart.
+
+    Those of different indices may overlap or leave holes: it says what the lines of a program
+    read of an operand (a block and the halo around it), and nothing can be moved away from it.
+    """
+
+    dim: int = attrs.field(converter=_dim)
+    spans: tuple[tuple[tuple[int, int], ...], ...] = attrs.field(converter=_spans)
+
+    def __repr__(self) -> str:
+        return f"Spans({self.dim}, {self.spans!r})"
+
+    def __str__(self) -> str:
+        held = ["+".join(f"{a}:{b}" for a, b in ranges) or "-" for ranges in self.spans]
+        return f"S({self.dim}, {' '.join(held)})"
+
+
 @attrs.frozen(eq=False, repr=False)
 class Partial(Record):
     """Each rank along the axis holds a term; the tensor is their reduction by `reduce_op`."""
@@ -153,7 +178,7 @@ class Partial(Record):
         return f"P({self.reduce_op})"
 
 
-Cut = Shard | StridedShard | Ragged
+Cut = Shard | StridedShard | Ragged | Spans
 """A placement that gives each rank a part of one dim."""
 
 Placement = Replicate | Cut | Partial

@@ -179,6 +179,13 @@ def _plan(
             dst=dst,
             hint="Give both types the same shape and dtype.",
         )
+    if src.layout.overlaps:
+        raise PlanError(
+            "nothing moves away from blocks that overlap.",
+            src=src,
+            dst=dst,
+            hint="Spans are what a line of a program reads: move what they were made from.",
+        )
     found = [Plan(src, dst, steps, cost) for steps in candidates(src, dst, cost)]
     best = found[0]
     if len(found) > 1:

@@ -14,8 +14,8 @@ from fdtensor.layout import Layout, TensorType
 from fdtensor.lower import local_graph, lowered
 from fdtensor.mesh import Mesh
 from fdtensor.placement import Partial, Replicate
+from fdtensor.rows import rows_of
 from fdtensor.rules import Row
-from fdtensor.rules.core import rows_of
 from fdtensor.testing.values import gather_full, scatter
 
 __all__ = ["Wrong", "call_of", "check_row", "verify"]

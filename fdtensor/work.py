@@ -8,8 +8,8 @@ from typing import Any
 
 from fdtensor.cost import CostModel
 from fdtensor.graph import Call, Full
-from fdtensor.placement import Ragged, Shard, StridedShard
-from fdtensor.rules.core import Exact, arguments
+from fdtensor.placement import Cut
+from fdtensor.rows import Exact, arguments
 
 __all__ = ["flops", "work"]
 
@@ -30,9 +30,7 @@ def work(
     returns = call.op._schema.returns
     if len(call.ins) == 1 and returns and returns[0].alias_info is not None:
         return 0.0
-    parts = [
-        (full.nbytes, isinstance(p, (Shard, StridedShard, Ragged))) for full, p in (*ins, *outs)
-    ]
+    parts = [(full.nbytes, isinstance(p, Cut)) for full, p in (*ins, *outs)]
     moved = sum(nbytes / count if cut else nbytes for nbytes, cut in parts)
     split = share / count if any(cut for _, cut in parts) else share
     fulls = tuple(types[v.index] for v in call.ins)

@@ -12,7 +12,7 @@ from fdtensor.graph import Full
 from fdtensor.layout import Layout, TensorType
 from fdtensor.lower import local_graph, lowered
 from fdtensor.mesh import Mesh
-from fdtensor.rules.core import rows_of
+from fdtensor.rows import rows_of
 from fdtensor.testing.values import gather_full, scatter
 from fdtensor.verify import call_of
 

@@ -17,6 +17,8 @@ FLOORS = (
         "graph",
         "recorder",
         "rules",
+        "rows",
+        "decompositions",
         "lower",
         "solver",
         "work",

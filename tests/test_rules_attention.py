@@ -5,8 +5,9 @@ import torch
 
 from fdtensor.graph import Call, Full, Var
 from fdtensor.recorder import record
+from fdtensor.rows import rows_of
 from fdtensor.rules import Row
-from fdtensor.rules.core import P, R, S, U, rows_of, rule_of
+from fdtensor.rules.core import P, R, S, U, rule_of
 from fdtensor.verify import call_of, verify
 
 aten = torch.ops.aten

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from fdtensor.graph import Full
+from fdtensor.rows import rows_of
 from fdtensor.rules import Row, pool, resample
-from fdtensor.rules.core import P, R, S, rows_of
+from fdtensor.rules.core import P, R, S
 from fdtensor.verify import call_of, verify
 
 aten = torch.ops.aten

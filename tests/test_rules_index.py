@@ -8,7 +8,8 @@ from fdtensor.layout import Layout, TensorType
 from fdtensor.lower import local_graph, lowered
 from fdtensor.mesh import Mesh
 from fdtensor.placement import Partial, Replicate, Shard, StridedShard
-from fdtensor.rules.core import rows_of, rule_of
+from fdtensor.rows import rows_of
+from fdtensor.rules.core import rule_of
 from fdtensor.testing.values import gather_full, scatter
 from fdtensor.verify import call_of, verify
 from tests.nested import ints, nested

@@ -8,7 +8,8 @@ import torch
 from fdtensor.blocks import chunk
 from fdtensor.graph import Call, Full
 from fdtensor.placement import Partial, Ragged, Replicate, Shard
-from fdtensor.rules.core import Window, rows_of, rule_of
+from fdtensor.rows import rows_of
+from fdtensor.rules.core import Window, rule_of
 from fdtensor.verify import call_of, check_row, verify
 from tests.nested import ints, nested
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fdtensor.decompositions import DECOMPOSITIONS
 from fdtensor.graph import Full
-from fdtensor.rules.core import rows_of
-from fdtensor.rules.decompose import DECOMPOSITIONS
+from fdtensor.rows import rows_of
 from fdtensor.verify import call_of, verify
 from tests.decompositions import differences
 from tests.nested import nested
@@ -224,7 +224,7 @@ DECOMPOSED = [op for op in SAMPLES if op in DECOMPOSITIONS and op is not NO_KERN
 def kernel():
     """A CPU kernel for `NO_KERNEL`: its decomposition."""
     with torch.library._scoped_library("aten", "IMPL") as library:
-        library.impl("_fused_rms_norm_backward", DECOMPOSITIONS[NO_KERNEL], "CPU")
+        library.impl("_fused_rms_norm_backward", DECOMPOSITIONS[NO_KERNEL].f, "CPU")
         yield
 
 
@@ -250,7 +250,7 @@ def test_the_backward_of_a_root_mean_square_norm_is_its_gradient():
     x, w = draw(5, 3).requires_grad_(), draw(3, seed=1).requires_grad_()
     grad = draw(5, 3, seed=2)
     rstd = aten._fused_rms_norm(x, [3], w, 1e-5)[1]
-    found = DECOMPOSITIONS[NO_KERNEL](grad, x, [3], rstd, w, (True, True))
+    found = DECOMPOSITIONS[NO_KERNEL].f(grad, x, [3], rstd, w, (True, True))
 
     expected = torch.autograd.grad(F.rms_norm(x, [3], w, 1e-5), (x, w), grad)
 

@@ -7,7 +7,8 @@ import torch
 
 from fdtensor.graph import Full
 from fdtensor.placement import Partial
-from fdtensor.rules.core import P, R, S, rows_of
+from fdtensor.rows import rows_of
+from fdtensor.rules.core import P, R, S
 from fdtensor.rules.linear import keeps_sums
 from fdtensor.rules.monotone import keeps_order
 from fdtensor.verify import call_of, verify

@@ -7,12 +7,13 @@ from math import inf
 import pytest
 import torch
 
+from fdtensor.decompositions import DECOMPOSITIONS, decomposition_of
 from fdtensor.dtypes import reducible
 from fdtensor.graph import Full
 from fdtensor.placement import Partial, Shard
 from fdtensor.recorder import record
-from fdtensor.rules.core import Row, rows_of
-from fdtensor.rules.decompose import DECOMPOSITIONS, decomposition_of
+from fdtensor.rows import rows_of
+from fdtensor.rules.core import Row
 from fdtensor.verify import call_of, verify
 from tests.decompositions import differences
 from tests.nested import nested

@@ -7,6 +7,7 @@ too, in order) and one for each tensor that the op returns. The row of all `R` n
     S(d)         any cut of dim d; all the S of a row are the same cut of equally long dims
     U(d, unit)   contiguous blocks of whole units, as `torch.chunk` cuts the units
     Window(d..)  what the blocks of a dim leave of a slice of it, or gain by padding
+    Needs(d..)   the part of a dim that each block of another one is made from, with its halo
     P            a term of a pending sum (in `ins` also of an average: such a row is linear)
 
 Other placements stand for themselves. A row must hold for any blocks of the dims that it leaves
@@ -15,24 +16,28 @@ alone: that is what lets rows of several axes be combined.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
 import torch
 
-from fdtensor.blocks import Box, chunk, length
-from fdtensor.dtypes import reducible
+from fdtensor.blocks import Box, Intervals, chunk, length
 from fdtensor.errors import RuleError
-from fdtensor.graph import Call, Full, Var, substituted
-from fdtensor.placement import Partial, Placement, Ragged, Replicate, Shard, StridedShard
+from fdtensor.placement import (
+    Partial,
+    Placement,
+    Ragged,
+    Replicate,
+    Shard,
+    Spans,
+)
 from fdtensor.record import Record
 
 __all__ = [
     "At",
     "Block",
-    "Exact",
+    "Needs",
     "P",
     "R",
     "Row",
@@ -40,8 +45,6 @@ __all__ = [
     "S",
     "U",
     "Window",
-    "arguments",
-    "rows_of",
     "rule",
     "rule_of",
 ]
@@ -71,7 +74,7 @@ class Window(Record):
     """Positions `range(start, stop, step)` of a dim of `size` that is cut as S, each where it was.
 
     They are dim `dim` of this tensor. Positions before the dim are with its first block, those
-    after it with the last.
+    after it with the last one, or with whom they make it a plain S.
     """
 
     dim: int
@@ -82,10 +85,60 @@ class Window(Record):
 
     def of(self, size: int, count: int) -> Placement:
         """The placement that this is on a dim of `size` over an axis of `count` ranks."""
-        ends = [chunk(self.size, count, i)[1] for i in range(count - 1)]
-        passed = [min(size, max(0, -(-(end - self.start) // self.step))) for end in ends]
-        sizes = [b - a for a, b in zip([0, *passed], [*passed, size])]
+
+        def passed(end: int) -> int:
+            return min(size, max(0, -(-(end - self.start) // self.step)))
+
+        ends = [passed(chunk(self.size, count, i)[1]) for i in range(count - 1)]
+        plain = [chunk(size, count, i)[1] for i in range(count - 1)]
+        last = passed(self.size)
+        if all(a == b or min(a, b) >= last for a, b in zip(ends, plain)):
+            return Shard(self.dim)
+        sizes = [b - a for a, b in zip([0, *ends], [*ends, size])]
         return _contiguous(self.dim, sizes)
+
+
+@attrs.frozen(eq=False)
+class Needs(Record):
+    """What blocks of a dim of `made` elements, cut as S, are made from: ranges of dim `dim`.
+
+    `of(start, stop)` is a range that the elements from `start` to `stop` need, cut off where the
+    dim ends, or several ranges; empty blocks need nothing. Blocks `with_own` hold their S block of
+    the dim besides.
+    """
+
+    dim: int
+    made: int
+    of_block: Callable[[int, int], Any]
+    with_own: bool = False
+
+    def of(self, size: int, count: int) -> Placement:
+        """The placement that this is on a dim of `size` over an axis of `count` ranks."""
+        held = []
+        for i in range(count):
+            start, stop = chunk(self.made, count, i)
+            ranges: list[tuple[int, int]] = []
+            if start < stop:
+                found = self.of_block(start, stop)
+                ranges += [found] if isinstance(found, tuple) else found
+            if self.with_own:
+                ranges.append(chunk(size, count, i))
+            held.append(_united(ranges, size))
+        plain = [chunk(size, count, i) for i in range(count)]
+        if held == [((a, b),) if a < b else () for a, b in plain]:
+            return Shard(self.dim)
+        return Spans(self.dim, tuple(held))
+
+
+def _united(ranges: Iterable[tuple[int, int]], size: int) -> Intervals:
+    """The ranges, cut off at the ends of the dim and joined where they touch or overlap."""
+    joined: list[tuple[int, int]] = []
+    for a, b in sorted((max(0, a), min(size, b)) for a, b in ranges):
+        if joined and a <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(b, joined[-1][1])
+        elif a < b:
+            joined.append((a, b))
+    return tuple(joined)
 
 
 def _contiguous(dim: int, sizes: Sequence[int]) -> Placement:
@@ -211,156 +264,3 @@ def rule_of(op: Any) -> Rule | None:
     if found is None and torch.Tag.pointwise in op.tags and not op._schema.is_mutable:
         return _RULES["pointwise"]
     return found
-
-
-def arguments(call: Call, of: Callable[[Var], Any]) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a call, defaults filled in, with `of(v)` for each value.
-
-    Those that the schema takes by keyword only come by keyword.
-    """
-    given = dict(call.kwargs)
-    args, kwargs = [], {}
-    for i, argument in enumerate(call.op._schema.arguments):
-        if i < len(call.args):
-            value = substituted(call.args[i], of)
-        elif argument.name in given:
-            value = substituted(given[argument.name], of)
-        else:
-            value = argument.default_value
-        if argument.kwarg_only:
-            kwargs[argument.name] = value
-        else:
-            args.append(value)
-    return args, kwargs
-
-
-def rows_of(call: Call, types: Sequence[Full], count: int) -> tuple[Row, ...]:
-    """The rows of a call over an axis of `count` ranks, that of all `R` first."""
-    ins = tuple(types[v.index] for v in call.ins)
-    outs = tuple(None if v is None else types[v.index] for v in call.outs)
-    return _rows(Exact.of(call), ins, outs, count)
-
-
-class Exact:
-    """A call as a key: 1, 1.0 and True differ, as do 0.0 and -0.0; nan equals itself."""
-
-    __slots__ = ("args", "hash", "kwargs", "op", "rule", "text", "width")
-
-    @staticmethod
-    @functools.lru_cache(maxsize=65536)
-    def of(call: Call) -> Exact:
-        """What a call is, but for the names of its values: they are numbered in order."""
-        numbers = iter(range(len(call.ins)))
-        args, kwargs = substituted((call.args, call.kwargs), lambda v: Var(next(numbers)))
-        return Exact(call.op, args, kwargs, len(call.outs))
-
-    def __init__(self, op: Any, args: Any, kwargs: Any, width: int) -> None:
-        self.op, self.args, self.kwargs, self.width = op, args, kwargs, width
-        self.text = repr((args, kwargs))
-        self.rule = rule_of(op)  # a rule that is given later makes another key
-        self.hash = hash((op, self.text, width))
-
-    def __hash__(self) -> int:
-        return self.hash
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Exact)
-            and self.rule is other.rule
-            and (self.op, self.text, self.width) == (other.op, other.text, other.width)
-        )
-
-
-@functools.lru_cache(maxsize=65536)
-def _rows(
-    key: Exact, ins: tuple[Full, ...], outs: tuple[Full | None, ...], count: int
-) -> tuple[Row, ...]:
-    replicated = Row((R,) * len(ins), (R,) * len(outs))
-    found = rule_of(key.op)
-    if found is None:
-        return (replicated,)
-    call = Call(key.op, key.args, key.kwargs, (None,) * key.width)
-    args, kwargs = arguments(call, lambda v: ins[v.index])
-    rows = [replicated]
-    for given in found.rows(*args, **kwargs):
-        row = _row(key.op, given, ins, outs, count, found.contiguous)
-        pairs = zip((*row.ins, *row.outs), (*ins, *outs))
-        if all(
-            f is None or not isinstance(p, Partial) or reducible(f.dtype, p.reduce_op)
-            for p, f in pairs
-        ):
-            rows.append(row)
-    return tuple(dict.fromkeys(rows))
-
-
-def _row(
-    op: Any,
-    row: Any,
-    ins: Sequence[Full],
-    outs: Sequence[Full | None],
-    count: int,
-    contiguous: bool,
-) -> Row:
-    """A row as a rule wrote it, with its units resolved and its dims checked."""
-    before, after = row
-    after = after if isinstance(after, tuple) else (after,) * 1
-    if len(before) != len(ins) or len(after) != len(outs):
-        raise RuleError(
-            f"a row of the rule for {op} has {len(before)} -> {len(after)} placements, but the op "
-            f"has {len(ins)} -> {len(outs)} tensors.",
-            row=row,
-            hint="Yield one placement for each tensor, those in lists too.",
-        )
-    exact = any(isinstance(p, (U, Window, Ragged, StridedShard)) for p in (*before, *after))
-
-    def resolved(pattern: Any, full: Full | None) -> Placement:
-        if full is None:  # an output that nobody reads has no type
-            return pattern if isinstance(pattern, Partial) else R
-        placed = pattern
-        if isinstance(pattern, (U, Window)):
-            placed = pattern.of(full.shape[pattern.dim], count)
-        if not isinstance(placed, (Replicate, Partial)) and placed.dim >= full.ndim:
-            raise RuleError(
-                f"a row of the rule for {op} cuts dim {placed.dim} of a tensor that has "
-                f"{full.ndim} dims.",
-                row=row,
-                hint="Count dims from the front, and skip those that are not there.",
-            )
-        return placed
-
-    placed = tuple(map(resolved, before, ins)), tuple(map(resolved, after, outs))
-    return Row(*placed, exact, contiguous)
-
-
-def variants(row: Row, kinds: Iterable[Placement], shapes: Sequence[Full | None]) -> Iterator[Row]:
-    """The row with other kinds of cuts in place of its S, or other reductions in place of its P."""
-    sizes = [
-        full.shape[p.dim]
-        for p, full in zip((*row.ins, *row.outs), shapes)
-        if isinstance(p, Shard) and full is not None
-    ]
-    for kind in kinds:
-        match kind:
-            case Ragged(_, blocks) if sizes and {sum(blocks)} == set(sizes) and not row.exact:
-                yield _recut(row, lambda p, k=kind: Ragged(p.dim, k.sizes))
-            case StridedShard(_, factor) if len(set(sizes)) == 1 and not (
-                row.exact or row.contiguous
-            ):
-                yield _recut(row, lambda p, f=factor: StridedShard(p.dim, f))
-            case Partial("avg") if P in row.ins and not any(map(_is_cut, row.ins)):
-                swap = {P: kind}
-                ins = tuple([swap.get(p, p) for p in row.ins])  # type: ignore[call-overload]
-                outs = tuple([swap.get(p, p) for p in row.outs])  # type: ignore[call-overload]
-                yield Row(ins, outs, row.exact, row.contiguous)
-
-
-def _is_cut(p: Placement) -> bool:
-    return isinstance(p, (Shard, StridedShard, Ragged))
-
-
-def _recut(row: Row, of: Callable[[Shard], Placement]) -> Row:
-    return Row(
-        tuple(of(p) if isinstance(p, Shard) else p for p in row.ins),
-        tuple(of(p) if isinstance(p, Shard) else p for p in row.outs),
-        contiguous=row.contiguous,
-    )

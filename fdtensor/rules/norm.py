@@ -1,6 +1,6 @@
 """Normalizations: each slice has a mean and a deviation, and a cut between slices leaves all whole.
 
-A cut of what is averaged over needs the numbers of the other blocks: see `decompose`.
+A cut of what is averaged over needs the numbers of the other blocks: see `fdtensor.decompositions`.
 """
 
 from __future__ import annotations

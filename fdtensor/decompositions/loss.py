@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fdtensor.rules.decompose import decomposition, wide
+from fdtensor.decompositions.core import decomposition, wide
 
 aten = torch.ops.aten
 

@@ -1,63 +1,17 @@
-"""`decomposition_of`: an op as simpler ones, for layouts in which its kernel would need all blocks.
-
-A decomposition takes the arguments of the op and full tensors, so that the numbers of elements in
-it are full ones, and returns what the op returns. Means are subtracted before squaring and maxima
-before `exp`; what has fewer than 32 bits is computed in 32.
-"""
+"""Reductions in simpler ops: moments, norms, and where the greatest and least elements are."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from math import inf, prod
 from typing import Any
 
 import torch
 
+from fdtensor.decompositions.core import decomposition, summed, wide
 from fdtensor.rules.reduce import reduced_dims
 
-__all__ = ["DECOMPOSITIONS", "decomposition", "decomposition_of", "summed", "wide"]
-
 aten = torch.ops.aten
-
-DECOMPOSITIONS: dict[torch._ops.OpOverload, Callable[..., Any]] = {}
-"""By op."""
-
-
-def decomposition(*ops: torch._ops.OpOverload) -> Callable[[Callable], Callable]:
-    """Registers the decorated function as what the ops do."""
-
-    def register(f: Callable) -> Callable:
-        DECOMPOSITIONS.update(dict.fromkeys(ops, f))
-        return f
-
-    return register
-
-
-def decomposition_of(op: Any) -> Callable[..., Any] | None:
-    """What `op` does, in simpler ops: as written here, else as torch has it; None where nobody has.
-
-    A function of the arguments of the op that returns what the op returns: a tuple for several.
-    """
-    found = DECOMPOSITIONS.get(op)
-    return _torch_decompositions().get(op) if found is None else found
-
-
-@functools.cache
-def _torch_decompositions() -> dict[Any, Callable[..., Any]]:
-    from torch._decomp import decomposition_table
-
-    return decomposition_table
-
-
-def wide(x: torch.Tensor) -> torch.Tensor:
-    """`x` in the dtype that sums are computed in."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
-def summed(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
-    """The sum over `dims`, which stay as dims of size 1; `x` itself where there are none."""
-    return x.sum(tuple(dims), keepdim=True) if dims else x
 
 
 def _dropped(x: torch.Tensor, dims: Sequence[int], keepdim: bool) -> torch.Tensor:
@@ -132,61 +86,6 @@ def renorm(x, p, dim, maxnorm):
     norm = vector_norm(wide(x), p, dims, True) if dims else wide(x).abs()
     scale = torch.where(norm > maxnorm, maxnorm / (norm + 1e-7), 1.0)
     return (x * scale).to(x.dtype)
-
-
-@decomposition(aten.logsumexp.default)
-def logsumexp(x, dim, keepdim=False):
-    """`out[i] = log sum_j exp(x[i, j] - most[i]) + most[i]`"""
-    dims = sorted(reduced_dims(x, dim))
-    kind = x.dtype if x.is_floating_point() else torch.get_default_dtype()
-    x = wide(x.to(kind))
-    most = x.amax(dims, True) if dims else x
-    most = most.masked_fill(most.abs() == inf, 0)
-    out = summed((x - most).exp(), dims).log() + most
-    return _dropped(out, dims, keepdim).to(kind)
-
-
-def _below_most(x: torch.Tensor, dim: int) -> torch.Tensor:
-    x = wide(x)
-    return x - (x.amax(dim, True) if x.ndim else x)
-
-
-@decomposition(aten._softmax.default)
-def softmax(x, dim, half_to_float):
-    """`out[i, j] = exp(x[i, j] - most[i]) / sum_k exp(x[i, k] - most[i])`"""
-    e = _below_most(x, dim).exp()
-    return (e / summed(e, [dim] if x.ndim else [])).to(torch.float32 if half_to_float else x.dtype)
-
-
-@decomposition(aten._safe_softmax.default)
-def safe_softmax(x, dim, dtype=None):
-    """`softmax`, 0 where all of `x[i]` is `-inf`"""
-    x = x if dtype is None else x.to(dtype)
-    none = x == -inf
-    none = none.all(dim, True) if x.ndim else none
-    return softmax(x, dim, False).masked_fill(none, 0)
-
-
-@decomposition(aten._log_softmax.default)
-def log_softmax(x, dim, half_to_float):
-    """`out[i, j] = x[i, j] - most[i] - log sum_k exp(x[i, k] - most[i])`"""
-    y = _below_most(x, dim)
-    out = y - summed(y.exp(), [dim] if x.ndim else []).log()
-    return out.to(torch.float32 if half_to_float else x.dtype)
-
-
-@decomposition(aten._softmax_backward_data.default)
-def softmax_backward(grad, out, dim, input_dtype):
-    """`dx[i, j] = out[i, j] * grad[i, j] - out[i, j] * sum_k grad[i, k] * out[i, k]`"""
-    weighted = wide(grad) * wide(out)
-    return (weighted - wide(out) * summed(weighted, [dim] if out.ndim else [])).to(input_dtype)
-
-
-@decomposition(aten._log_softmax_backward_data.default)
-def log_softmax_backward(grad, out, dim, input_dtype):
-    """`dx[i, j] = grad[i, j] - exp(out[i, j]) * sum_k grad[i, k]`"""
-    total = summed(wide(grad), [dim] if out.ndim else [])
-    return (wide(grad) - wide(out).exp() * total).to(input_dtype)
 
 
 def _first(x: torch.Tensor, most: torch.Tensor, dim: int) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fdtensor.rules.decompose import decomposition, summed, wide
+from fdtensor.decompositions.core import decomposition, summed, wide
 from fdtensor.rules.norm import statistics_dtype
 
 aten = torch.ops.aten

@@ -1,0 +1,110 @@
+"""`samples_of`: what torch's database of ops calls an op with, as plain functions of tensors."""
+
+from __future__ import annotations
+
+import functools
+import random
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import optree
+import torch
+
+__all__ = ["Sample", "entries", "samples_of"]
+
+UNSET = {
+    "empty",
+    "empty_like",
+    "empty_permuted",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+}
+"""Ops whose results have no values, only shapes."""
+
+UNORDERED: dict[str, str] = {}
+
+
+@attrs.frozen(eq=False)
+class Sample:
+    """A plain function of tensors, and tensors to call it with."""
+
+    f: Callable[..., Any]
+    tensors: tuple[torch.Tensor, ...]
+    text: str
+    unset: bool
+    """Whether what comes out has no values."""
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of the tensors."""
+        return tuple(tuple(t.shape) for t in self.tensors)
+
+
+@functools.cache
+def entries() -> dict[str, Any]:
+    """The entries of the database that take float32 on CPU, by name and variant."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.testing._internal.common_methods_invocations import op_db
+    found = {}
+    for op in op_db:
+        if torch.float32 in op.supported_dtypes("cpu"):
+            name = f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
+            found[name] = op
+    return found
+
+
+def samples_of(name: str, most: int) -> list[Sample]:
+    """At most so many samples of an op, of shapes that differ; none where no tensor goes in."""
+    op = entries()[name]
+    torch.manual_seed(0)
+    found: dict[Any, Sample] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for given in op.sample_inputs("cpu", torch.float32, requires_grad=False):
+            sample = _sample(name, op, given)
+            if sample.tensors:
+                found.setdefault((sample.shapes, sample.text), sample)
+    kept = list(found.values())
+    if len(kept) <= most:
+        return kept
+    first, *rest = kept  # the first is the plain case
+    return [first, *random.Random(name).sample(rest, most - 1)] if most else []
+
+
+def _sample(name: str, op: Any, given: Any) -> Sample:
+    leaves, spec = optree.tree_flatten(
+        (given.input, tuple(given.args), given.kwargs),
+        none_is_leaf=True,
+    )
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    if any(leaves[i].layout is not torch.strided for i in places):
+        places = []  # only dense tensors are distributed
+    tensors = tuple(_rounded(leaves[i].detach()) for i in places)
+
+    def f(*given: torch.Tensor) -> Any:
+        full = list(leaves)
+        for i, t in zip(places, given, strict=True):
+            full[i] = t
+        first, args, kwargs = optree.tree_unflatten(spec, full)
+        return op.op(first, *args, **kwargs)
+
+    f.__name__ = name
+    shown = [f"{list(t.shape)}" if isinstance(t, torch.Tensor) else repr(t) for t in leaves]
+    return Sample(f, tensors, ", ".join(shown)[:200], op.name in UNSET)
+
+
+def _rounded(tensor: torch.Tensor) -> torch.Tensor:
+    """Few binary digits, so that pending terms add up exactly."""
+    if tensor.dtype != torch.float32:
+        return tensor
+    rounded = (tensor * 256).round() / 256
+    return torch.where(rounded.isfinite(), rounded, tensor)
+
+
+def float_tensors(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Which have derivatives."""
+    return [i for i, t in enumerate(tensors) if t.dtype.is_floating_point or t.dtype.is_complex]
