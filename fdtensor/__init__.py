@@ -29,6 +29,7 @@ from fdtensor.collective import (
 )
 from fdtensor.comm import Comm
 from fdtensor.cost import GLOO, NCCL, CostModel
+from fdtensor.discovery import Discovered, discover
 from fdtensor.dtensor import DTensor
 from fdtensor.errors import (
     CommError,
@@ -112,6 +113,7 @@ __all__ = [
     "CostModel",
     "DTensor",
     "DataDependentError",
+    "Discovered",
     "Eqn",
     "Exchange",
     "FdtensorError",
@@ -149,6 +151,7 @@ __all__ = [
     "call",
     "connect",
     "constrain",
+    "discover",
     "distribute",
     "estimate",
     "explain",

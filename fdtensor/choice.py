@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any, Literal, TypeGuard
 
 import attrs
 import torch
 
 from fdtensor.cost import CostModel, seconds
-from fdtensor.decompositions import decomposition_of
+from fdtensor.decompositions import DECOMPOSITIONS, decomposition_of
 from fdtensor.errors import FdtensorError
-from fdtensor.graph import Call, Full, Graph, Var, tensors_of
+from fdtensor.graph import Call, Full, Graph, Var, is_view, tensors_of
 from fdtensor.layout import Layout, TensorType
 from fdtensor.lift import agreeable
 from fdtensor.mesh import Mesh
@@ -163,10 +164,13 @@ class Nodes:
                     self.domain[v] = {o.outs[k]: None for o in options}  # type: ignore[misc]
             outs = tuple(None if v is None else v.index for v in call.outs)
             found.append(Node(tuple(v.index for v in call.ins), outs, tuple(options)))
-        for v, end in zip(graph.outs, self.ends.outs):
+        for k, (v, end) in enumerate(zip(graph.outs, self.ends.outs)):
             wanted = [end]
             if end == "free":
-                wanted = [p for p in self.domain[v] if not isinstance(p, Partial)]
+                ends = (choice.outs[k] for choice in self.before.values())
+                ragged = [p.dim for p in ends if _ragged(p)]  # one axis may cut a dim so
+                kept = (p for p in self.domain[v] if not (_ragged(p) and p.dim in ragged))
+                wanted = [p for p in kept if not isinstance(p, Partial)]
                 wanted = list(dict.fromkeys([*wanted, *self._any(v)]))
             found.append(Node((v.index,), (), tuple(Option((q,), (), 0.0) for q in wanted)))
         return found
@@ -234,9 +238,17 @@ class Nodes:
         if not missing or not self._met(call, missing):
             return ()
         left = tuple(self.left[v.index] for v in call.ins)
+        cuts = tuple((i, d, self._blocks(call.ins[i], d)) for i, d in missing)
         return _bodies(
-            Exact.of(call), fulls, left, read, missing, self.mesh, self.axis, self.cost, self.depth
+            Exact.of(call), fulls, left, read, cuts, self.mesh, self.axis, self.cost, self.depth
         )
+
+    def _blocks(self, v: Var, dim: int) -> int:
+        """Into how many blocks this axis cuts a dim, with those before it where they are even."""
+        placed = ((axis, choice.placements.get(v)) for axis, choice in self.before.items())
+        cutting = [axis for axis, p in placed if _cut(p) and p.dim == dim]
+        total = self.count * prod(self.mesh.axis_size(axis) for axis in cutting)
+        return self.count if self.graph.types[v.index].shape[dim] % total else total
 
     def _met(self, call: Call, missing: Sequence[tuple[int, int]]) -> bool:
         """Whether an operand may come with one of these cuts."""
@@ -250,25 +262,29 @@ def _cut(p: Any) -> TypeGuard[Cut]:
     return isinstance(p, Cut)
 
 
+def _ragged(p: Any) -> TypeGuard[Ragged]:
+    return isinstance(p, Ragged)
+
+
 @functools.lru_cache(maxsize=4096)
 def _bodies(
     key: Exact,
     fulls: tuple[Full, ...],
     left: tuple[Full, ...],
     read: tuple[bool, ...],
-    missing: tuple[tuple[int, int], ...],
+    cuts: tuple[tuple[int, int, int], ...],
     mesh: Mesh,
     axis: str,
     cost: CostModel,
     depth: int,
 ) -> tuple[Option, ...]:
     split = decomposition_of(key.op)
-    graph = decomposed(key, fulls, read, mesh.axis_size(axis) if split and split.blocked else 0)
-    if graph is None:
-        return ()
     depth += 1 + bool(split and split.blocked)  # its pieces may be the op itself, on less
     options = []
-    for i, d in missing:
+    for i, d, blocks in cuts:
+        graph = decomposed(key, fulls, read, blocks if split and split.blocked else 0)
+        if graph is None:
+            continue
         ins: list[Any] = ["free"] * len(fulls)
         ins[i] = Shard(d)
         ends = Ends(tuple(ins), ("free",) * len(graph.outs))
@@ -299,6 +315,8 @@ def decomposed(
     def body(tensors: list[Any]) -> list[Any]:
         args, kwargs = arguments(call, lambda v: tensors[v.index])
         made = f(*[list(a) if isinstance(a, tuple) else a for a in args], **kwargs)
+        if made is NotImplemented:  # torch's own may decline arguments
+            raise NotImplementedError
         return [t for t, wanted in zip(tensors_of(made), read) if wanted]
 
     try:
@@ -356,12 +374,7 @@ def inner_values(graph: Graph) -> set[int]:
     return found
 
 
-def is_view(call: Call) -> bool:
-    """Whether a call only says where the same elements are."""
-    returns = call.op._schema.returns
-    return len(call.ins) == 1 and bool(returns) and returns[0].alias_info is not None
-
-
 def has_rule(call: Call) -> bool:
-    """Whether an op has rows of its own."""
-    return rule_of(call.op) is not None or pinned(call) is not None
+    """Whether an op has rows of its own, or pieces with rows that an option was made of."""
+    known = rule_of(call.op) is not None or call.op in DECOMPOSITIONS
+    return known or pinned(call) is not None

@@ -11,7 +11,17 @@ import torch
 
 from fdtensor.record import Record
 
-__all__ = ["Call", "Full", "Graph", "Var", "pruned", "substituted", "tensors_in", "tensors_of"]
+__all__ = [
+    "Call",
+    "Full",
+    "Graph",
+    "Var",
+    "is_view",
+    "pruned",
+    "substituted",
+    "tensors_in",
+    "tensors_of",
+]
 
 
 @attrs.frozen(eq=False)
@@ -86,6 +96,12 @@ class Graph:
             outs = " ".join(map(typed, call.outs))
             lines.append(f"{outs} = {call.op} {argument_text(call.args, call.kwargs)}")
         return "\n".join([*lines, f"out {' '.join(map(str, self.outs))}"])
+
+
+def is_view(call: Call) -> bool:
+    """Whether a call only says where the same elements are."""
+    returns = call.op._schema.returns
+    return len(call.ins) == 1 and bool(returns) and returns[0].alias_info is not None
 
 
 def name_of(index: int) -> str:

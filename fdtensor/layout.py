@@ -223,6 +223,13 @@ def _check_layout(layout: Layout, cuts: Mapping[int, tuple[str, ...]]) -> None:
                 mesh=mesh,
                 hint="Give the size of each index along the axis.",
             )
+        if count == 1 and isinstance(placement, Spans):
+            raise LayoutError(
+                f"mesh axis {axis!r} has one rank, which holds the whole.",
+                placement=placement,
+                mesh=mesh,
+                hint="Use Replicate() or Shard(dim).",
+            )
         if cuts[placement.dim][0] != axis:
             raise LayoutError(
                 f"the ragged shard of mesh axis {axis!r} is not the first cut of dim "

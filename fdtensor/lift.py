@@ -36,8 +36,9 @@ def agreeable(
     call: Call, mesh: Mesh, rows: Mapping[str, Row], axis: str, row: Row, types: Sequence[Full]
 ) -> bool:
     """Whether the call may follow `row` on `axis` beside the rows of other axes."""
-    pending = {p.reduce_op for r in (*rows.values(), row) for p in r.outs if isinstance(p, Partial)}
-    if len(pending) < 2 and not any(map(_particular, (*rows.values(), row))):
+    along = (*rows.values(), row)
+    pending = {p.reduce_op for r in along for p in (*r.ins, *r.outs) if isinstance(p, Partial)}
+    if len(pending) < 2 and not any(map(_particular, along)):
         return True
     some = Mesh(**{a: mesh.axis_size(a) for a in mesh.axes if a in rows or a == axis})
     return lifted(call, some, {**rows, axis: row}, types) is not None

@@ -16,7 +16,7 @@ import torch
 from fdtensor.collective import Collective, Step, is_local
 from fdtensor.cost import CostModel, seconds
 from fdtensor.errors import TraceError
-from fdtensor.graph import Call, Var, argument_text, tensors_in
+from fdtensor.graph import Call, Var, argument_text, is_view, tensors_in
 from fdtensor.layout import TensorType
 from fdtensor.mesh import Mesh
 from fdtensor.plan_text import bytes_text, time_text
@@ -294,10 +294,7 @@ def op_name(op: Any) -> str:
 
 def is_view_line(eqn: Eqn) -> bool:
     """Whether a line only says where the same elements are."""
-    if isinstance(eqn.op, (Step, Together)):
-        return False
-    returns = eqn.op._schema.returns
-    return len(eqn.ins) == 1 and bool(returns) and returns[0].alias_info is not None
+    return not isinstance(eqn.op, (Step, Together)) and is_view(eqn.call)
 
 
 def _summary(program: Program) -> str:

@@ -29,7 +29,7 @@ from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
 from fdtensor.placement import Cut, Partial, Ragged, Replicate, Shard, StridedShard
 
-__all__ = ["constrain", "pinned", "record", "recording"]
+__all__ = ["constrain", "pinned", "record", "recorded_as", "recording"]
 
 aten = torch.ops.aten
 _C: Any = torch  # what torch does not declare
@@ -44,6 +44,12 @@ _SAME = {
     aten.lift.default,
 }
 """Ops whose result is their argument, to a program."""
+
+_PHYSICAL: dict[Any, Any] = {
+    aten._conj.default: aten._conj_physical.default,
+    aten._neg_view.default: aten.neg.default,
+}
+"""Views that set a bit which kernels of views do not know, and the ops that compute the values."""
 
 _BATCH_NORM = aten.native_batch_norm.default
 
@@ -108,6 +114,8 @@ class _Recorder(TorchDispatchMode):
             return out
         outs = tuple([self.var(t) for t in results])
         known = _frozen((args, tuple(kwargs.items())), lambda t: self.vars[id(t)])
+        if func in _PHYSICAL and isinstance(args[0], torch.Tensor):  # a number has no bits
+            func = _PHYSICAL[func]
         self.calls.append(Call(func, known[0], known[1], outs))
         return out
 
@@ -164,6 +172,11 @@ def record(
     except RuntimeError as error:
         if "mutating a non-functional tensor" in str(error):
             raise _writes("an op") from error
+        if "erroneously tracing" in str(error):  # a kernel asked for the memory of a tensor
+            raise DataDependentError(
+                "an op reads the values of a tensor.",
+                hint="Outside of a traced function, `call` runs it on replicated operands.",
+            ) from error
         raise
     finally:
         _DEPTH[0] -= 1
@@ -263,6 +276,19 @@ def _transparent() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
+_RECORDED_AS: dict[Any, Any] = {}
+
+
+def recorded_as(*functions: Any) -> Callable[[Callable], Callable]:
+    """Registers the decorated function as what is recorded in place of others."""
+
+    def register(f: Callable) -> Callable:
+        _RECORDED_AS.update(dict.fromkeys(functions, f))
+        return f
+
+    return register
+
+
 _READS = {torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__, torch.Tensor.data_ptr}
 
 
@@ -275,7 +301,7 @@ def _real(tensor: torch.Tensor) -> bool:
 
 
 class _Plain(TorchFunctionMode):
-    """Has one_hot look at no values, and says so where values are asked for."""
+    """Puts functions that look at no values in place of others; says where values are asked for."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _READS and args and not _real(args[0]):
@@ -283,12 +309,7 @@ class _Plain(TorchFunctionMode):
                 f"{func.__name__} reads the values of a tensor.",
                 hint="Outside of a traced function, `call` runs it on replicated operands.",
             )
-        if func is torch.nn.functional.one_hot:
-            classes = (kwargs or {}).get("num_classes", args[1] if len(args) > 1 else -1)
-            if classes > 0:
-                numbers = torch.arange(classes, device=args[0].device)
-                return (args[0].unsqueeze(-1) == numbers).long()
-        return func(*args, **(kwargs or {}))
+        return _RECORDED_AS.get(func, func)(*args, **(kwargs or {}))
 
 
 def _no_gradients_left(recorder: _Recorder) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import attrs
 import torch
 
-from fdtensor.errors import FdtensorError
-from fdtensor.graph import Call, Full, Var, tensors_of
+from fdtensor.errors import FdtensorError, RuleError
+from fdtensor.graph import Call, Full, Graph, Var, tensors_of
 from fdtensor.layout import Layout, TensorType
 from fdtensor.lower import local_graph, lowered
 from fdtensor.mesh import Mesh
@@ -18,7 +18,7 @@ from fdtensor.rows import rows_of
 from fdtensor.rules import Row
 from fdtensor.testing.values import gather_full, scatter
 
-__all__ = ["Wrong", "call_of", "check_row", "verify"]
+__all__ = ["Wrong", "arguments_of", "call_of", "check_row", "overload_of", "verify"]
 
 
 @attrs.frozen(eq=False)
@@ -40,11 +40,18 @@ def verify(
     """The rows of `op` that are wrong on a sample; none where the rule is right.
 
     A sample is a tuple of arguments, or `(args, kwargs)`. Rows are by default those of the op's
-    rule, over an axis of `count` ranks; pending terms are random splits.
+    rule, over an axis of `count` ranks; pending terms are random splits. A plain function of
+    tensors has no rule: give its rows.
     """
     wrong = []
     for sample in samples:
-        args, kwargs = sample if _with_kwargs(sample) else (sample, {})
+        args, kwargs = arguments_of(sample)
+        op = overload_of(op, args, kwargs)
+        if rows is None and not isinstance(op, torch._ops.OpOverload):
+            raise RuleError(
+                f"{op} is a plain function, which has no rule.",
+                hint="Give the rows, or make it an op with torch.library.custom_op.",
+            )
         call, tensors, whole = call_of(op, args, kwargs)
         types = [*(Full(tuple(t.shape), t.dtype) for t in (*tensors, *whole))]
         for row in rows if rows is not None else rows_of(call, types, count):
@@ -56,8 +63,20 @@ def verify(
     return wrong
 
 
-def _with_kwargs(sample: Any) -> bool:
-    return len(sample) == 2 and isinstance(sample[0], tuple) and isinstance(sample[1], dict)
+def arguments_of(sample: Any) -> tuple[Any, dict[str, Any]]:
+    """The arguments of a sample and those by name: a tuple of arguments, or `(args, kwargs)`."""
+    if len(sample) == 2 and isinstance(sample[0], tuple) and isinstance(sample[1], dict):
+        return sample
+    return tuple(sample), {}
+
+
+def overload_of(op: Any, args: Any, kwargs: Any) -> Any:
+    """The overload that an op means for these arguments; a plain function as it is."""
+    op = getattr(op, "_opoverload", op)
+    if isinstance(op, torch._ops.OpOverloadPacket):
+        name = torch._C._jit_resolve_packet(op._qualified_op_name, *args, **kwargs)
+        return getattr(op, name or "default")
+    return op
 
 
 def call_of(op: Any, args: Any, kwargs: Any) -> tuple[Call, list[torch.Tensor], list[torch.Tensor]]:
@@ -99,7 +118,7 @@ def check_row(
         held = [scatter(t, type, seed + i) for i, (t, type) in enumerate(zip(tensors, ins))]
         made = []
         for rank in range(count):
-            go = local_graph(lowered(call, ins, outs, (rank,)))
+            go = local_graph(_of_rank(call, ins, outs, rank))
             made.append(go(*(blocks[rank] for blocks in held)))
     except (
         FdtensorError,
@@ -116,6 +135,15 @@ def check_row(
         if found:
             return f"output {i}: {found}"
     return None
+
+
+def _of_rank(call: Call, ins: Sequence[TensorType], outs: Sequence[TensorType], rank: int) -> Graph:
+    """What a rank runs; of a plain function, the function itself on its blocks."""
+    if isinstance(call.op, torch._ops.OpOverload):
+        return lowered(call, ins, outs, (rank,))
+    inputs = tuple(map(Var, range(len(ins))))
+    read = tuple(v for v in call.outs if v is not None)
+    return Graph(inputs, (), (call,), read, tuple(Full(t.shape, t.dtype) for t in (*ins, *outs)))
 
 
 def _compare(blocks: tuple[torch.Tensor, ...], full: torch.Tensor, type: TensorType) -> str | None:

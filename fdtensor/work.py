@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fdtensor.cost import CostModel
-from fdtensor.graph import Call, Full
+from fdtensor.graph import Call, Full, is_view
 from fdtensor.placement import Cut
 from fdtensor.rows import Exact, arguments
 
@@ -27,8 +27,7 @@ def work(
 
     `share` is the part of its flops that other axes leave; nothing for a view.
     """
-    returns = call.op._schema.returns
-    if len(call.ins) == 1 and returns and returns[0].alias_info is not None:
+    if is_view(call):
         return 0.0
     parts = [(full.nbytes, isinstance(p, Cut)) for full, p in (*ins, *outs)]
     moved = sum(nbytes / count if cut else nbytes for nbytes, cut in parts)

@@ -4,9 +4,12 @@ import os
 from collections.abc import Iterator
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 from fdtensor.testing.pool import GlooPool
+
+torch.set_num_threads(1)  # tensors are tiny: threads would only wait for each other
 
 settings.register_profile(
     "fast",

@@ -519,8 +519,14 @@ def twice_used(x, w):
     return y @ y.t(), y.sum(0), y.t() @ y, y.exp().sum(), F.linear(x, w.t(), y[0])
 
 
+torch.library.define("tests::unruled", "(Tensor x) -> Tensor")
+torch.library.impl("tests::unruled", "CompositeExplicitAutograd", torch.clone)
+UNRULED = torch.ops.tests.unruled.default
+"""An op that nobody gives a rule."""
+
+
 def unruled(x):
-    return torch.fft.fft(x), torch.linalg.matrix_exp(x[:1, :1]), x.unfold(0, 2, 1)
+    return UNRULED(x), torch.fft.fft(x), torch.linalg.matrix_exp(x[:1, :1]), x.unfold(0, 2, 1)
 
 
 def scalars(x):

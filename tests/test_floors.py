@@ -49,6 +49,7 @@ FLOORS = (
         "distribution",
         "testing",
         "verify",
+        "discovery",
         "adjoint",
         "spmd",
         "api",

@@ -31,6 +31,7 @@ from fdtensor.tree import flatten
 from tests.programs import (
     CASES,
     SMOOTH,
+    UNRULED,
     alone,
     checked,
     close,
@@ -382,7 +383,7 @@ NO_LAYOUT = """\
 Write Layout(mesh, placements)."""
 
 NO_RULE = """\
-aten._fft_r2c.default has no rule, and its operands are not replicated.
+tests.unruled.default has no rule, and its operands are not replicated.
 
 Give it one with @fdtensor.rule, or pass on_missing_rule="replicate"."""
 
@@ -413,7 +414,7 @@ REFUSED = {
     ),
     "no such dim": (LayoutError, NO_DIM, lambda x: call(torch.sum, x, out_layouts=x.layout)),
     "no layout": (LayoutError, NO_LAYOUT, lambda x: call(lambda x: constrain(x, 3), x)),
-    "no rule": (RuleError, NO_RULE, lambda x: call(torch.fft.fft, x, on_missing_rule="error")),
+    "no rule": (RuleError, NO_RULE, lambda x: call(UNRULED, x, on_missing_rule="error")),
     "random numbers": (TraceError, RANDOM, lambda x: call(torch.nn.functional.dropout, x)),
 }
 

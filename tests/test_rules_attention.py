@@ -4,15 +4,23 @@ import pytest
 import torch
 
 from fdtensor.graph import Call, Full, Var
+from fdtensor.layout import Layout, TensorType
+from fdtensor.lower import lowered
+from fdtensor.mesh import Mesh
 from fdtensor.recorder import record
 from fdtensor.rows import rows_of
 from fdtensor.rules import Row
 from fdtensor.rules.core import P, R, S, U, rule_of
+from fdtensor.tracer import trace
 from fdtensor.verify import call_of, verify
+from tests.decompositions import differences
+from tests.nested import nested
 
 aten = torch.ops.aten
 attention = aten._scaled_dot_product_flash_attention_for_cpu.default
 attention_backward = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+flash = aten._scaled_dot_product_flash_attention.default
+flash_backward = aten._scaled_dot_product_flash_attention_backward.default
 COUNTS = [2, 3, 4]
 
 
@@ -63,15 +71,82 @@ def test_the_rows_of_the_gradients_of_attention_are_right(name):
         assert verify(attention_backward, [backward_of(name)], count=count) == []
 
 
-def test_a_cut_of_queries_is_wrong_with_a_causal_mask():
-    """Each rank would number its queries from 0."""
-    args, kwargs = forward_of("causal")
-    row = Row((S(2), R, R), (S(2), S(2)))
-    (wrong,) = verify(attention, [(args, kwargs)], [row], count=2)
-    assert wrong.row is row
-    call, tensors, whole = call_of(attention, args, kwargs)
-    types = [Full(tuple(t.shape), t.dtype) for t in (*tensors, *whole)]
-    assert row not in rows_of(call, types, 2)
+def test_blocks_of_queries_and_keys_keep_a_causal_mask():
+    """Also where one axis cuts the queries and another one batches, heads or keys."""
+    (query, key, value, *rest), kwargs = forward_of("causal")
+    args = (*(t.double() for t in (query, key, value)), *rest)
+    out, logsumexp = attention(*args, **kwargs)
+    back = (out.cos(), *args[:3], out, logsumexp, *rest)
+    for op, sample in ((attention, (args, kwargs)), (attention_backward, (back, kwargs))):
+        call, tensors, whole = call_of(op, *sample)
+        types = [Full(tuple(t.shape), t.dtype) for t in (*tensors, *whole)]
+        assert any(S(2) in row.ins for row in rows_of(call, types, 2))
+        assert not [*nested(op, sample)]
+
+
+def test_a_causal_mask_with_a_cut_sequence_moves_keys_and_values_alone():
+    """Forward, and the sums of their gradients backward."""
+    cut = TensorType((2, 3, 64, 8), torch.float32, Layout(Mesh(x=4), [S(2)]))
+
+    def attend(*t):
+        return torch.nn.functional.scaled_dot_product_attention(*t, is_causal=True)
+
+    def gradients(*t):
+        return torch.func.grad(lambda *t: attend(*t).pow(2).sum(), (0, 1, 2))(*t)
+
+    moved = 2 * cut.nbytes * 3 // 4
+    assert trace(attend, cut, cut, cut).received_bytes == moved
+    assert trace(gradients, cut, cut, cut).received_bytes <= 2 * moved
+
+
+@pytest.mark.parametrize("blocks", COUNTS)
+def test_blocks_of_keys_are_put_together(blocks):
+    """Also where a query sees no key of a block, or none at all."""
+    (query, key, value, *rest), _ = forward_of("plain")
+    mask = torch.zeros(5, 6)
+    mask[1, 1:] = mask[2, :3] = mask[3] = -torch.inf
+    masked = ((query, key, value, *rest), {"attn_mask": mask})
+    assert not differences(attention, [*map(forward_of, SAMPLES), masked], blocks=blocks)
+
+
+def test_cut_keys_stay_where_they_are():
+    """What moves has the size of the queries, forward and backward."""
+    mesh = Mesh(x=4)
+    query = TensorType((2, 4, 8, 16), torch.float32, mesh.layout())
+    cut = TensorType((2, 4, 4096, 16), torch.float32, Layout(mesh, [S(2)]))
+
+    def attend(*t):
+        return torch.nn.functional.scaled_dot_product_attention(*t)
+
+    def gradients(*t):
+        return torch.func.grad(lambda *t: attend(*t).pow(2).sum(), (0, 1, 2))(*t)
+
+    assert trace(attend, query, cut, cut).received_bytes <= 2 * query.nbytes
+    assert trace(gradients, query, cut, cut).received_bytes <= 4 * query.nbytes
+
+
+def test_a_flash_kernel_takes_the_keys_that_a_block_of_queries_may_see():
+    """It aligns a causal mask with the last query and the last key."""
+    x, lse = f32(2, 3, 8, 16), f32(2, 3, 8)
+    v = tuple(map(Var, range(9)))
+    forward = Call(flash, (*v[:3], 0.0, True), (), (*v[3:5], None, None, None))
+    back = Call(flash_backward, (*v[:6], None, None, 8, 8, 0.0, True, *v[4:6]), (), v[6:])
+    mesh = Mesh(x=4)
+
+    def typed(full, placed):
+        return TensorType(full.shape, full.dtype, Layout(mesh, [placed]))
+
+    q, k, s = typed(x, S(2)), typed(x, R), typed(lse, S(2))
+    seed = typed(SEED, R)
+    graph = lowered(forward, [q, k, k], [q, s, None, None, None], (1,))
+    shapes = [graph.types[v.index].shape[2] for v in graph.calls[-1].ins]
+    assert shapes == [2, 4, 4]
+    sum_ = typed(x, P)
+    graph = lowered(back, [q, q, k, k, q, s, seed, seed], [q, sum_, sum_], (2,))
+    kernel = next(call for call in graph.calls if call.op is flash_backward)
+    assert [graph.types[v.index].shape[2] for v in kernel.ins[:4]] == [2, 2, 6, 6]
+    assert kernel.args[8:10] == (2, 6)
+    assert [graph.types[v.index].shape[2] for v in graph.outs] == [2, 8, 8]
 
 
 def test_dropout_has_no_rows():

@@ -3,13 +3,18 @@
 import pytest
 import torch
 
+from fdtensor import Layout, Replicate, Shard, TensorType, trace
 from fdtensor.graph import Full
 from fdtensor.rows import rows_of
 from fdtensor.rules import Row, pool, resample
 from fdtensor.rules.core import P, R, S
 from fdtensor.verify import call_of, verify
+from tests.operators.check import Checked
+from tests.operators.layouts import LINE, SQUARE
+from tests.operators.samples import Sample
 
 aten = torch.ops.aten
+nn = torch.nn.functional
 COUNTS = [2, 3, 4]
 
 
@@ -18,13 +23,15 @@ def ints(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(seed)).float()
 
 
-def conv(n, i, o, size, kernel, groups=1, transposed=False, bias=True, stride=1, extra=0):
+def conv(
+    n, i, o, size, kernel, groups=1, transposed=False, bias=True, stride=1, extra=0, pad=0, wide=1
+):
     """The arguments of a convolution of `n` images with `i` channels to `o`."""
     d = len(size)
     weight = (i, o // groups, *kernel) if transposed else (o, i // groups, *kernel)
     return (
         *(ints(n, i, *size), ints(*weight, seed=1), ints(o, seed=2) if bias else None),
-        *([stride] * d, [0] * d, [1] * d, transposed, [extra] * d, groups),
+        *([stride] * d, [pad] * d, [wide] * d, transposed, [extra] * d, groups),
     )
 
 
@@ -36,7 +43,12 @@ CONVOLUTIONS = {
     "two groups": conv(2, 4, 6, (4, 4), (3, 3), groups=2),
     "depthwise": conv(2, 6, 6, (5,), (3,), groups=6),
     "depthwise with multiplier": conv(2, 3, 6, (5,), (3,), groups=3),
+    "padded": conv(1, 2, 3, (9, 5), (3, 3), stride=2, pad=1),
+    "wide": conv(1, 2, 2, (9,), (3,), pad=3, wide=2),
+    "sparse": conv(1, 2, 2, (13,), (1,), stride=3, pad=2),
     "transposed": conv(3, 4, 5, (4,), (3,), transposed=True, stride=2, extra=1),
+    "transposed and padded": conv(1, 2, 2, (5,), (3,), transposed=True, stride=3, extra=2, pad=2),
+    "transposed and wide": conv(1, 2, 2, (5,), (2,), transposed=True, wide=3, pad=1),
     "transposed in groups": conv(2, 4, 6, (3, 3), (2, 2), groups=2, transposed=True),
 }
 
@@ -75,69 +87,140 @@ def test_a_rank_without_input_channels_adds_its_term_of_the_bias():
     assert len(verify(aten.convolution.default, [args], [wrong], count=5)) == 1
 
 
-IMAGES = {1: ints(3, 5, 6), 2: ints(3, 5, 6, 6), 3: ints(2, 3, 4, 4, 4)}
-SIZES = {
-    "_adaptive_avg_pool2d": [3, 3],
-    "_adaptive_avg_pool3d": [2, 2, 2],
-    "adaptive_max_pool1d": [3],
-    "adaptive_max_pool2d": [3, 3],
-    "adaptive_max_pool3d": [2, 2, 2],
+SAMPLES = {
+    "reflection_pad": ([1, 2, 0, 1, 2, 2],),
+    "replication_pad": ([1, 2, 0, 3, -1, 2],),
+    "avg_pool": ([3, 2, 3], [2, 2, 1], [1, 0, 1], True, False, None),
+    "_adaptive_avg_pool": ([3, 5, 1],),
+    "upsample_nearest": ([7, 3, 4], None, None, None),
+    "_upsample_nearest_exact": ([7, 3, 4], None, None, None),
+    "upsample_linear": ([9], False, None),
+    "upsample_bilinear": ([9, 3], True, None, None),
+    "upsample_bicubic": ([9, 3], False, 1.5, 0.5),
+    "upsample_trilinear": ([7, 3, 4], False, None, None, None),
+    "_upsample_bilinear_aa": ([9, 3], False, None, None),
+    "_upsample_bicubic_aa": ([9, 3], True, None, None),
+    "max_pool_with_indices": ([3, 2, 2], [2, 2, 1], [1, 0, 1], [1, 2, 1], True),
+    "adaptive_max_pool": ([3, 5, 2],),
 }
+"""The arguments of an op after the image, on three dims or as many as there are."""
+
+IMAGES = {1: ints(2, 3, 9), 2: ints(1, 2, 6, 5), 3: ints(1, 2, 5, 4, 3)}
 
 
-def each(table):
-    return [(op, n) for n, ops in table.items() for op in ops]
+def sampled():
+    """Forward, backward and the arguments for each number of dims."""
+    for name, (_, *dims) in resample.LINEAR.items():
+        yield from ((name, n) for n in dims)
+    yield from ((name, n) for name in pool.POOLS for n in (2, 3))
 
 
-def forward_of(name: str, n: int) -> list:
-    """The second argument of a pooling or padding: sizes for each of `n` dims."""
-    return SIZES.get(name, [2] * n if "pool" in name else [1] * 2 * n)
+def arguments(name: str, n: int) -> list:
+    """Those of the op after the image."""
+    given = SAMPLES[name.replace("{}d", "")]
+    sizes = [v[: 2 * n if "_pad" in name else n] if isinstance(v, list) else v for v in given]
+    return sizes[: 1 + n] if "nearest" in name else sizes
 
 
-@pytest.mark.parametrize(("op", "n"), each(pool.LINEAR) + each(pool.MAXIMA), ids=str)
-def test_the_rows_of_pooling_and_padding_are_right(op, n):
-    """Images and channels, with and without a dim of images."""
-    sizes = forward_of(op._schema.name.removeprefix("aten::"), n)
+@pytest.mark.parametrize(("name", "n"), [*sampled()])
+def test_the_rows_of_pools_paddings_and_resizing_are_right(name, n):
+    """Forward and backward: images, channels, and rows with their halos."""
+    x, args = IMAGES[n], arguments(name, n)
+    forward = getattr(aten, name.format(n)).default
+    backward = getattr(aten, f"{name.format(n)}_backward").default
+    made = forward(x, *args)
+    made, *where = made if isinstance(made, tuple) else (made,)
+    grad = ints(*made.shape, seed=3)
+    rest = [x, *([] if "adaptive" in name else args), *where]
+    if "upsample" in name:
+        rest = [args[0], list(x.shape), *args[1:]]
     for count in COUNTS[1:]:
-        assert verify(op, [(IMAGES[n], sizes), (IMAGES[n][0], sizes)], count=count) == []
+        assert verify(forward, [(x, *args)], count=count) == []
+        assert verify(backward, [(grad, *rest)], count=count) == []
 
 
-def gradient(op, n, x):
-    """The arguments of the backward kernel `op` at `x`."""
-    name = op._schema.name.removeprefix("aten::").replace("_backward", "")
-    sizes = forward_of(name, n)
-    made = getattr(aten, name).default(x, sizes)
-    if "max" in name:
-        grad, where = ints(*made[0].shape), made[1]
-        windows = () if "adaptive" in name else (sizes, sizes, [0] * n, [1] * n, False)
-        return (grad, x, *windows, where)
-    grad = ints(*made.shape)
-    if "adaptive" in name:
-        return grad, x
-    windows = (sizes, [0] * n, False, True, None) if "avg" in name else ()
-    return (grad, x, sizes, *windows)
+@pytest.mark.parametrize("n", [2, 3])
+def test_what_is_unpooled_goes_where_it_was(n):
+    """Each rank takes what belongs in its block."""
+    pooled, where = getattr(aten, f"max_pool{n}d_with_indices").default(IMAGES[n], [2] * n)
+    rest = [[2] * n, [0] * n] if n == 3 else []
+    sample = pooled, where, list(IMAGES[n].shape[2:]), *rest
+    for count in COUNTS:
+        assert verify(getattr(aten, f"max_unpool{n}d").default, [sample], count=count) == []
 
 
-@pytest.mark.parametrize(("op", "n"), each(pool.BACKWARD), ids=str)
-def test_the_rows_of_the_gradients_of_pooling_and_padding_are_right(op, n):
-    """They are linear in the gradient of the output."""
-    for count in COUNTS[1:]:
-        samples = [gradient(op, n, IMAGES[n]), gradient(op, n, IMAGES[n][0])]
-        assert verify(op, samples, count=count) == []
+def test_rounded_averages_are_no_sums():
+    """An integer average of terms is not the average of the sum."""
+    x = torch.arange(24).reshape(1, 2, 3, 4)
+    call, tensors, whole = call_of(aten.avg_pool2d.default, (x, [2, 2]), {})
+    types = [Full(tuple(t.shape), t.dtype) for t in (*tensors, *whole)]
+    assert all(row.ins not in ((P,), (S(2),)) for row in rows_of(call, types, 2))
 
 
-@pytest.mark.parametrize("op", resample.RESIZED + resample.RESIZED_BACKWARD, ids=str)
-def test_the_rows_of_resizing_are_right(op):
-    """Gradients are given the shape of the block."""
-    name = op._schema.name
-    n = next(int(c) for c in name if c.isdigit())
-    x, size = IMAGES[n], [7] * n
-    rest = () if "nearest" in name else (False,)
-    args = (x, size, *rest)
-    if "backward" in name:
-        args = (ints(*x.shape[:2], *size), size, list(x.shape), *rest)
-    for count in COUNTS[1:]:
-        assert verify(op, [args], count=count) == []
+PROGRAMS = {
+    "convolution": (
+        lambda x, w, b: nn.conv2d(x, w, b, stride=2, padding=(1, 2), dilation=(2, 1)),
+        (3, 2, 3, 3),
+        (3,),
+    ),
+    "transposed": (
+        lambda x, w, b: nn.conv_transpose2d(x, w, b, stride=2, padding=1, output_padding=1),
+        (2, 3, 3, 3),
+        (3,),
+    ),
+    "max_pool": (lambda x: nn.max_pool2d(x, 3, 2, 1, return_indices=True),),
+    "adaptive_max_pool": (lambda x: nn.adaptive_max_pool2d(x, (5, 4)),),
+    "avg_pool": (lambda x: nn.avg_pool2d(x, 3, 2, 1, divisor_override=5),),
+    "bilinear": (lambda x: nn.interpolate(x, (7, 9), mode="bilinear"),),
+    "reflect": (lambda x: nn.pad(x, (1, 2, 3, 0), mode="reflect"),),
+    "images": (lambda x: nn.avg_pool3d(x, 3, 1, 1),),
+}
+"""A function of an image, and the shapes of what it takes besides."""
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_rows_and_columns_may_be_cut_at_once(name):
+    """By one axis each, or both by one dim, also where some ranks hold nothing."""
+    f, *shapes = PROGRAMS[name]
+    size = (1, 2, 7, 6, 5) if name == "images" else (1, 2, 9, 6)
+    tensors = [ints(*shape, seed=i) for i, shape in enumerate([size, *shapes])]
+    checked = Checked(Sample(f, tuple(tensors), name, False), True)
+    cuts = [(LINE, [Shard(2)]), (LINE, [Shard(3)])]
+    cuts += [(SQUARE, [Shard(a), Shard(b)]) for a, b in ((2, 3), (3, 2), (2, 2), (1, 3))]
+    for mesh, placements in cuts:
+        rest = [Layout(mesh, [Replicate()] * mesh.ndim) for _ in shapes]
+        found = checked.result([Layout(mesh, placements), *rest])
+        assert found.kind == "right", found
+
+
+def test_a_convolution_moves_only_halos():
+    """Of 256 rows over 4 ranks, the one before and the one after a block; back the same."""
+
+    def there(x, w):
+        return nn.conv2d(x, w, padding=1)
+
+    def back(grad, x, w):
+        return aten.convolution_backward(
+            grad, x, w, [8], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, True]
+        )
+
+    image = TensorType((2, 8, 256, 64), torch.float32, Layout(LINE, [Shard(2)]))
+    weight = TensorType((8, 8, 3, 3), torch.float32, Layout(LINE, [Replicate()]))
+    halo, sums = 2 * (2 * 8 * 64) * 4, 2 * 3 * ((8 * 8 * 9 + 8) * 4 // 4)
+    assert trace(there, image, weight).received_bytes == halo
+    program = trace(back, image, image, weight)
+    assert halo < program.received_bytes <= halo + sums
+
+
+def test_resized_and_pooled_images_move_only_halos():
+    """Two rows for a bilinear image of twice the size, one for a window of three rows each two."""
+    row = 2 * 8 * 64 * 4
+    image = TensorType((2, 8, 256, 64), torch.float32, Layout(LINE, [Shard(2)]))
+    larger = trace(lambda x: nn.interpolate(x, scale_factor=2.0, mode="bilinear"), image)
+    assert larger.received_bytes == 2 * row
+    assert trace(lambda x: nn.max_pool2d(x, 3, 2, 1), image).received_bytes == row
+    assert trace(lambda x: nn.max_pool2d(x, 2), image).received_bytes == 0
+    assert trace(lambda x: nn.adaptive_avg_pool2d(x, (1, 64)), image).received_bytes < 2 * row
 
 
 SAMPLED = [
@@ -146,6 +229,7 @@ SAMPLED = [
     (aten.pixel_unshuffle.default, ints(3, 3, 4, 6), 2),
     (aten.pixel_unshuffle.default, ints(2, 4, 4), 2),
     (aten.channel_shuffle.default, ints(3, 6, 4, 5), 3),
+    (aten.channel_shuffle.default, ints(1, 12, 2), 3),
     (aten.im2col.default, ints(3, 5, 4, 5), [2, 2], [1, 1], [0, 0], [1, 1]),
     (aten.im2col.default, ints(3, 4, 5), [2, 2], [1, 1], [0, 0], [1, 1]),
     (aten.col2im.default, ints(3, 20, 9), [4, 4], [2, 2], [1, 1], [0, 0], [1, 1]),

@@ -1,8 +1,12 @@
 """Rules of look-ups, gathers, scatters and writes at indices: every row holds, nested ones too."""
 
+import contextlib
+
 import pytest
 import torch
 
+from fdtensor.decompositions import DECOMPOSITIONS
+from fdtensor.distribution import distribute
 from fdtensor.graph import Full
 from fdtensor.layout import Layout, TensorType
 from fdtensor.lower import local_graph, lowered
@@ -10,9 +14,14 @@ from fdtensor.mesh import Mesh
 from fdtensor.placement import Partial, Replicate, Shard, StridedShard
 from fdtensor.rows import rows_of
 from fdtensor.rules.core import rule_of
+from fdtensor.simulator import SimulatedComm
+from fdtensor.spmd import spmd
 from fdtensor.testing.values import gather_full, scatter
+from fdtensor.tracer import trace
 from fdtensor.verify import call_of, verify
+from tests.decompositions import differences
 from tests.nested import ints, nested
+from tests.operators.check import BYTES
 
 aten = torch.ops.aten
 
@@ -43,6 +52,8 @@ def embeddings():
         for padding, scale in [(-1, False), (0, False), (rows - 1, True), (-1, True)]:
             yield aten.embedding.default, (ints(rows, width), index, padding, scale)
             yield aten.embedding_dense_backward.default, (grad, index, rows, padding, scale)
+        for most, norm in [(2.0, 2.0), (4.0, 1.0)]:
+            yield aten.embedding_renorm.default, (ints(rows, width), index, most, norm)
 
 
 def bags():
@@ -108,8 +119,10 @@ def scatters():
         for reduce in ("add", "multiply"):
             yield aten.scatter.reduce, ((x, dim, often, src), {"reduce": reduce})
             yield aten.scatter.value_reduce, ((x, dim, often, 2), {"reduce": reduce})
-        for reduce, own in [("sum", True), ("sum", False), ("mean", False), ("amax", True)]:
-            yield aten.scatter_reduce.two, ((x, dim, often, src, reduce), {"include_self": own})
+        for reduce in ("sum", "mean", "prod", "amax", "amin"):
+            for own in (True, False):
+                sample = (x, dim, often, src, reduce), {"include_self": own}
+                yield aten.scatter_reduce.two, sample
 
 
 def slices():
@@ -133,7 +146,10 @@ def slices():
         yield aten.index_fill.int_Scalar, (x, dim, often, 0)
         yield aten.index_fill.int_Scalar, (x, dim, often, 3)
         yield aten.index_fill.int_Tensor, (x, dim, often, torch.tensor(4.0))
-        yield aten.index_reduce.default, (x, dim, often, source, "prod")
+        for reduce in ("prod", "mean", "amax", "amin"):
+            yield aten.index_reduce.default, (x, dim, often, source, reduce)
+        own = {"include_self": False}
+        yield aten.index_reduce.default, ((x, dim, often, source, "amax"), own)
     yield aten.index_select.default, (ints(6, 2), 0, torch.tensor(4))
     yield aten.index_select.default, (torch.tensor(2.0), 0, torch.tensor([0]))
 
@@ -169,6 +185,41 @@ def indexings():
     yield aten.index_put.default, (ints(5, 4, 3), [None, once[0]], ints(5, 3, 3))
     yield aten.take.default, (ints(4, 3), below(12, 5, least=-12))
     yield aten.take.default, (ints(6), below(6, 2, 3, least=-6))
+    yield aten.take.default, (ints(), torch.tensor([0, -1, 0]))
+    for index, source in [
+        (torch.tensor([-1, 2, 0, 7, 5]), ints(5)),
+        (torch.tensor([[-1, 2], [0, 7]]), ints(4)),
+    ]:
+        yield aten.put.default, (ints(4, 3), index, source)
+        yield aten.put.default, (ints(4, 3), index, source, True)
+    yield aten.put.default, (ints(4, 3), torch.tensor([-1, 2, 11]), ints(3), True)
+    yield aten.put.default, (ints(), torch.tensor([0]), ints(1), True)
+
+
+def masks():
+    for shape, of in [((5, 4), (5, 4)), ((5, 4), (4,)), ((3, 1, 6), (3, 2, 1)), ((7,), (7,))]:
+        mask = ints(*of) > 0
+        whole = torch.broadcast_shapes(shape, of)
+        count = int(mask.expand(whole).sum())
+        yield aten.masked_scatter.default, (ints(*shape), mask, ints(count + 2))
+        grad = ints(*whole)
+        yield aten.masked_scatter_backward.default, (grad, mask, [count + 2])
+        for size in (2, count, count + 3):
+            yield aten.nonzero_static.default, ((ints(*shape) * mask,), {"size": size})
+    for before, of, after in [((), (5,), (3,)), ((2,), (4, 3), ()), ((3,), (5,), (2,))]:
+        mask = ints(*of) > 0
+        count = int(mask.sum())
+        x = ints(*before, *of, *after)
+        for values in ((count, *after), (*before, count, *after), (1, *after), ()):
+            for accumulate in (False, True):
+                where = [*[None] * len(before), mask]
+                yield aten.index_put.default, (x, where, ints(*values), accumulate)
+    i, j = below(5, 3, 4), below(4, 4)
+    mask = ints(3, 4) > 0
+    yield aten._unsafe_masked_index.default, (ints(5, 4), mask, [i, j], 0)
+    yield aten._unsafe_masked_index.default, (ints(5, 4), mask, [i, j], 2)
+    args = ints(5, 4), mask, [i, j], ints(3, 4)
+    yield aten._unsafe_masked_index_put_accumulate.default, args
 
 
 def searches():
@@ -184,9 +235,83 @@ def searches():
     yield aten.searchsorted.Tensor, ((mixed, ints(4)), {"sorter": mixed.argsort()})
     order = torch.arange(5).expand(3, 5).contiguous()
     yield aten.searchsorted.Tensor, ((many, ints(3, 4)), {"sorter": order})
+    for invert in (False, True):
+        yield aten.isin.Tensor_Tensor, ((ints(5, 3), ints(2, 3)), {"invert": invert})
+    repeats = torch.tensor([2, 0, 3, 1, 0])
+    yield aten.repeat_interleave.Tensor, ((repeats,), {"output_size": 6})
 
 
-FAMILIES = [embeddings, bags, gathers, scatters, slices, indexings, searches]
+def counts():
+    x, weight = ints(6, 3), ints(6, 3, least=0)
+    yield aten.histc.default, (x, 4)
+    yield aten.histc.default, (x, 4, -3, 3)
+    yield aten.histc.default, (torch.full((5,), 2.0), 3)
+    many, along = ints(5, 4, 2), [torch.tensor([-5.0, 0, 2]), torch.tensor([-4.0, -1, 3, 5])]
+    for density in (False, True):
+        for given in (None, weight):
+            more = {"weight": given, "density": density}
+            yield aten.histogram.bin_ct, ((x, 4), more)
+            yield aten.histogram.bin_ct, ((x, 4), {"range": [-3.0, 4.0], **more})
+            yield aten.histogram.bins_tensor, ((x, torch.tensor([-5.0, -1, 0, 6])), more)
+            more = {"weight": None if given is None else ints(5, 4, least=0), "density": density}
+            yield aten._histogramdd_from_bin_cts.default, ((many, [3, 2]), more)
+            some = {"range": [-3.0, 4, -2, 5], **more}
+            yield aten._histogramdd_from_bin_cts.default, ((many, [3, 2]), some)
+            yield aten._histogramdd_from_bin_tensors.default, ((many, along), more)
+        yield aten._histogramdd_bin_edges.default, ((many, [3, 2]), {"density": density})
+
+
+def segments():
+    for shape, lengths in [
+        ((7,), torch.tensor([3, 0, 3])),  # the last element is in none
+        ((6, 3), torch.tensor([1, 5])),
+        ((2, 5, 3), torch.tensor([[2, 3, 0], [1, 0, 4]])),
+    ]:
+        x, axis = ints(*shape), lengths.ndim - 1
+        ends = torch.nn.functional.pad(lengths.cumsum(-1), (1, 0))
+        for reduce in ("sum", "mean", "max", "min", "prod"):
+            if reduce == "prod":
+                x = torch.where(x == 0, 2.0, x)
+            for given in ({"lengths": lengths}, {"offsets": ends}):
+                for initial in (None,) if reduce == "mean" else (None, 1):
+                    more = {**given, "axis": axis, "unsafe": True, "initial": initial}
+                    yield aten.segment_reduce.default, ((x, reduce), more)
+                out = aten.segment_reduce.default(x, reduce, **given, axis=axis, unsafe=True)
+                args = ints(*out.shape), out, x, reduce
+                yield aten._segment_reduce_backward.default, (args, {**given, "axis": axis})
+
+
+def margins():
+    x, target, weight = ints(6, 4), below(4, 6), ints(4, least=1)
+    several = torch.tensor([[0, 2, -1, 1], [3, -1, 0, 0], [-1, 1, 1, 1]] * 2)
+    for reduction in (0, 1, 2):
+        grad = ints(6) if reduction == 0 else torch.tensor(2.0)
+        for given in (None, weight):
+            args = x, target, 1, 1.0, given, reduction
+            yield aten.multi_margin_loss.default, args
+            yield aten.multi_margin_loss_backward.default, (grad, *args)
+        _, hit = aten.multilabel_margin_loss_forward.default(x, several, reduction)
+        yield aten.multilabel_margin_loss_forward.default, (x, several, reduction)
+        args = grad, x, several, reduction, hit
+        yield aten.multilabel_margin_loss_backward.default, args
+    yield aten.multi_margin_loss.default, (ints(4), torch.tensor(2), 1, 1.0, None, 1)
+    logs, targets = ints(6, 5, 4).log_softmax(2), below(4, 5, 3, least=1)
+    for zeros in (False, True):
+        args = logs, targets, torch.tensor([6, 5, 6, 6, 4]), torch.tensor([1, 2, 0, 3, 2])
+        yield torch.ops.fdtensor.ctc_loss.default, (*args, 0, zeros)
+        made = torch.ops.fdtensor.ctc_loss.default(*args, 0, zeros)
+        yield torch.ops.fdtensor.ctc_loss_backward.default, (ints(5), *args, *made, 0, zeros)
+
+
+FAMILIES = [
+    *(embeddings, bags, gathers, scatters, slices, indexings, masks),
+    *(searches, counts, segments, margins),
+]
+APART = {
+    *(aten._histogramdd_from_bin_cts.default, aten._histogramdd_bin_edges.default),
+    *(aten.histogram.bin_ct, aten.nonzero_static.default, aten.repeat_interleave.Tensor),
+}
+"""Ops that have no rows, only pieces that do."""
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
@@ -194,12 +319,12 @@ FAMILIES = [embeddings, bags, gathers, scatters, slices, indexings, searches]
 def test_every_row_holds_on_blocks(family, count):
     """Blocks that divide evenly, that do not, and empty ones; pending terms are random."""
     samples = list(family())
-    assert all(rule_of(op) is not None for op, _ in samples)
+    assert all(rule_of(op) is not None for op, _ in samples if op not in APART)
     wrong = [w for op, sample in samples for w in verify(op, [sample], count=count)]
     assert not wrong, "\n".join(map(str, wrong[:5]))
 
 
-@pytest.mark.parametrize("family", [embeddings, gathers, scatters, slices, indexings, searches])
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f is not bags])
 def test_rows_of_two_axes_hold_together(family):
     """Each op's last sample of two dims, on a mesh of two axes, for all pairs of rows."""
     last = {}
@@ -208,6 +333,19 @@ def test_rows_of_two_axes_hold_together(family):
             last[op] = sample
     wrong = [found for op, sample in last.items() for found in nested(op, sample)]
     assert not wrong, "\n".join(wrong[:5])
+
+
+def test_decompositions_give_what_their_ops_give():
+    """Where they take the arguments; each op takes some."""
+    wrong, checked, due = [], set(), set()
+    for op, sample in (given for family in FAMILIES for given in family()):
+        if op in DECOMPOSITIONS:
+            due.add(op)
+            with contextlib.suppress(NotImplementedError):
+                wrong += differences(op, [sample])
+                checked.add(op)
+    assert not wrong, "\n".join(wrong[:5])
+    assert checked == due
 
 
 R, P, S = Replicate(), Partial("sum"), Shard
@@ -234,6 +372,17 @@ R, P, S = Replicate(), Partial("sum"), Shard
             (ints(6, 4), [below(6, 3)], ints(3, 4), True),
             ((P, S(0), S(0)), (P,)),
         ),
+        (
+            aten.scatter_reduce.two,
+            (ints(6, 4), 0, below(6, 4, 4), ints(4, 4), "amax"),
+            ((Partial("max"), S(0), S(0)), (Partial("max"),)),
+        ),
+        (
+            aten._embedding_bag.default,
+            (ints(8, 4), below(8, 5), torch.tensor([0, 3]), False, 1),
+            ((S(0), R, R), (P, R, R, R)),
+        ),
+        (aten.isin.Tensor_Tensor, (ints(4), ints(4)), ((R, S(0)), (Partial("max"),))),
     ],
     ids=lambda v: str(v) if isinstance(v, torch._ops.OpOverload) else "",
 )
@@ -257,6 +406,113 @@ def test_a_table_cut_in_strides_is_looked_up():
         for rank in range(2)
     ]
     assert torch.equal(gather_full(made, out), whole)
+
+
+@pytest.mark.parametrize("dims", [[], [1]])
+def test_bits_are_hashed_in_blocks(dims):
+    """`verify` does not write 64 bits without a sign."""
+    call, (x,), (whole,) = call_of(aten.hash_tensor.default, (ints(6, 3), dims), {})
+    mesh = Mesh(x=4)
+    full = Full(tuple(whole.shape), whole.dtype)
+    rows = rows_of(call, [Full((6, 3), x.dtype), full], 4)
+    assert len(rows) == 3
+    for row in rows:
+        cut = TensorType((6, 3), x.dtype, Layout(mesh, row.ins))
+        out = TensorType(full.shape, full.dtype, Layout(mesh, row.outs))
+        made = [
+            local_graph(lowered(call, [cut], [out], (rank,)))(block)[0]
+            for rank, block in enumerate(scatter(x, cut, 0))
+        ]
+        assert torch.equal(gather_full(made, out).view(torch.int64), whole.view(torch.int64))
+
+
+X, ROWS, WIDE = Mesh(x=4), Shard(0), Shard(1)
+
+
+def typed(shape, placement, dtype=torch.float32):
+    return TensorType(shape, dtype, Layout(X, [placement]))
+
+
+def set_where(x, mask):
+    x = x.clone()
+    x[mask] = 0.5
+    return x
+
+
+BIG = typed((64, 64), WIDE)
+TALL, NUMBERS = typed((256, 64), ROWS), typed((256, 64), ROWS, torch.int64)
+FEW = typed((8,), R, torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("f", "types", "most"),
+    [
+        (set_where, (BIG, typed((64, 64), WIDE, torch.bool)), 0),
+        (lambda x, at, new: x.put(at, new), (BIG, FEW, typed((8,), R)), 0),
+        (lambda x, at: x.take(at), (BIG, FEW), 24),
+        (
+            lambda x, mask, new: x.masked_scatter(mask, new),
+            (typed((64, 64), ROWS), typed((64, 64), ROWS, torch.bool), typed((4096,), R)),
+            24,
+        ),
+        (lambda x: torch.histc(x, 16), (BIG,), 60),
+        (lambda x: torch.histc(x, 16, -1, 1), (BIG,), 48),
+        (lambda x: torch.histogram(x, 16, density=True)[0], (BIG,), 108),
+        (lambda x: torch.histogram(x, 16, range=(0, 1), density=True)[0], (BIG,), 108),
+        (lambda x, values: torch.isin(x, values), (typed((16,), R), typed((256,), ROWS)), 12),
+        (
+            lambda x, at, new: x.scatter_reduce(0, at, new, "amax"),
+            (typed((4, 64), R), NUMBERS, TALL),
+            768,
+        ),
+        (
+            lambda x, at, new: x.scatter_reduce(0, at, new, "mean", include_self=False),
+            (typed((4, 64), R), NUMBERS, TALL),
+            2496,
+        ),
+        (
+            lambda x, lengths: torch.segment_reduce(x, "sum", lengths=lengths, unsafe=True),
+            (TALL, typed((4,), R, torch.int64)),
+            768,
+        ),
+        (lambda x: torch.nonzero_static(x, size=4), (TALL,), 84),
+        (
+            lambda table, at: torch.nn.functional.embedding(at, table, max_norm=1.0),
+            (BIG, FEW),
+            384,
+        ),
+    ],
+)
+def test_only_what_must_travels(f, types, most):
+    """No operand is gathered: counts, sums and a few numbers for each block are enough."""
+    assert trace(f, *types, cost=BYTES).received_bytes <= most
+
+
+def test_losses_that_look_at_values_are_recorded_as_ones_that_do_not():
+    """With the values and derivatives of torch's own, and without a byte of traffic in these."""
+    F = torch.nn.functional
+    x, y, var = ints(8, 3), ints(8, 3), ints(8, 3, least=0) / 4
+    logs, targets, lengths = ints(6, 8, 4).log_softmax(2), below(4, 8, 3, least=1), below(4, 8)
+
+    def ctc(logs, targets, lengths):
+        steps = torch.full_like(lengths, 6)
+        return F.ctc_loss(logs, targets, steps, lengths, reduction="sum", zero_infinity=True)
+
+    def gaussian(x, y, var):
+        return F.gaussian_nll_loss(x, y, var, full=True, eps=0.5, reduction="sum")
+
+    for f, tensors, cuts in [
+        (ctc, (logs, targets, lengths), (WIDE, ROWS, R)),
+        (gaussian, (x, y, var), (ROWS,) * 3),
+    ]:
+        floats = tuple(i for i, t in enumerate(tensors) if t.is_floating_point())
+        derived = torch.func.grad(f, floats)
+        comm = SimulatedComm(X)
+        held = [distribute(t, Layout(X, [p]), comm) for t, p in zip(tensors, cuts)]
+        assert trace(derived, *(t.type for t in held), cost=BYTES).received_bytes == 0
+        torch.testing.assert_close(spmd(f)(*held).full(), f(*tensors))
+        for made, due in zip(spmd(derived)(*held), derived(*tensors)):
+            torch.testing.assert_close(made.full(), due)
 
 
 def test_a_mask_as_an_index_has_no_rows():

@@ -7,10 +7,17 @@ import torch
 
 from fdtensor.blocks import chunk
 from fdtensor.graph import Call, Full
-from fdtensor.placement import Partial, Ragged, Replicate, Shard
+from fdtensor.layout import Layout, TensorType
+from fdtensor.mesh import Mesh
+from fdtensor.placement import Partial, Ragged, Replicate, Shard, Spans, StridedShard
 from fdtensor.rows import rows_of
 from fdtensor.rules.core import Window, rule_of
+from fdtensor.runner import run_lines
+from fdtensor.simulator import SimulatedComm
+from fdtensor.testing.values import gather_full, scatter
+from fdtensor.tracer import trace
 from fdtensor.verify import call_of, check_row, verify
+from tests.decompositions import differences
 from tests.nested import ints, nested
 
 aten = torch.ops.aten
@@ -57,16 +64,24 @@ def orders():
         yield aten.flip.default, (x, [])
         yield aten.roll.default, (x, [1], [-1])
         yield aten.roll.default, (x, [1, 2], [0, 1])
+        yield aten.roll.default, (x, [-4, 7, 1], [0, 0, -1])
         yield aten.roll.default, (x, [3])
         yield aten.repeat.default, (x, [1] * (x.ndim - 1) + [3])
         yield aten.repeat.default, (x, [2, *[1] * x.ndim])
         yield aten.repeat.default, (x, [5, 3, *[2] * x.ndim])
         yield aten.repeat.default, (x, [0] * x.ndim)
     yield aten.repeat.default, (ints(), [4])
-    for shape, dim, size, step in [((6, 4), 0, 2, 2), ((7, 3), -2, 3, 1), ((5, 8), 1, 8, 1)]:
+    for shape, dim, size, step in [
+        ((6, 4), 0, 2, 2),
+        ((7, 3), -2, 3, 1),
+        ((5, 8), 1, 8, 1),
+        ((11, 2), 0, 2, 3),
+        ((9, 2), 0, 5, 2),
+    ]:
         x = ints(*shape)
         grad = ints(*x.unfold(dim, size, step).shape)
         yield aten.unfold.default, (x, dim, size, step)
+        yield aten.unfold_copy.default, (x, dim, size, step)
         yield aten.unfold_backward.default, (grad, list(shape), dim, size, step)
 
 
@@ -100,7 +115,7 @@ def selections():
         src = x.select(dim, index).clone()
         yield aten.select.int, (x, dim, index)
         yield aten.select_backward.default, (src, list(shape), dim, index)
-        yield aten.select_scatter.default, (x, src + 1, dim, index)
+        yield aten.unbind.int, (x, dim)
     yield aten.select.int, (ints(4, 3) > 0, 0, 2)
 
 
@@ -130,9 +145,6 @@ def diagonals():
                 line = x.diagonal(offset, *dims)
                 yield aten.diagonal.default, (x, offset, *dims)
                 yield aten.diagonal_backward.default, (line.clone(), list(shape), offset, *dims)
-                yield aten.diagonal_scatter.default, (x, line + 1, offset, *dims)
-            yield aten.diag_embed.default, (x, offset)
-            yield aten.diag_embed.default, (x, offset, 0, -1)
         if x.ndim == 2:
             yield aten.trace.default, (x,)
             yield aten.trace.default, (x.to(torch.int32),)
@@ -208,6 +220,21 @@ def test_rows_of_two_axes_hold_together(family):
         (aten.new_zeros.default, (ints(6, 4), [6, 4]), ((S(0),), (S(0),))),
         (aten.split.Tensor, (ints(6, 4), 3, 0), ((S(0),), (Ragged(0, (3, 0)), Ragged(0, (0, 3))))),
         (aten.trace.default, (ints(4, 4),), ((S(0),), (P,))),
+        (aten.cat.default, ([ints(4, 3)] * 2, 0), ((S(0), S(0)), (StridedShard(0, 2),))),
+        (aten.split.Tensor, (ints(6, 4), 3, 0), ((StridedShard(0, 2),), (S(0), S(0)))),
+        (aten.unbind.int, (ints(2, 4), 0), ((S(0),), (P, P))),
+        (aten.diagonal.default, (ints(6, 4), 2), ((S(0),), (Ragged(0, (2, 0)),))),
+        (aten.diagonal_backward.default, (ints(4), [6, 4], 0, 0, 1), ((R,), (S(1),))),
+        (
+            aten.unfold.default,
+            (ints(6, 4), 0, 2, 1),
+            ((Spans(0, [[(0, 4)], [(3, 6)]]),), (S(0),)),
+        ),
+        (
+            aten.roll.default,
+            (ints(6, 4), [1], [0]),
+            ((Spans(0, [[(0, 2), (5, 6)], [(2, 5)]]),), (S(0),)),
+        ),
     ],
     ids=lambda v: str(v) if isinstance(v, torch._ops.OpOverload) else "",
 )
@@ -258,3 +285,67 @@ def test_a_window_leaves_each_position_where_it_was(size, chosen, count):
     plain = [r for r in range(count) for _ in range(*chunk(len(chosen), count, r))]
     stay = all(a == b for i, a, b in zip(chosen, owners, plain) if i < size)
     assert placed == (S(0) if stay or owners == plain else Ragged(0, sizes))
+
+
+def decomposed():
+    x, line = ints(6, 4), ints(24)
+    yield aten.roll.default, (x, [5])
+    yield aten.roll.default, (x, [-30])
+    yield aten.resize.default, (x, [3, 5])
+    yield aten.resize_as.default, (x, ints(2, 7))
+    for op in (aten.as_strided.default, aten.as_strided_copy.default):
+        yield op, (x, [4, 6], [1, 4])
+        yield op, (x, [3, 2], [2, 2], 1)
+        yield op, (x, [], [], 5)
+        yield op, (x, [1, 2, 3], [5, 0, 1])
+        yield op, (x, [0, 2], [1, 1])
+        yield op, (line, [5, 8], [3, 1])
+    yield aten.as_strided_scatter.default, (x, ints(3, 2), [3, 2], [4, 2], 1)
+    yield aten.as_strided_scatter.default, (x, ints(), [], [], 5)
+    yield aten.block_diag.default, ([x, ints(3), ints()],)
+    yield aten._chunk_cat.default, ([x, ints(6, 3)], 0, 4)
+    yield aten._chunk_cat.default, ([x, ints(6, 3), ints(6, 1)], -1, 2)
+    yield aten.select_scatter.default, (x, ints(6), 1, -2)
+    for offset in (0, 2, -1):
+        yield aten.diag_embed.default, (x, offset)
+        yield aten.diag_embed.default, (x, offset, 2, 0)
+        yield aten.diagonal_scatter.default, (x, x.diagonal(offset) + 1, offset)
+        yield aten.diagonal_scatter.default, (x, x.diagonal(offset, 1, 0) + 1, offset, 1, 0)
+
+
+@pytest.mark.parametrize(("op", "sample"), list(decomposed()), ids=str)
+def test_a_decomposition_gives_what_the_op_gives(op, sample):
+    assert differences(op, [sample]) == []
+
+
+TRAFFIC = [
+    (lambda x: x.flip(0), 2 * 3),
+    (lambda x: x.roll(1, 0), 3),
+    (lambda x: x.roll(-2, 0), 2 * 3),
+    (lambda x: x.repeat(3, 2), 0),
+    (lambda x: torch.cat([x, -x]), 0),
+    (lambda x: torch.cat([x, -x]).chunk(2)[1], 0),
+    (lambda x: x.unfold(0, 3, 1), 2 * 3),
+    (lambda x: x.unfold(0, 2, 2), 0),
+    (lambda x: x[1:] - x[:-1], 3),
+    (lambda x: x.diagonal(-3), 0),
+    (lambda x: x.diagonal().diag_embed(), 1),
+    (lambda x: x.diagonal_scatter(torch.ones(3)), 0),
+    (lambda x: x.select_scatter(torch.ones(3), 0, 5), 0),
+    (lambda x: torch.block_diag(x, x), 0),
+    (lambda x: x.as_strided([8, 2], [3, 1]), 0),
+    (lambda x: torch.as_strided_copy(x, [6, 3, 3], [3, 3, 1]), 2 * 3),
+    (lambda x: x.repeat_interleave(2, 0), 0),
+    (lambda x: aten.unfold_backward(x, [10], 0, 3, 1), 3 * 3),
+]
+X = ints(8, 3)
+
+
+@pytest.mark.parametrize(("f", "elements"), TRAFFIC)
+def test_only_what_other_ranks_need_moves(f, elements):
+    """On rows over 4 ranks; the number of elements that the busiest rank receives."""
+    type = TensorType((8, 3), torch.float32, Layout(Mesh(x=4), [S(0)]))
+    program = trace(f, type)
+    assert program.received_bytes == 4 * elements, str(program)
+    (made,) = run_lines(program, [scatter(X, type, 0)], SimulatedComm(program.mesh))
+    assert torch.equal(gather_full(made, program.out_types[0]), f(X)), str(program)

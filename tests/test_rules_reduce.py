@@ -10,13 +10,17 @@ import torch
 from fdtensor.decompositions import DECOMPOSITIONS, decomposition_of
 from fdtensor.dtypes import reducible
 from fdtensor.graph import Full
+from fdtensor.layout import Layout, TensorType
+from fdtensor.mesh import Mesh
 from fdtensor.placement import Partial, Shard
 from fdtensor.recorder import record
 from fdtensor.rows import rows_of
 from fdtensor.rules.core import Row
+from fdtensor.tracer import trace
 from fdtensor.verify import call_of, verify
 from tests.decompositions import differences
 from tests.nested import nested
+from tests.operators.check import BYTES
 
 aten = torch.ops.aten
 
@@ -210,6 +214,11 @@ SPECIAL = torch.tensor([[-inf, 1.0, inf], [-inf, -inf, -inf], [torch.nan, 0.0, 2
         (aten.max.dim, (1,)),
         (aten.min.dim, (1, True)),
         (aten.var.correction, ([1],)),
+        (aten.cumsum.default, (1,)),
+        (aten.cumprod.default, (0,)),
+        (aten.logcumsumexp.default, (1,)),
+        (aten.cummax.default, (1,)),
+        (aten.cummin.default, (0,)),
     ],
     ids=str,
 )
@@ -217,11 +226,52 @@ def test_infinities_and_nans_come_out_as_from_the_kernel(op, rest):
     assert not differences(op, [(SPECIAL, *rest), (SPECIAL.bfloat16(), *rest)])
 
 
+@pytest.mark.parametrize("blocks", [2, 3, 4])
+def test_blocks_of_any_size_give_what_the_op_gives(blocks):
+    """The last ones may be short or empty; the last of equals is kept, and a nan stays."""
+    ties = [torch.tensor([3.0, 1.0, 3.0, 1.0, 2.0, 3.0, 0.0]), *SPECIAL.unbind(), torch.ones(5) > 0]
+    for op in (aten.cummax.default, aten.cummin.default):
+        assert not differences(op, [(x, 0) for x in ties], blocks=blocks)
+    for op in (aten.cumsum.default, aten.cumprod.default):
+        assert not differences(
+            op, [(x, 0) for x in (*ties, ints(7, dtype=torch.int32))], blocks=blocks
+        )
+    some = [x for x in SPECIAL.unbind() if x.unique().numel() == 3] + [order(9), order(5)]
+    for op in (aten.topk.default, aten.kthvalue.default):
+        assert not differences(op, [(x, k) for x in some for k in (1, 2, 3)], blocks=blocks)
+    smallest = [(x, k, 0, False) for x in some for k in (1, 3)]
+    assert not differences(aten.topk.default, smallest, blocks=blocks)
+
+
+ALONG = {
+    "cumsum": lambda x: x.cumsum(0),
+    "cumprod": lambda x: x.cumprod(0),
+    "logcumsumexp": lambda x: x.logcumsumexp(0),
+    "cummax": lambda x: x.cummax(0),
+    "topk": lambda x: x.topk(2, 0),
+    "kthvalue": lambda x: x.kthvalue(4095, 0),
+    "argmax": lambda x: x.argmax(),
+    "max": lambda x: x.max(0),
+}
+
+
+@pytest.mark.parametrize("rows", [4096, 4098])
+@pytest.mark.parametrize("name", ALONG)
+def test_of_a_cut_dim_a_few_elements_a_slice_move(name, rows):
+    """Values and places of two elements of each block, or less."""
+    x = TensorType((rows, 8), torch.float32, Layout(Mesh(x=4), [Shard(0)]))
+    program = trace(ALONG[name], x, cost=BYTES)
+
+    assert 0 < program.received_bytes <= 8 * 4 * 2 * (4 + 8)
+
+
 def test_the_first_of_equals_is_the_extreme():
     ties = torch.tensor([[1.0, 3.0, 3.0], [2.0, 2.0, 0.0]])
 
     for op in (aten.max.dim, aten.min.dim, aten.argmax.default, aten.argmin.default):
         assert not differences(op, [(ties, 1), (ties.int(), 1), (ties, 0)])
+    for op in (aten.argmax.default, aten.argmin.default):
+        assert not differences(op, [(ties,), (ties.T.contiguous(),), (SPECIAL,)])
 
 
 def test_a_decomposition_is_as_exact_as_the_kernel_far_from_zero():

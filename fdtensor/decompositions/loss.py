@@ -1,8 +1,11 @@
-"""The likelihood loss in simpler ops, so that the classes may be cut."""
+"""Likelihood losses in simpler ops, so that the classes may be cut."""
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
+import torch.nn.functional as F
 
 from fdtensor.decompositions.core import decomposition, wide
 
@@ -53,3 +56,45 @@ def nll_loss_backward(grad, x, target, weight, reduction, ignore_index, total_we
     if weight is not None:
         grad = grad * _classes(x, wide(weight))
     return torch.where(hit, -grad, 0.0).to(x.dtype)
+
+
+def _linear_loss(x, matrix, target, bias, weight, ignore_index, reduction="none", smoothing=0.0):
+    return F.cross_entropy(
+        F.linear(x, matrix, bias),
+        target,
+        weight,
+        ignore_index=ignore_index,
+        reduction=reduction,
+        label_smoothing=smoothing,
+    )
+
+
+def _with_gradients(
+    x, matrix, target, bias, weight, reduction, ignore_index, smoothing, size, policy, dtype, again,
+    *wanted,
+):  # fmt: skip
+    """The loss of `x @ matrix.T + bias`, and its gradients in the three of them"""
+    smooth = [t for t in (x, matrix, bias) if t is not None]
+
+    def total(x, matrix, *bias):
+        args = (*bias, None)[0], weight, ignore_index, reduction, smoothing
+        return _linear_loss(x, matrix, target, *args)
+
+    out, back = torch.func.vjp(total, *smooth)[:2]
+    made = (*back(torch.ones_like(out)), None)
+    none = ((0, 0), (0, 0), (0,))
+    grads = (g if w else x.new_zeros(n) for g, w, n in zip(made, wanted, none))
+    return out, *grads
+
+
+def _of_samples(x, matrix, target, bias, weight, ignore_index, *_):
+    """`out[n] = -log_softmax(x[n] @ matrix.T + bias)[t[n]]`"""
+    return _linear_loss(x, matrix, target, bias, weight, ignore_index)
+
+
+with contextlib.suppress(ImportError):  # it came with torch 2.13
+    import torch.nn.modules.linear_cross_entropy
+
+    _ops = torch.ops.torch_nn
+    decomposition(_ops._linear_cross_entropy_batch_chunked.default)(_with_gradients)
+    decomposition(_ops._linear_cross_entropy_batch_chunked_no_reduction.default)(_of_samples)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fdtensor.decompositions.core import decomposition, summed, wide
+from fdtensor.decompositions.scan import placed_along
 from fdtensor.rules.reduce import reduced_dims
 
 aten = torch.ops.aten
@@ -88,23 +89,27 @@ def renorm(x, p, dim, maxnorm):
     return (x * scale).to(x.dtype)
 
 
-def _first(x: torch.Tensor, most: torch.Tensor, dim: int) -> torch.Tensor:
-    """Where along `dim` the first element is that equals `most`, or the first nan."""
+def _where(x: torch.Tensor, most: torch.Tensor, dims: list[int]) -> torch.Tensor:
+    """Where in `dims`, counted in row-major order, the first element is that equals `most`.
+
+    Or the first nan, which no element equals.
+    """
     hit = x == most
     if x.is_floating_point():
-        hit = hit | (x != x)
-    n = x.shape[dim]
-    place = torch.arange(n, device=x.device).reshape(*[n if d == dim else 1 for d in range(x.ndim)])
-    return torch.where(hit, place, n).amin(dim, True)
+        hit = hit | x.isnan()
+    place, step = placed_along(x, dims[-1]), x.shape[dims[-1]]
+    for d in reversed(dims[:-1]):
+        place, step = place + placed_along(x, d, step), step * x.shape[d]
+    return torch.where(hit, place, step).amin(dims, True)
 
 
-def _extreme(x: torch.Tensor, dim: int, keepdim: bool, reduce: Callable):
+def _extreme(x: torch.Tensor, dim: int | None, keepdim: bool, reduce: Callable):
     if not x.ndim:
         return x.clone(), torch.zeros((), dtype=torch.int64, device=x.device)
-    dim %= x.ndim
-    most = reduce(x, [dim], True)
-    where = _first(x, most, dim)
-    return _dropped(most, [dim], keepdim), _dropped(where, [dim], keepdim)
+    dims = sorted(reduced_dims(x, dim))
+    most = reduce(x, dims, True)
+    where = _where(x, most, dims)
+    return _dropped(most, dims, keepdim), _dropped(where, dims, keepdim)
 
 
 @decomposition(aten.max.dim)
@@ -119,20 +124,13 @@ def min_dim(x, dim, keepdim=False):
     return _extreme(x, dim, keepdim, torch.amin)
 
 
-def _argument(x: torch.Tensor, dim: int | None, keepdim: bool, reduce: Callable):
-    if dim is None:
-        found = _extreme(x.reshape(-1), 0, False, reduce)[1]
-        return found.reshape([1] * x.ndim) if keepdim else found
-    return _extreme(x, dim, keepdim, reduce)[1]
-
-
 @decomposition(aten.argmax.default)
 def argmax(x, dim=None, keepdim=False):
     """The first `j` with the greatest `x[i, j]`"""
-    return _argument(x, dim, keepdim, torch.amax)
+    return _extreme(x, dim, keepdim, torch.amax)[1]
 
 
 @decomposition(aten.argmin.default)
 def argmin(x, dim=None, keepdim=False):
     """The first `j` with the least `x[i, j]`"""
-    return _argument(x, dim, keepdim, torch.amin)
+    return _extreme(x, dim, keepdim, torch.amin)[1]

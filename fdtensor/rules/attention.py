@@ -1,229 +1,187 @@
 """Scaled dot product attention: batches and heads are independent, and so are queries.
 
-`out[n, h, q] = sum_k softmax_k(scale * query[n, h, q] . key[n, h, k] + mask[n, h, q, k]) * value`
+    out[n, h, q] = sum_k p[n, h, q, k] * value[n, h, k]
+    p[n, h, q] = softmax_k(scale * query[n, h, q] . key[n, h, k] + mask[n, h, q, k])
+    grad_value[n, h, k] = sum_q p[n, h, q, k] * grad[n, h, q], and the others like it
 
-A cut of the keys leaves the normalization pending, so that only the backward kernels have such a
-row: they are given the normalization. Kernels number queries from 0 for a causal mask: it allows
-no cut of the queries or keys. None has a row where dropout draws random numbers.
+A cut of the keys leaves the normalization pending: only the backward kernels, which are given it,
+have such a row. Kernels number queries and keys of a causal mask from 0; what they get for blocks
+says which ones they are. None has a row where dropout draws random numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import inf
 from typing import Any
 
 import attrs
 import torch
 
-from fdtensor.rules.core import P, R, S, U, rule
+from fdtensor.graph import Full
+from fdtensor.rules.core import At, Block, P, R, S, U
+from fdtensor.rules.each import each
 from fdtensor.rules.empty import unless_empty
 
 aten = torch.ops.aten
+
+CPU = aten._scaled_dot_product_flash_attention_for_cpu.default
+CPU_BACK = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+FLASH = aten._scaled_dot_product_flash_attention.default
+FLASH_BACK = aten._scaled_dot_product_flash_attention_backward.default
+EFFICIENT = aten._scaled_dot_product_efficient_attention.default
+EFFICIENT_BACK = aten._scaled_dot_product_efficient_attention_backward.default
+CUDNN = aten._scaled_dot_product_cudnn_attention.default
+CUDNN_BACK = aten._scaled_dot_product_cudnn_attention_backward.default
+OTHER = aten._scaled_dot_product_fused_attention_overrideable.default
+
+SEEDS = {CPU: 0, FLASH: 3, EFFICIENT: 2, CUDNN: 2, OTHER: 2}
+"""The forward kernels, with how many tensors they give after the normalization."""
+
+ROLES = {"grad_out": "grad", "grad_out_": "grad", "attn_mask": "mask", "attn_bias": "mask"}
 
 Cuts = dict[str, Any]
 """The placements of the named tensors of a kernel; the others are `R`."""
 
 
-def independent(query, key, value, mask) -> Iterator[Cuts]:
+def _cuts(tensors: Mapping[str, Full]) -> Iterator[Cuts]:
     """Cuts of batches and heads.
 
     With fewer heads of keys than of queries, each goes with a run of heads of queries.
     """
-    yield _cut(query=S(0), key=S(0), value=S(0), scores=(mask, S(0)))
+    query, key, value = (tensors[name] for name in ("query", "key", "value"))
+    yield {"query": S(0), "key": S(0), "value": S(0)}
     run = query.shape[1] // max(1, key.shape[1])
-    if key.shape[1] == value.shape[1] and run == 1:
-        yield _cut(query=S(1), key=S(1), value=S(1), scores=(mask, S(1)))
-    elif key.shape[1] == value.shape[1] and run > 1:
-        yield _cut(query=U(1, run), key=U(1, 1), value=U(1, 1), scores=(mask, U(1, run)))
+    if key.shape[1] == value.shape[1] and run:
+        kept = S(1) if run == 1 else U(1, 1)
+        yield {"query": S(1) if run == 1 else U(1, run), "key": kept, "value": kept}
 
 
-def _cut(scores: tuple[Any, Any] = (None, R), **cuts: Any) -> Cuts:
-    """The cuts with that of a mask which is broadcast to the scores [n, h, q, k]."""
-    mask, cut = scores
-    if mask is None:
-        return cuts
-    i = cut.dim - (4 - mask.ndim)
-    return {**cuts, "mask": attrs.evolve(cut, dim=i) if i >= 0 and mask.shape[i] != 1 else R}
+def _sequence(op: Any, causal: bool, masked: bool) -> tuple[Any, Any]:
+    """How the kernel lets queries and keys be cut; None where not."""
+    if op in (CPU, CPU_BACK):
+        return S(2), S(2)
+    if op in (FLASH, FLASH_BACK):
+        return (U(2, 1), None) if causal else (S(2), S(2))  # blocks of causal ones have one end
+    if op in (EFFICIENT, EFFICIENT_BACK) and not causal:
+        return U(2, 32), None if masked else S(2)  # it pads the normalization
+    return None, None
 
 
-def _row(tensors: Mapping[str, Any], cuts: Cuts) -> tuple[Any, ...]:
-    return tuple(cuts.get(name, R) for name, t in tensors.items() if t is not None)
+def _row(tensors: Mapping[str, Full], cuts: Cuts) -> tuple[Any, ...]:
+    """The placements of all tensors, that of a mask [n, h, q, k] after those of the others."""
+    mask = tensors.get("mask")
+    scores = cuts.get("query", R)
+    if scores is R and cuts.get("key", R) is not R:
+        scores = attrs.evolve(cuts["key"], dim=3)
+    if mask is not None and scores is not R and scores != P:
+        i = scores.dim - (4 - mask.ndim)
+        if i >= 0 and mask.shape[i] != 1:
+            cuts = {**cuts, "mask": attrs.evolve(scores, dim=i)}
+    return tuple(cuts.get(name, R) for name in tensors), cuts
 
 
-def forward(tensors: Mapping[str, Any], seeds: int, dropout: float, whole: bool):
-    """Rows of a kernel that gives the attention, the normalization and `seeds` other tensors.
+def _named(given: Mapping[str, Any]) -> dict[str, Full] | None:
+    """The tensors of a kernel by role; None where no row is right."""
+    tensors = {ROLES.get(n, n): t for n, t in given.items() if isinstance(t, Full)}
+    unfit = given["dropout_p"] or given.get("return_debug_mask") or "cum_seq_q" in tensors
+    return None if unfit else tensors
 
-    With `whole` the queries are not cut.
-    """
-    query, key, value, mask = (tensors.get(n) for n in ("query", "key", "value", "mask"))
-    if dropout:
+
+def forward(op, given):
+    """The attention and the normalization, each cut like the queries, and seeds."""
+    tensors, seeds = _named(given), [R] * SEEDS[op]
+    if tensors is None:
         return
-    for cuts in independent(query, key, value, mask):
-        yield _row(tensors, cuts), (cuts["query"], cuts["query"], *[R] * seeds)
-    if not whole:
-        cuts = _cut(query=S(2), scores=(mask, S(2)))
-        yield _row(tensors, cuts), (S(2), S(2), *[R] * seeds)
-    yield _row(tensors, {"value": P}), (P, R, *[R] * seeds)
+    queries, _ = _sequence(op, given["is_causal"], "mask" in tensors)
+    for cuts in (*_cuts(tensors), *([{"query": queries}] if queries else [])):
+        yield _row(tensors, cuts)[0], (cuts["query"], cuts["query"], *seeds)
+    yield _row(tensors, {"value": P})[0], (P, R, *seeds)
 
 
-def backward(tensors: Mapping[str, Any], dropout: float, whole: bool, biased: bool = False):
-    """Rows of a kernel that gives the gradients of query, key, value and, if `biased`, mask.
+def backward(op, given):
+    """The gradients of query, key, value and of a mask where it is asked for.
 
-    With `whole` neither queries nor keys are cut.
+    What is not cut is a sum over what is.
     """
-    query, key, value, mask = (tensors.get(n) for n in ("query", "key", "value", "mask"))
-    if dropout:
+    tensors = _named(given)
+    if tensors is None:
         return
-
-    def row(cuts: Cuts):
+    asked = "mask" in tensors and given.get("grad_input_mask", [False] * 4)[3]
+    names = ("query", "key", "value", "mask")[: 3 + asked]
+    queries, keys = _sequence(op, given["is_causal"], "mask" in tensors)
+    sequences = [{"query": queries}] if queries else []
+    sequences += [{"key": keys, "value": keys}] if keys else []
+    for cuts in (*_cuts(tensors), *sequences):
         like = cuts.get("query", R)
-        given = {"grad": like, "out": like, "logsumexp": like, **cuts}
-        made = [P if cuts.get(n, R) == R else cuts[n] for n in ("query", "key", "value", "mask")]
-        return _row(tensors, given), tuple(made[: 4 if biased else 3])
-
-    for cuts in independent(query, key, value, mask):
-        yield row(cuts)
-    if not whole:
-        yield row(_cut(query=S(2), scores=(mask, S(2))))
-        yield row(_cut(key=S(2), value=S(2), scores=(mask, S(3))))
-    yield _row(tensors, {"grad": P}), tuple([P] * (4 if biased else 3))
+        ins, cuts = _row(tensors, {"grad": like, "out": like, "logsumexp": like, **cuts})
+        yield ins, tuple(cuts.get(name, P) for name in names)
+    yield _row(tensors, {"grad": P})[0], (P,) * len(names)
 
 
-def _on(op: Any) -> Any:
-    """The kernel, which may crash on empty blocks, or zeros."""
-    seed = torch.uint64 if op is aten._scaled_dot_product_flash_attention.default else torch.int64
+def _places(block: Block) -> torch.Tensor:
+    return torch.cat([torch.arange(start, stop) for start, stop in block.box[2]])
 
-    def local(at, query, *args, **kwargs):
-        if "backward" in op._schema.name:
-            return unless_empty(op)(at, query, *args, **kwargs)
-        wide = torch.float64 if query.dtype is torch.float64 else torch.float32
-        return unless_empty(op, wide, seed, seed)(at, query, *args, **kwargs)
+
+def _cut(at: At, i: int) -> bool:
+    return any(block.shape[2] != block.full[2] for block in at.ins[i : i + 2])
+
+
+def _hiding(op: Any, i: int) -> Any:
+    """The kernel for a CPU, with a mask where a causal one is cut; the query is operand `i`."""
+    dtypes = () if i else (torch.float32,)
+
+    def local(at, *args, attn_mask=None, scale=None):
+        query = args[i]
+        if args[-1] and _cut(at, i) and not any(0 in block.shape for block in at.ins):
+            hidden = _places(at.ins[i + 1]) > _places(at.ins[i]).unsqueeze(1)
+            mask = torch.zeros(hidden.shape, dtype=query.dtype).masked_fill(hidden, -inf)
+            attn_mask = mask.to(query.device) if attn_mask is None else attn_mask + mask
+            args = (*args[:-1], False)
+        kinds = [torch.float64 if query.dtype == torch.float64 else d for d in dtypes]
+        return unless_empty(op, *kinds)(at, *args, attn_mask=attn_mask, scale=scale)
 
     return local
 
 
-@rule(
-    aten._scaled_dot_product_flash_attention_for_cpu.default,
-    local=_on(aten._scaled_dot_product_flash_attention_for_cpu.default),
-)
-def for_cpu(query, key, value, dropout_p, is_causal, *, attn_mask=None, scale=None):
-    """`out[n, h, q] = sum_k softmax_k(query[n, h, q] . key[n, h, k]) * value[n, h, k]`, on a CPU"""
-    tensors = {"query": query, "key": key, "value": value, "mask": attn_mask}
-    yield from forward(tensors, 0, dropout_p, is_causal)
+def _seen(query: Block, key: Block) -> int:
+    """How many keys the last query of a block sees: the last one of all sees every key."""
+    return max(0, key.full[2] - query.full[2] + query.stop[2])
 
 
-@rule(
-    aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
-    local=_on(aten._scaled_dot_product_flash_attention_for_cpu_backward.default),
-)
-def for_cpu_backward(
-    grad, query, key, value, out, logsumexp, dropout_p, is_causal, *, attn_mask=None, scale=None
-):
-    """`grad_value[n, h, k] = sum_q p[n, h, q, k] * grad[n, h, q]`, and the others like it"""
-    tensors = {"grad": grad, "query": query, "key": key, "value": value, "out": out}
-    tensors = {**tensors, "logsumexp": logsumexp, "mask": attn_mask}
-    yield from backward(tensors, dropout_p, is_causal)
+def _flash(at, query, key, value, *rest, scale=None):
+    end = _seen(*at.ins[:2])
+    if rest[1] and _cut(at, 0):
+        key, value = key.narrow(2, 0, end), value.narrow(2, 0, end)
+    run = unless_empty(FLASH, torch.float32, torch.uint64, torch.uint64)
+    return run(at, query, key, value, *rest, scale=scale)
 
 
-@rule(
-    aten._scaled_dot_product_flash_attention.default,
-    local=_on(aten._scaled_dot_product_flash_attention.default),
-)
-def flash(query, key, value, dropout_p, is_causal, return_debug_mask, *, scale=None):
-    """`out[n, h, q] = sum_k softmax_k(query[n, h, q] . key[n, h, k]) * value[n, h, k]`
-
-    The last three tensors are two seeds and a mask for debugging.
-    """
-    tensors = {"query": query, "key": key, "value": value}
-    if not return_debug_mask:
-        yield from forward(tensors, 3, dropout_p, is_causal)
-
-
-@rule(
-    aten._scaled_dot_product_flash_attention_backward.default,
-    local=_on(aten._scaled_dot_product_flash_attention_backward.default),
-)
-def flash_backward(
-    grad, query, key, value, out, logsumexp, cum_q, cum_k, max_q, max_k, dropout_p, is_causal,
-    seed, offset, *, scale=None,
-):  # fmt: skip
-    """`grad_value[n, h, k] = sum_q p[n, h, q, k] * grad[n, h, q]`, and the others like it
-
-    A cut of queries or keys would have to change `max_q` or `max_k`.
-    """
-    tensors = {"grad": grad, "query": query, "key": key, "value": value, "out": out}
-    tensors = {**tensors, "logsumexp": logsumexp, "seed": seed, "offset": offset}
-    if cum_q is None and cum_k is None:
-        yield from backward(tensors, dropout_p, whole=True)
+def _flash_back(at, grad, query, key, value, out, logsumexp, *rest, scale=None):
+    cum_q, cum_k, _, _, dropout, causal, *seeds = rest
+    full, end = key.shape[2], _seen(*at.ins[1:3])
+    if causal and _cut(at, 1):
+        key, value = key.narrow(2, 0, end), value.narrow(2, 0, end)
+    sizes = query.shape[2], key.shape[2]
+    args = (query, key, value, out, logsumexp, cum_q, cum_k, *sizes, dropout, causal, *seeds)
+    made = unless_empty(FLASH_BACK)(at, grad, *args, scale=scale)
+    if made[1].shape[2] == full:
+        return made
+    missing = [0, 0, 0, full - end]
+    return made[0], *(aten.constant_pad_nd(t, missing) for t in made[1:])
 
 
-@rule(
-    aten._scaled_dot_product_efficient_attention.default,
-    local=_on(aten._scaled_dot_product_efficient_attention.default),
-)
-def efficient(
-    query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal, *, scale=None
-):
-    """`out[n, h, q] = sum_k softmax_k(query[n, h, q] . key[n, h, k]) * value[n, h, k]`
-
-    The normalization is padded, so that queries are not cut.
-    """
-    tensors = {"query": query, "key": key, "value": value, "mask": attn_bias}
-    yield from forward(tensors, 2, dropout_p, whole=True)
+def _filled(op: Any) -> Any:
+    return unless_empty(op, *[torch.float32, torch.int64, torch.int64] if op in SEEDS else [])
 
 
-@rule(
-    aten._scaled_dot_product_efficient_attention_backward.default,
-    local=_on(aten._scaled_dot_product_efficient_attention_backward.default),
-)
-def efficient_backward(
-    grad, query, key, value, attn_bias, out, logsumexp, seed, offset, dropout_p, grad_input_mask,
-    is_causal, *, scale=None,
-):  # fmt: skip
-    """`grad_value[n, h, k] = sum_q p[n, h, q, k] * grad[n, h, q]`, and the others like it"""
-    tensors = {"grad": grad, "query": query, "key": key, "value": value, "mask": attn_bias}
-    tensors = {**tensors, "out": out, "logsumexp": logsumexp, "seed": seed, "offset": offset}
-    biased = attn_bias is not None and grad_input_mask[3]
-    yield from backward(tensors, dropout_p, whole=True, biased=biased)
+LOCAL = {
+    **{op: _filled(op) for op in (*SEEDS, EFFICIENT_BACK, CUDNN_BACK)},
+    CPU: _hiding(CPU, 0),
+    CPU_BACK: _hiding(CPU_BACK, 1),
+    FLASH: _flash,
+    FLASH_BACK: _flash_back,
+}
 
-
-@rule(
-    aten._scaled_dot_product_cudnn_attention.default,
-    local=_on(aten._scaled_dot_product_cudnn_attention.default),
-)
-def cudnn(
-    query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal, return_debug_mask, *,
-    scale=None,
-):  # fmt: skip
-    """`out[n, h, q] = sum_k softmax_k(query[n, h, q] . key[n, h, k]) * value[n, h, k]`"""
-    tensors = {"query": query, "key": key, "value": value, "mask": attn_bias}
-    if not return_debug_mask:
-        yield from forward(tensors, 2, dropout_p, whole=True)
-
-
-@rule(
-    aten._scaled_dot_product_cudnn_attention_backward.default,
-    local=_on(aten._scaled_dot_product_cudnn_attention_backward.default),
-)
-def cudnn_backward(
-    grad, query, key, value, out, logsumexp, seed, offset, attn_bias, cum_q, cum_k, max_q, max_k,
-    dropout_p, is_causal, *, scale=None,
-):  # fmt: skip
-    """`grad_value[n, h, k] = sum_q p[n, h, q, k] * grad[n, h, q]`, and the others like it"""
-    tensors = {"grad": grad, "query": query, "key": key, "value": value, "out": out}
-    tensors = {**tensors, "logsumexp": logsumexp, "seed": seed, "offset": offset}
-    if cum_q is None and cum_k is None:
-        yield from backward({**tensors, "mask": attn_bias}, dropout_p, whole=True)
-
-
-@rule(
-    aten._scaled_dot_product_fused_attention_overrideable.default,
-    local=_on(aten._scaled_dot_product_fused_attention_overrideable.default),
-)
-def overrideable(
-    query, key, value, attn_bias, dropout_p, is_causal, return_debug_mask, *, scale=None
-):
-    """`out[n, h, q] = sum_k softmax_k(query[n, h, q] . key[n, h, k]) * value[n, h, k]`"""
-    tensors = {"query": query, "key": key, "value": value, "mask": attn_bias}
-    if not return_debug_mask and query.ndim == 4:
-        yield from forward(tensors, 2, dropout_p, whole=True)
+for _op, _local in LOCAL.items():
+    each(_op, local=_local)(forward if _op in SEEDS else backward)

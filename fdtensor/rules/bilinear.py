@@ -10,129 +10,90 @@ import torch
 from fdtensor.graph import Full
 from fdtensor.placement import Partial, StridedShard
 from fdtensor.rules.core import P, R, S, rule
-from fdtensor.rules.linear import alike, numeric
-from fdtensor.rules.monotone import shifted, stretched
-from fdtensor.rules.pointwise import broadcast, tensors
+from fdtensor.rules.linear import alike, linear, scaled
+from fdtensor.rules.monotone import shifted
+from fdtensor.rules.pointwise import broadcast, overloads, tensors
 
 aten = torch.ops.aten
 
 
-@rule(aten.add.Tensor, aten.sub.Tensor)
-def add(a, b, *, alpha=1):
-    """`out[i] = a[i] + alpha * b[i]`, or with `-`"""
+def _sum(a, b, shift, slope):
+    """Of two tensors, or of one where `b` is a number and the other is `slope * a + shift`."""
     yield from broadcast(tensors((a, b)))
     if not isinstance(b, Full):
-        yield from shifted(a, b * alpha)
+        yield from shifted(a, shift, slope)
     elif isinstance(a, Full) and alike(a, b):
         yield (P, P), P
 
 
-@rule(aten.rsub.Tensor)
-def rsub(a, b, *, alpha=1):
+@rule(*overloads("add.Tensor add.Scalar sub.Tensor sub.Scalar"))
+def add(a, b, alpha=1):
+    """`out[i] = a[i] + alpha * b[i]`, or with `-`"""
+    yield from _sum(a, b, 0 if isinstance(b, Full) else b * alpha, 1)
+
+
+@rule(*overloads("rsub.Tensor rsub.Scalar"))
+def rsub(a, b, alpha=1):
     """`out[i] = b[i] - alpha * a[i]`"""
-    yield from broadcast(tensors((a, b)))
-    if isinstance(b, Full) and alike(a, b):
-        yield (P, P), P
-
-
-@rule(aten.add.Scalar, aten.sub.Scalar)
-def add_scalar(a, b, alpha=1):
-    """`out[i] = a[i] + alpha * b`, or with `-`"""
-    yield from broadcast([a])
-    yield from shifted(a, b * alpha)
+    yield from _sum(a, b, b, -alpha)
 
 
 @rule(aten.mul.Tensor)
 def mul(a, b):
     """`out[i] = a[i] * b[i]`"""
-    ins = tensors((a, b))
-    yield from broadcast(ins)
-    if len(ins) == 1:
-        if numeric(*ins):
-            yield (P,), P
-        yield from stretched(ins[0], b)
-    elif alike(a, b):
+    if not isinstance(b, Full):
+        yield from scaled(a, b)
+        return
+    yield from broadcast(tensors((a, b)))
+    if isinstance(a, Full) and alike(a, b):
         yield (P, R), P
         yield (R, P), P
         pending = Partial("product")
         yield (pending, pending), pending
 
 
-@rule(aten.div.Tensor, aten.true_divide.Tensor)
+@rule(*overloads("div.Tensor true_divide.Tensor"))
 def div(a, b):
     """`out[i] = a[i] / b[i]`"""
-    ins = tensors((a, b))
-    yield from broadcast(ins)
-    if numeric(*ins):
-        yield (P, *[R] * (len(ins) - 1)), P
+    yield from linear(tensors((a, b)), "P")
 
 
-@rule(aten.div.Tensor_mode, aten.div.Scalar_mode)
+@rule(*overloads("div.Tensor_mode div.Scalar_mode"))
 def div_mode(a, b, *, rounding_mode):
     """`out[i] = round(a[i] / b[i])`"""
-    if rounding_mode is None:
-        yield from div(a, b)
-    else:
-        yield from broadcast(tensors((a, b)))
+    yield from div(a, b) if rounding_mode is None else broadcast(tensors((a, b)))
 
 
-@rule(
-    aten.elu_backward.default,
-    aten.gelu_backward.default,
-    aten.hardshrink_backward.default,
-    aten.hardsigmoid_backward.default,
-    aten.hardswish_backward.default,
-    aten.hardtanh_backward.default,
-    aten.infinitely_differentiable_gelu_backward.default,
-    aten.leaky_relu_backward.default,
-    aten.log_sigmoid_backward.default,
-    aten.logit_backward.default,
-    aten.mish_backward.default,
-    aten.native_dropout_backward.default,
-    aten.rrelu_with_noise_backward.default,
-    aten.sigmoid_backward.default,
-    aten.silu_backward.default,
-    aten.softplus_backward.default,
-    aten.softshrink_backward.default,
-    aten.tanh_backward.default,
-    aten.threshold_backward.default,
-)
+BACKWARD = """
+elu_backward gelu_backward hardshrink_backward hardsigmoid_backward hardswish_backward
+hardtanh_backward infinitely_differentiable_gelu_backward leaky_relu_backward log_sigmoid_backward
+logit_backward mish_backward native_dropout_backward rrelu_with_noise_backward sigmoid_backward
+silu_backward softplus_backward softshrink_backward tanh_backward threshold_backward
+"""
+
+
+@rule(*overloads(BACKWARD))
 def backward(grad, *others, **kwargs):
     """`out[i] = grad[i] * f(a[i], b[i], ...)`"""
-    ins = tensors((grad, *others, *kwargs.values()))
-    yield from broadcast(ins)
-    yield (P, *[R] * (len(ins) - 1)), P
-
-
-@rule(aten._prelu_kernel.default)
-def prelu(x, weight):
-    """`out[i] = x[i] if x[i] > 0 else weight[i] * x[i]`"""
-    yield from broadcast([x, weight])
+    yield from linear(tensors((grad, *others, *kwargs.values())), "P")
 
 
 @rule(aten._prelu_kernel_backward.default)
 def prelu_backward(grad, x, weight):
     """`out[i], other[i] = grad[i] * f(x[i], weight[i]), grad[i] * g(x[i])`"""
-    for before, after in broadcast([grad, x, weight]):
-        yield before, (after, after)
-    yield (P, R, R), (P, P)
+    yield from linear([grad, x, weight], "P", outs=2)
 
 
 @rule(aten.glu.default)
 def glu(x, dim):
     """`out[i] = x[0, i] * sigmoid(x[1, i])`, with dim `dim` of `x` as two dims"""
-    for before, after in _halves(x, dim):
-        yield (before,), after
+    for d in range(x.ndim):
+        yield (StridedShard(d, 2) if d == dim % x.ndim else S(d),), S(d)
 
 
 @rule(aten.glu_backward.default)
 def glu_backward(grad, x, dim):
     """`out[0, i], out[1, i] = grad[i] * f(x[:, i]), grad[i] * g(x[:, i])`"""
-    for before, after in _halves(x, dim):
+    for (before,), after in glu(x, dim):
         yield (after, before), before
     yield (P, R), P
-
-
-def _halves(x, dim):
-    for d in range(x.ndim):
-        yield (StridedShard(d, 2), S(d)) if d == dim % x.ndim else (S(d), S(d))

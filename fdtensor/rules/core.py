@@ -125,7 +125,7 @@ class Needs(Record):
                 ranges.append(chunk(size, count, i))
             held.append(_united(ranges, size))
         plain = [chunk(size, count, i) for i in range(count)]
-        if held == [((a, b),) if a < b else () for a, b in plain]:
+        if count == 1 or held == [((a, b),) if a < b else () for a, b in plain]:
             return Shard(self.dim)
         return Spans(self.dim, tuple(held))
 

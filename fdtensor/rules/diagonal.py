@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from fdtensor.rules.core import P, S, rule
-from fdtensor.rules.held import positions
+from fdtensor.rules.core import P, R, S, Window, rule
+from fdtensor.rules.held import part, positions
+from fdtensor.rules.views import placed
 
 aten = torch.ops.aten
 
@@ -18,22 +19,11 @@ def _triangle(op):
     return local
 
 
-def _linear(x):
-    yield (P,), P
-    for d in range(x.ndim):
-        yield (S(d),), S(d)
-
-
 @rule(aten.tril.default, local=_triangle(aten.tril.default), contiguous=True)
-def tril(x, diagonal=0):
-    """`out[i, j] = x[i, j] if j - i <= diagonal else 0`"""
-    yield from _linear(x)
-
-
 @rule(aten.triu.default, local=_triangle(aten.triu.default), contiguous=True)
-def triu(x, diagonal=0):
-    """`out[i, j] = x[i, j] if j - i >= diagonal else 0`"""
-    yield from _linear(x)
+def triangle(x, diagonal=0):
+    """`out[i, j] = x[i, j]` where `j - i <= diagonal`, or `>=` it, else 0"""
+    yield from placed(range(x.ndim))
 
 
 def _trace(at, x):
@@ -50,41 +40,65 @@ def trace(x):
     yield (S(1),), P
 
 
-def _rest(ndim: int, dim1: int, dim2: int) -> list[int]:
-    """The other dims of a tensor of `ndim`."""
-    return [d for d in range(ndim) if d not in (dim1 % ndim, dim2 % ndim)]
+def _lines(shape, offset, dim1, dim2):
+    """The placements of a tensor, each with that of its diagonal."""
+    yield P, P
+    ndim, count = len(shape), _count(shape, offset, dim1, dim2)
+    starts = {dim1 % ndim: max(0, -offset), dim2 % ndim: max(0, offset)}
+    for to, d in enumerate(d for d in range(ndim) if d not in starts):
+        yield S(d), S(to)
+    for d, start in starts.items():  # what the blocks leave of the diagonal
+        yield S(d), Window(ndim - 2, shape[d], start, start + count)
 
 
-@rule(aten.diagonal.default)
+def _count(shape, offset, dim1, dim2) -> int:
+    """How many entries a diagonal has."""
+    return max(0, min(shape[dim1] + min(0, offset), shape[dim2] - max(0, offset)))
+
+
+def _here(block, offset, dim1, dim2) -> tuple[int, tuple[int, int]]:
+    """The offset of a diagonal in a block, and which of its entries are there."""
+    row, column = block.start[dim1], block.start[dim2]
+    local = offset + row - column
+    first = row + max(0, -local) - max(0, -offset)
+    return local, (first, first + _count(block.shape, local, dim1, dim2))
+
+
+def _diagonal(at, x, offset=0, dim1=0, dim2=1):
+    local, (first, last) = _here(at.ins[0], offset, dim1, dim2)
+    out = at.outs[0]
+    if first == last:
+        return x.new_zeros(out.shape)
+    line = aten.diagonal.default(x, local, dim1, dim2)
+    beside = [first - out.start[-1], out.stop[-1] - last]
+    return aten.constant_pad_nd.default(line, beside) if any(beside) else line
+
+
+@rule(aten.diagonal.default, aten.diagonal_copy.default, local=_diagonal, contiguous=True)
 def diagonal(x, offset=0, dim1=0, dim2=1):
     """`out[k, i] = x[i, i + offset, k]`, with `i` as the last dim"""
-    yield (P,), P
-    for to, d in enumerate(_rest(x.ndim, dim1, dim2)):
-        yield (S(d),), S(to)
+    for whole, line in _lines(x.shape, offset, dim1, dim2):
+        yield (whole,), line
+    for d in (dim1, dim2):  # where both are cut, others hold the rest
+        yield (S(d % x.ndim),), P
 
 
-@rule(aten.diagonal_backward.default, sizes={"input_sizes": 0})
+def _diagonal_backward(at, grad, shape, offset, dim1, dim2):
+    out = at.outs[0]
+    local, (first, last) = _here(out, offset, dim1, dim2)
+    if first == last:
+        return grad.new_zeros(out.shape)
+    line = part(grad, -1, at.ins[0].box[-1], ((first, last),))
+    return aten.diagonal_backward.default(line, out.shape, local, dim1, dim2)
+
+
+@rule(aten.diagonal_backward.default, local=_diagonal_backward, contiguous=True)
 def diagonal_backward(grad, input_sizes, offset, dim1, dim2):
     """`out[i, i + offset, k] = grad[k, i]`, and 0 elsewhere"""
-    yield (P,), P
-    for of, d in enumerate(_rest(len(input_sizes), dim1, dim2)):
-        yield (S(of),), S(d)
-
-
-@rule(aten.diagonal_scatter.default)
-def diagonal_scatter(x, src, offset=0, dim1=0, dim2=1):
-    """`out[i, i + offset, k] = src[k, i]`, and `x` elsewhere"""
-    yield (P, P), P
-    for of, d in enumerate(_rest(x.ndim, dim1, dim2)):
-        yield (S(d), S(of)), S(d)
-
-
-@rule(aten.diag_embed.default)
-def diag_embed(x, offset=0, dim1=-2, dim2=-1):
-    """`out[k, i, i + offset] = x[k, i]`, and 0 elsewhere"""
-    yield (P,), P
-    for of, d in enumerate(_rest(x.ndim + 1, dim1, dim2)):
-        yield (S(of),), S(d)
+    for whole, line in _lines(input_sizes, offset, dim1, dim2):
+        yield (line,), whole
+    for d in (dim1, dim2):
+        yield (R,), S(d % len(input_sizes))
 
 
 def _eye(at, *_, dtype=None, layout=None, device=None, pin_memory=None):

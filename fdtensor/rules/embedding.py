@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import torch
 
+from fdtensor.graph import Full
 from fdtensor.rules.core import P, R, S, rule
-from fdtensor.rules.held import inside
+from fdtensor.rules.each import each
+from fdtensor.rules.gather import MOVED
+from fdtensor.rules.held import inside, own, spare, spared
+from fdtensor.rules.index import taken
 
 aten = torch.ops.aten
 
 
 def _look_up(at, weight, indices, *_):
-    if weight.shape[0] == at.ins[0].full[0]:
-        return aten.embedding.default(weight, indices)
-    if weight.shape[0] == 0:
-        return weight.new_zeros(at.outs[0].shape)
-    found, place = inside(indices, at.ins[0].box[0])
-    return aten.embedding.default(weight, place).masked_fill(~found.unsqueeze(-1), 0)
+    cut = weight.shape[0] != at.ins[0].full[0]
+    return taken(at, weight, [indices]) if cut else aten.embedding.default(weight, indices)
 
 
 @rule(aten.embedding.default, local=_look_up)
@@ -26,7 +26,8 @@ def embedding(weight, indices, *_):
     yield (S(1), R), S(indices.ndim)
     for d in range(indices.ndim):
         yield (R, S(d)), S(d)
-    yield (P, R), P
+    for p in MOVED:
+        yield (p, R), p
 
 
 def _counted(at, grad, indices, num_weights, padding_idx, scale_grad_by_freq):
@@ -53,58 +54,66 @@ def embedding_dense_backward(grad, indices, num_weights, padding_idx, scale_grad
     yield (P, R), P
 
 
+def _renormed(at, weight, indices, *norm):
+    if weight.shape[0] == at.ins[0].full[0]:
+        return aten.embedding_renorm.default(weight, indices, *norm)
+    place = own(indices, at.ins[0].box[0])
+    return spare(aten.embedding_renorm.default(spared(weight, 0), place, *norm), 0)
+
+
+@rule(aten.embedding_renorm.default, local=_renormed)
+def embedding_renorm(weight, indices, max_norm, norm_type):
+    """`out[v] = weight[v]`, of at most this norm if v is looked up"""
+    yield (S(0), R), S(0)
+
+
 _SUM, _MEAN, _MAX = 0, 1, 2
 
 
 def _bags(op):
-    """The kernels need a feature: a rank without one makes one up and drops it."""
+    """Sums of the rows that a rank holds; a mean is such a sum over the size of its bag."""
 
-    def local(at, weight, *args):
-        if weight.shape[1]:
-            return op(weight, *args)
-        made = op(weight.new_zeros(weight.shape[0], 1), *args)
-        return [t.narrow(1, 0, 0) if t.ndim == 2 else t for t in made]
+    def local(at, weight, indices, offsets, scale, mode, sparse, psw, last=False, padding=-1):
+        rest = offsets, scale, mode, sparse, psw, last, padding
+        if not weight.shape[1]:  # the kernels need a feature
+            made = op(weight.new_zeros(weight.shape[0], 1), indices, *rest)
+            return [t.narrow(1, 0, 0) if t.ndim == 2 else t for t in made]
+        if weight.shape[0] == at.ins[0].full[0]:
+            return op(weight, indices, *rest)
+        found, place = inside(indices, at.ins[0].box[0])
+        here = (found & (indices != padding)).to(weight.dtype)
+        weights = here if psw is None else psw * here
+        _, *others = op(weight.new_zeros(at.ins[0].full[0], 1), indices, *rest)
+        table = weight if weight.shape[0] else weight.new_zeros(1, weight.shape[1])
+        out = op(table, place, offsets, scale, _SUM, sparse, weights, last, -1)[0]
+        if mode == _MEAN:
+            out = out / others[1].clamp(min=1).unsqueeze(1)
+        return out, *others
 
     return local
 
 
 @rule(aten._embedding_bag.default, local=_bags(aten._embedding_bag.default))
+@rule(
+    aten._embedding_bag_forward_only.default,
+    local=_bags(aten._embedding_bag_forward_only.default),
+)
 def embedding_bag(weight, indices, offsets, scale=False, mode=_SUM, sparse=False, psw=None, *_):
     """`out[b, f] = sum_(i in bag b) psw[i] * weight[indices[i], f]`, or its mean or maximum"""
     rest = (R,) * (2 if psw is None else 3)
     yield (S(1), *rest), (S(1), R, R, S(1) if mode == _MAX else R)
     if mode != _MAX:
+        yield (S(0), *rest), (P, R, R, R)
         yield (P, *rest), (P, R, R, R)
         if psw is not None:
             yield (R, R, R, P), (P, R, R, R)
 
 
-@rule(
-    aten._embedding_bag_forward_only.default,
-    local=_bags(aten._embedding_bag_forward_only.default),
-)
-def embedding_bag_forward(*args):
-    """`out[b, f] = sum_(i in bag b) psw[i] * weight[indices[i], f]`, or its mean or maximum"""
-    yield from embedding_bag(*args)
-
-
-@rule(aten._embedding_bag_dense_backward.default)
-def embedding_bag_dense_backward(
-    grad, indices, offset2bag, bag_size, largest, num_weights, scale, mode, psw, padding_idx=-1
-):
+@each(aten._embedding_bag_dense_backward.default, aten._embedding_bag_backward.default)
+def embedding_bag_backward(op, given):
     """`out[v, f] = sum_i psw[i] * grad[bag of i, f] * (indices[i] == v)`"""
-    after = () if psw is None else (R,)
-    yield (P, R, R, R, R, *after), P
-    yield (S(1), R, R, R, S(1) if mode == _MAX else R, *after), S(1)
-
-
-@rule(aten._embedding_bag_backward.default)
-def embedding_bag_backward(
-    grad, indices, offsets, bags, sizes, largest, rows, scale, mode, sparse, psw, padding_idx=-1
-):
-    """`out[v, f] = sum_i psw[i] * grad[bag of i, f] * (indices[i] == v)`"""
-    if not sparse:
-        for (cut, *ins), out in embedding_bag_dense_backward(
-            grad, indices, bags, sizes, largest, rows, scale, mode, psw
-        ):
-            yield (cut, R, *ins), out
+    names = [name for name, value in given.items() if isinstance(value, Full)]
+    if not given.get("sparse"):
+        yield tuple(P if name == "grad" else R for name in names), P
+        cut = ("grad", "maximum_indices") if given["mode"] == _MAX else ("grad",)
+        yield tuple(S(1) if name in cut else R for name in names), S(1)

@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from fdtensor.blocks import length
-from fdtensor.rules.core import P, R, S, rule
+from fdtensor.graph import Full
+from fdtensor.placement import Partial
+from fdtensor.rules.core import Needs, P, R, S, rule
 from fdtensor.rules.held import inside, own, part, spare, spared
 
 aten = torch.ops.aten
+
+MOVED = (P, Partial("max"), Partial("min"))
+"""What may be pending of elements that an op only moves."""
+
+PENDING = {
+    **dict.fromkeys(("add", "sum", "mean"), P),
+    **dict.fromkeys(("multiply", "prod"), Partial("product")),
+    **dict.fromkeys(("amax", "max"), Partial("max")),
+    **dict.fromkeys(("amin", "min"), Partial("min")),
+}
+"""What may be pending of what is reduced, by the name of the reduction: a mean is linear too."""
+
+
+def matched(d: int, t: Full, made: int) -> Any:
+    """The cut of dim `d` of an operand that goes with blocks of a dim of `made` elements."""
+    return S(d) if t.shape[d] == made else Needs(d, made, lambda start, stop: (start, stop))
 
 
 def _gather(at, x, dim, index, *, sparse_grad=False):
     before, of = at.ins
     dim %= max(1, x.ndim)
     for d in range(x.ndim):
-        if d != dim and before.box[d] != of.box[d]:
+        if d != dim:
             x = part(x, d, before.box[d], of.box[d])
     if x.ndim == 0 or x.shape[dim] == before.full[dim]:
         return aten.gather.default(x, dim, index)
@@ -28,25 +48,25 @@ def _gather(at, x, dim, index, *, sparse_grad=False):
 @rule(aten.gather.default, local=_gather)
 def gather(x, dim, index, *, sparse_grad=False):
     """`out[i, j] = x[index[i, j], j]` along dim 0"""
-    yield (P, R), P
+    for p in MOVED:
+        yield (p, R), p
     if x.ndim == 0 or index.ndim != x.ndim:
         return
     dim %= x.ndim
     yield (S(dim), R), P  # each index is on one rank, others give zeros
     for d in range(x.ndim):
-        together = d != dim and x.shape[d] == index.shape[d]
-        yield (S(d) if together else R, S(d)), S(d)
+        yield (R if d == dim else matched(d, x, index.shape[d]), S(d)), S(d)
 
 
-def _scattered(op):
+def writing(op):
     """A rank writes what falls into its block; the rest goes to an index that it drops."""
 
     def local(at, x, dim, index, *args, **kwargs):
         dim %= max(1, x.ndim)
-        to, of = at.ins[0], at.ins[1]
+        to = at.ins[0]
         for d in range(x.ndim):
-            if d != dim:
-                index = part(index, d, of.box[d], to.box[d])
+            if d != dim and index.ndim == x.ndim:
+                index = part(index, d, at.ins[1].box[d], to.box[d])
                 if len(at.ins) == 3:
                     args = (part(args[0], d, at.ins[2].box[d], to.box[d]), *args[1:])
         if x.ndim == 0 or length(to.box[dim]) == to.full[dim]:
@@ -56,59 +76,62 @@ def _scattered(op):
     return local
 
 
-def _written(x, dim, index, src=None):
-    """The rows in which each rank writes to its block."""
-    if x.ndim == 0 or index.ndim != x.ndim:
-        return
-    others = (index,) if src is None else (index, src)
+def written(x, dim, index, *src):
+    """Cuts of `x`: each rank writes to its block. The index is for elements, or for slices."""
     for d in range(x.ndim):
-        together = [d != dim % x.ndim and t.shape[d] == x.shape[d] for t in others]
-        yield (S(d), *(S(d) if t else R for t in together)), S(d)
+        apart = [d == dim % x.ndim or t.ndim < x.ndim for t in (index, *src)]
+        others = [R if a else matched(d, t, x.shape[d]) for t, a in zip((index, *src), apart)]
+        yield (S(d), *others), S(d)
 
 
-@rule(aten.scatter.src, local=_scattered(aten.scatter.src))
+def writes(*ops):
+    """Registers the rows of ops that write at indices."""
+
+    def register(rows):
+        for op in ops:
+            rule(op, local=writing(op))(rows)
+        return rows
+
+    return register
+
+
+@writes(aten.scatter.src, aten.index_copy.default, aten.index_fill.int_Tensor)
 def scatter(x, dim, index, src):
     """`out[index[i, j], j] = src[i, j]` along dim 0, and `x` elsewhere"""
-    yield from _written(x, dim, index, src)
-    yield (P, R, P), P
+    yield from written(x, dim, index, src)
+    for p in MOVED:
+        yield (p, R, p), p
 
 
-@rule(aten.scatter.value, local=_scattered(aten.scatter.value))
-def scatter_value(x, dim, index, value):
+@writes(aten.scatter.value, aten.index_fill.int_Scalar)
+def filled(x, dim, index, value):
     """`out[index[i, j], j] = value` along dim 0, and `x` elsewhere"""
-    yield from _written(x, dim, index)
-    if value == 0:
-        yield (P, R), P
+    yield from written(x, dim, index)
+    for p in MOVED:
+        if p != P or value == 0:
+            yield (p, R), p
 
 
-@rule(aten.scatter_add.default, local=_scattered(aten.scatter_add.default))
-def scatter_add(x, dim, index, src):
-    """`out[k, j] = x[k, j] + sum_i src[i, j] * (index[i, j] == k)` along dim 0"""
-    yield from _written(x, dim, index, src)
-    yield (P, R, P), P
-    if x.ndim and index.ndim == x.ndim:
-        dim %= x.ndim
-        if index.shape[dim] == src.shape[dim]:
-            yield (P, S(dim), S(dim)), P
-
-
-@rule(aten.scatter.value_reduce, local=_scattered(aten.scatter.value_reduce))
+@writes(aten.scatter.value_reduce)
 def scatter_value_reduce(x, dim, index, value, *, reduce):
     """`out[k, j] = x[k, j] + sum_i value * (index[i, j] == k)` along dim 0, or the product"""
-    yield from _written(x, dim, index)
+    yield from written(x, dim, index)
+    if x.ndim and index.ndim:  # blocks of the index give terms
+        yield (PENDING[reduce], S(dim % x.ndim)), PENDING[reduce]
 
 
-@rule(aten.scatter.reduce, local=_scattered(aten.scatter.reduce))
-def scatter_reduce(x, dim, index, src, *, reduce):
-    """`out[k, j] = x[k, j] + sum_i src[i, j] * (index[i, j] == k)` along dim 0, or the product"""
-    yield from _written(x, dim, index, src)
-    if reduce == "add":
-        yield (P, R, P), P
+@writes(aten.scatter_add.default, aten.index_add.default)
+@writes(aten.scatter.reduce, aten.scatter_reduce.two, aten.index_reduce.default)
+def reduced(x, dim, index, src, reduce="sum", *, include_self=True, alpha=1):
+    """`out[k, j] = reduce(x[k, j], src[i, j] for i with index[i, j] == k)` along dim 0
 
-
-@rule(aten.scatter_reduce.two, local=_scattered(aten.scatter_reduce.two))
-def scatter_reduce_two(x, dim, index, src, reduce, *, include_self=True):
-    """`out[k, j] = reduce(x[k, j], src[i, j] for i with index[i, j] == k)` along dim 0"""
-    yield from _written(x, dim, index, src)
-    if reduce == "sum":
-        yield (P, R, P), P
+    Blocks of the index give terms, but to a mean.
+    """
+    yield from written(x, dim, index, src)
+    pending = PENDING[reduce]
+    if reduce != "mean" or x.dtype.is_floating_point:
+        yield (pending, R, pending), pending
+    if x.ndim and index.ndim and src.ndim and include_self and reduce != "mean":
+        dim %= x.ndim
+        along = dim if index.ndim == x.ndim else 0
+        yield (pending, S(along), matched(dim, src, index.shape[along])), pending

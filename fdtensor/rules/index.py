@@ -6,88 +6,30 @@ import torch
 
 from fdtensor.graph import Full
 from fdtensor.rules.core import P, R, S, rule
-from fdtensor.rules.held import inside, own, spare, spared
+from fdtensor.rules.gather import MOVED
+from fdtensor.rules.held import own, spare, spared
+from fdtensor.rules.pointwise import tensors
 
 aten = torch.ops.aten
 
 
 def _select(at, x, dim, index):
-    dim %= max(1, x.ndim)
     if x.ndim == 0 or x.shape[dim] == at.ins[0].full[dim]:
         return aten.index_select.default(x, dim, index)
-    if x.shape[dim] == 0:
-        return x.new_zeros(at.outs[0].shape)
-    found, place = inside(index, at.ins[0].box[dim])
-    shape = [-1 if d == dim else 1 for d in range(x.ndim)]
-    return aten.index_select.default(x, dim, place).masked_fill(~found.reshape(shape), 0)
+    return taken(at, x, [*[None] * (dim % x.ndim), index.reshape(-1)])
 
 
 @rule(aten.index_select.default, local=_select)
 def index_select(x, dim, index):
     """`out[i, j] = x[index[i], j]` along dim 0"""
-    yield (P, R), P
+    for p in MOVED:
+        yield (p, R), p
     if x.ndim:
         dim %= x.ndim
         for d in range(x.ndim):
             yield (S(d), R), P if d == dim else S(d)
         if index.ndim:
             yield (R, S(0)), S(dim)
-
-
-def _along(op):
-    """A rank writes the slices whose index it holds; others go to an index that it drops."""
-
-    def local(at, x, dim, index, *args, **kwargs):
-        dim %= max(1, x.ndim)
-        if x.ndim == 0 or x.shape[dim] == at.ins[0].full[dim]:
-            return op(x, dim, index, *args, **kwargs)
-        return spare(op(spared(x, dim), dim, own(index, at.ins[0].box[dim]), *args, **kwargs), dim)
-
-    return local
-
-
-def _written(x, dim, sliced):
-    for d in range(x.ndim):
-        yield (S(d), R, R if d == dim % x.ndim or not sliced.ndim else S(d)), S(d)
-
-
-@rule(aten.index_add.default, local=_along(aten.index_add.default))
-def index_add(x, dim, index, source, *, alpha=1):
-    """`out[k, j] = x[k, j] + alpha * sum_i source[i, j] * (index[i] == k)` along dim 0"""
-    yield from _written(x, dim, source)
-    yield (P, R, P), P
-    if x.ndim and index.ndim and source.ndim:
-        yield (P, S(0), S(dim % x.ndim)), P
-
-
-@rule(aten.index_copy.default, local=_along(aten.index_copy.default))
-def index_copy(x, dim, index, source):
-    """`out[index[i], j] = source[i, j]` along dim 0, and `x` elsewhere"""
-    yield from _written(x, dim, source)
-    yield (P, R, P), P
-
-
-@rule(aten.index_reduce.default, local=_along(aten.index_reduce.default))
-def index_reduce(x, dim, index, source, reduce, *, include_self=True):
-    """`out[k, j] = reduce(x[k, j], source[i, j] for i with index[i] == k)` along dim 0"""
-    yield from _written(x, dim, source)
-
-
-@rule(aten.index_fill.int_Scalar, local=_along(aten.index_fill.int_Scalar))
-def index_fill(x, dim, index, value):
-    """`out[index[i], j] = value` along dim 0, and `x` elsewhere"""
-    for d in range(x.ndim):
-        yield (S(d), R), S(d)
-    if value == 0:
-        yield (P, R), P
-
-
-@rule(aten.index_fill.int_Tensor, local=_along(aten.index_fill.int_Tensor))
-def index_fill_tensor(x, dim, index, value):
-    """`out[index[i], j] = value` along dim 0, and `x` elsewhere"""
-    for d in range(x.ndim):
-        yield (S(d), R, R), S(d)
-    yield (P, R, P), P
 
 
 def _indexed(indices) -> tuple[list[int], int, tuple[int, ...]]:
@@ -113,7 +55,7 @@ def _cuts(indices, dims, shape):
             yield b, tuple(S(i) if c else R for i, c in zip(at, cut))
 
 
-def _counts(indices) -> bool:
+def _numbers(indices) -> bool:
     """Whether these are numbers: how much a mask takes depends on its values."""
     return any(i is not None for i in indices) and not any(
         isinstance(i, Full) and i.dtype in (torch.bool, torch.uint8) for i in indices
@@ -124,7 +66,8 @@ def _own(index, size, held):
     return own(torch.where(index < 0, index + size, index), held)
 
 
-def _taken(at, x, indices):
+def taken(at, x, indices):
+    """`x[indices]` of a block, with zeros for what it does not hold."""
     block, found = at.ins[0], None
     dims, first, shape = _indexed(indices)
     for k in dims:
@@ -137,15 +80,15 @@ def _taken(at, x, indices):
         return aten.index.Tensor(x, indices)
     if any(x.shape[k] == 0 for k in dims):
         return x.new_zeros(at.outs[0].shape)
-    taken = aten.index.Tensor(x, indices)
-    after = taken.ndim - first - len(shape)
-    return taken.masked_fill(~found.reshape(*found.shape, *[1] * after), 0)
+    made = aten.index.Tensor(x, indices)
+    after = made.ndim - first - len(shape)
+    return made.masked_fill(~found.reshape(*found.shape, *[1] * after), 0)
 
 
-@rule(aten.index.Tensor, aten._unsafe_index.Tensor, local=_taken)
+@rule(aten.index.Tensor, aten._unsafe_index.Tensor, local=taken)
 def index(x, indices):
     """`out[i, j, k] = x[i, index[j], k]`"""
-    if not _counts(indices):
+    if not _numbers(indices):
         return
     dims, first, shape = _indexed(indices)
     rest = (R,) * len(dims)
@@ -155,7 +98,8 @@ def index(x, indices):
         yield (R, *cut), S(first + b)
     for d in dims:
         yield (S(d), *rest), P
-    yield (P, *rest), P
+    for p in MOVED:
+        yield (p, *rest), p
 
 
 def _put(at, x, indices, values, accumulate=False):
@@ -174,11 +118,14 @@ def _put(at, x, indices, values, accumulate=False):
 @rule(aten.index_put.default, aten._unsafe_index_put.default, local=_put)
 def index_put(x, indices, values, accumulate=False):
     """`out[i, index[j], k] = values[i, j, k]`, or that added to `x`, and `x` elsewhere"""
-    if not _counts(indices):
+    count = sum(i is not None for i in indices)
+    for p in (P,) if accumulate else MOVED:
+        yield (p, *[R] * count, p), p
+    if not _numbers(indices):
         return
     dims, first, shape = _indexed(indices)
-    rest = (R,) * len(dims)
-    width = x.ndim - len(dims) + len(shape)
+    rest = (R,) * count
+    width = x.ndim - count + len(shape)
 
     def cut_of(d, size):
         d -= width - values.ndim
@@ -188,22 +135,34 @@ def index_put(x, indices, values, accumulate=False):
         yield (S(d), *rest, cut_of(to, x.shape[d])), S(d)
     for d in dims:
         yield (S(d), *rest, R), S(d)
-    yield (P, *rest, P), P
     if accumulate:
         for b, cut in _cuts(indices, dims, shape):
             yield (P, *cut, cut_of(first + b, shape[b])), P
 
 
-def _flat(at, x, index):
-    cut = x.ndim == 1 and x.shape != at.ins[0].full
-    return _taken(at, x, [index]) if cut else aten.take.default(x, index)
-
-
-@rule(aten.take.default, local=_flat)
+@rule(aten.take.default)
 def take(x, index):
     """`out[i] = x.flat[index[i]]`"""
-    yield (P, R), P
+    for p in MOVED:
+        yield (p, R), p
     for d in range(index.ndim):
         yield (R, S(d)), S(d)
-    if x.ndim == 1:
-        yield (S(0), R), P
+
+
+@rule(aten.put.default)
+def put(x, index, source, accumulate=False):
+    """`out.flat[index[i]] = source[i]`, or that added to `x`, and `x` elsewhere"""
+    for p in (P,) if accumulate else MOVED:
+        yield (p, R, p), p
+
+
+@rule(
+    aten._unsafe_masked_index.default,
+    aten._unsafe_masked_index_put_accumulate.default,
+    aten.masked_scatter.default,
+    aten.masked_scatter_backward.default,
+)
+def masked(x, mask, *rest):
+    """`out[i] = x[i]`, or elements of others, by a mask and indices; cuts are for its pieces"""
+    if x.dtype.is_floating_point and (isinstance(rest[-1], (Full, tuple)) or rest[-1] == 0):
+        yield tuple(P if t.dtype == x.dtype else R for t in tensors((x, mask, *rest))), P

@@ -6,27 +6,37 @@ from itertools import accumulate, pairwise
 
 import torch
 
-from fdtensor.rules.core import P, R, S, Window, rule
+from fdtensor.blocks import length
+from fdtensor.placement import StridedShard
+from fdtensor.rules.core import Needs, P, R, S, Window, rule
 from fdtensor.rules.held import part
+from fdtensor.rules.runs import needed, taken
 
 aten = torch.ops.aten
+
+
+def _joined(ndim, dim, sizes):
+    """The placements of a tensor, each with those of the pieces of `dim` that have these sizes."""
+    dim, total = dim % ndim, sum(sizes)
+    yield P, (P,) * len(sizes)
+    for d in range(ndim):
+        if d != dim:
+            yield S(d), (S(d),) * len(sizes)
+    ends = pairwise(accumulate(sizes, initial=0))
+    yield S(dim), tuple(Window(dim, total, start, stop) for start, stop in ends)
+    if len(sizes) > 1 and len(set(sizes)) == 1:
+        yield StridedShard(dim, len(sizes)), (S(dim),) * len(sizes)  # a rank's part of each piece
 
 
 @rule(aten.cat.default)
 def cat(tensors, dim=0):
     """`out[i] = a[i]` for `i < len(a)`, then `out[len(a) + i] = b[i]`"""
-    empty = [t.shape == (0,) for t in tensors]  # joins with anything
-    yield tuple(R if e else P for e in empty), P
-    first = next((t for t, e in zip(tensors, empty) if not e), tensors[0])
-    dim %= first.ndim
-    for d in range(first.ndim):
-        if d != dim:
-            yield tuple(R if e else S(d) for e in empty), S(d)
-    ends = [0]
-    for t, e in zip(tensors, empty):
-        ends.append(ends[-1] + (0 if e else t.shape[dim]))
-    cuts = [Window(dim, ends[-1], start, stop) for start, stop in pairwise(ends)]
-    yield tuple(R if e else cut for e, cut in zip(empty, cuts)), S(dim)
+    kept = [i for i, t in enumerate(tensors) if t.shape != (0,)]  # others join with anything
+    kept = kept or list(range(len(tensors)))
+    sizes = [tensors[i].shape[dim] for i in kept]
+    for whole, pieces in _joined(tensors[kept[0]].ndim, dim, sizes):
+        placed = dict(zip(kept, pieces))
+        yield tuple(placed.get(i, R) for i in range(len(tensors))), whole
 
 
 @rule(aten.stack.default)
@@ -34,97 +44,89 @@ def stack(tensors, dim=0):
     """`out[k, i] = tensors[k][i]`"""
     yield (P,) * len(tensors), P
     ndim = tensors[0].ndim
-    dim %= ndim + 1
     for d in range(ndim):
-        yield (S(d),) * len(tensors), S(d + (d >= dim))
+        yield (S(d),) * len(tensors), S(d + (d >= dim % (ndim + 1)))
 
 
-def _ends(size, pieces) -> list[int]:
-    """Where pieces start and stop, all of one size or each of its own."""
+def _sizes(size: int, pieces) -> list[int]:
+    """The sizes of pieces of a dim, which are all of one size or each of its own."""
     if isinstance(pieces, (list, tuple)):
-        return [0, *accumulate(pieces)]
-    return [*range(0, size, pieces), size] if size else [0, 0]
+        return list(pieces)
+    return [min(pieces, size - start) for start in range(0, size, pieces)] if size else [0]
 
 
-def _pieces(op):
-    """A rank takes of each piece what it holds."""
+def _split(at, x, pieces, dim=0):
+    full, held = at.ins[0].full[dim], at.ins[0].box[dim]
+    sizes = _sizes(full, pieces)
+    if x.shape[dim] == full:
+        return aten.split_with_sizes.default(x, sizes, dim)
+    ends = pairwise(accumulate(sizes, initial=0))
+    return [part(x, dim % x.ndim, held, ((a, b),) if a < b else ()) for a, b in ends]
 
-    def local(at, x, pieces, dim=0):
-        dim %= x.ndim
-        full, held = at.ins[0].full[dim], at.ins[0].box[dim]
-        if x.shape[dim] == full:
-            return op(x, pieces, dim)
-        ends = _ends(full, pieces)
-        return [part(x, dim, held, ((a, b),) if a < b else ()) for a, b in pairwise(ends)]
+
+@rule(
+    aten.split.Tensor,
+    aten.unsafe_split.Tensor,
+    aten.split_copy.Tensor,
+    aten.split_with_sizes.default,
+    aten.unsafe_split_with_sizes.default,
+    aten.split_with_sizes_copy.default,
+    local=_split,
+)
+def split(x, sizes, dim=0):
+    """`outs[k][i] = x[sum(sizes[:k]) + i]`"""
+    for whole, pieces in _joined(x.ndim, dim, _sizes(x.shape[dim], sizes)):
+        yield (whole,), pieces
+
+
+def _moved(runs_of):
+    """A rank puts the entries of its block in order, dim after dim."""
+
+    def local(at, x, *args):
+        held, out = at.ins[0], at.outs[0]
+        for d, runs in runs_of(held.full, *args).items():
+            x = taken(x, d, held.box[d], out.box[d], runs)
+        return x
 
     return local
 
 
-def _split(x, pieces, dim):
-    dim %= x.ndim
-    size = x.shape[dim]
-    ends = _ends(size, pieces)
-    cuts = [Window(dim, size, start, stop) for start, stop in pairwise(ends)]
-    yield (P,), (P,) * len(cuts)
+def _moves(x, runs):
+    yield (P,), P
     for d in range(x.ndim):
-        yield (S(d),), tuple(cuts) if d == dim else (S(d),) * len(cuts)
+        yield (needed(d, runs[d]) if d in runs else S(d),), S(d)
 
 
-@rule(aten.split.Tensor, aten.unsafe_split.Tensor, local=_pieces(aten.split.Tensor))
-def split(x, split_size, dim=0):
-    """`outs[k][i] = x[k * split_size + i]`"""
-    yield from _split(x, split_size, dim)
+def _turned(shape, dims):
+    return {d % len(shape): [range(shape[d] - 1, -1, -1)] for d in dims}
 
 
-@rule(
-    aten.split_with_sizes.default,
-    aten.unsafe_split_with_sizes.default,
-    local=_pieces(aten.split_with_sizes.default),
-)
-def split_with_sizes(x, split_sizes, dim=0):
-    """`outs[k][i] = x[sum(split_sizes[:k]) + i]`"""
-    yield from _split(x, split_sizes, dim)
-
-
-@rule(aten.unbind.int)
-def unbind(x, dim=0):
-    """`outs[k][i] = x[k, i]`"""
-    dim %= x.ndim
-    count = x.shape[dim]
-    yield (P,), (P,) * count
-    for d in range(x.ndim):
-        if d != dim:
-            yield (S(d),), (S(d - (d > dim)),) * count
-
-
-@rule(aten.flip.default)
+@rule(aten.flip.default, local=_moved(_turned))
 def flip(x, dims):
     """`out[i] = x[n - 1 - i]`"""
-    yield (P,), P
-    turned = {d % x.ndim for d in dims}
-    for d in range(x.ndim):
-        if d not in turned:
-            yield (S(d),), S(d)
+    yield from _moves(x, _turned(x.shape, dims))
 
 
-@rule(aten.roll.default)
+def _rolled(shape, shifts, dims=()):
+    total: dict[int, int] = {}
+    for shift, d in zip(shifts, dims or (0,)):
+        total[d % len(shape)] = total.get(d % len(shape), 0) + shift
+    starts = {d: -shift % max(1, shape[d]) for d, shift in total.items()}
+    return {d: [range(k, shape[d]), range(k)] for d, k in starts.items()}
+
+
+@rule(aten.roll.default, local=_moved(_rolled))
 def roll(x, shifts, dims=()):
     """`out[i] = x[(i - shift) % n]`"""
-    yield (P,), P
-    turned = {d % x.ndim for d in dims} if dims and x.ndim else set(range(x.ndim))
-    for d in range(x.ndim):
-        if d not in turned:
-            yield (S(d),), S(d)
+    if dims or x.ndim == 1:
+        yield from _moves(x, _rolled(x.shape, shifts, dims))
+    else:  # it rolls the flat tensor
+        yield (P,), P
 
 
 def _repeated(at, x, repeats):
-    """Repeats of what is one, or new, by what this rank holds of the output."""
     new = len(repeats) - x.ndim
-    counts = [
-        shown if d < new or at.ins[0].full[d - new] == 1 else n
-        for d, (n, shown) in enumerate(zip(repeats, at.outs[0].shape))
-    ]
-    return aten.repeat.default(x, counts)
+    return aten.repeat.default(x, [*at.outs[0].shape[:new], *repeats[new:]])
 
 
 @rule(aten.repeat.default, local=_repeated)
@@ -133,25 +135,59 @@ def repeat(x, repeats):
     yield (P,), P
     new = len(repeats) - x.ndim
     for d, n in enumerate(repeats):
-        if d >= new and n == 1:
-            yield (S(d - new),), S(d)
-        elif d < new or x.shape[d - new] == 1:
+        if d < new:
             yield (R,), S(d)
+        elif n == 1:
+            yield (S(d - new),), S(d)
 
 
-@rule(aten.unfold.default)
-def unfold(x, dimension, size, step):
+def _unfold(at, x, dim, size, step):
+    dim %= x.ndim
+    ((start, stop),) = at.outs[0].box[dim] or ((0, 0),)
+    if start == stop:
+        return x.new_zeros(at.outs[0].shape)
+    x = part(x, dim, at.ins[0].box[dim], ((start * step, (stop - 1) * step + size),))
+    return aten.unfold.default(x, dim, size, step)
+
+
+@rule(aten.unfold.default, aten.unfold_copy.default, local=_unfold, contiguous=True)
+def unfold(x, dim, size, step):
     """`out[i, j] = x[i * step + j]` along the dim, with `j` as the last"""
     yield (P,), P
     for d in range(x.ndim):
-        if d != dimension % x.ndim:
+        if d != dim % x.ndim:
             yield (S(d),), S(d)
+        else:
+            made = (x.shape[d] - size) // step + 1
+            yield (Needs(d, made, lambda a, b: (a * step, (b - 1) * step + size)),), S(d)
 
 
-@rule(aten.unfold_backward.default, sizes={"input_sizes": 0})
+def _reaching(start: int, stop: int, size: int, step: int) -> tuple[int, int]:
+    """The windows that reach into a range."""
+    return max(0, -(-(start - size + 1) // step)), -(-stop // step)
+
+
+def _unfold_backward(at, grad, input_sizes, dim, size, step):
+    out, dim = at.outs[0], dim % len(input_sizes)
+    start, stop = out.start[dim], out.stop[dim]
+    first, last = _reaching(start, stop, size, step)
+    last = min(last, at.ins[0].full[dim])
+    if not length(out.box[dim]) or first >= last:
+        return grad.new_zeros(out.shape)
+    grad = part(grad, dim, at.ins[0].box[dim], ((first, last),))
+    low, high = first * step, (last - 1) * step + size  # what these windows cover
+    shape = [high - low if d == dim else n for d, n in enumerate(out.shape)]
+    covered = aten.unfold_backward.default(grad, shape, dim, size, step)
+    beside = [0, 0] * (len(shape) - 1 - dim)
+    return aten.constant_pad_nd.default(covered, [*beside, low - start, stop - high])
+
+
+@rule(aten.unfold_backward.default, local=_unfold_backward, contiguous=True)
 def unfold_backward(grad, input_sizes, dim, size, step):
     """`out[k] = sum_(i, j) grad[i, j] * (i * step + j == k)`"""
     yield (P,), P
-    for d in range(len(input_sizes)):
+    for d, n in enumerate(input_sizes):
         if d != dim % len(input_sizes):
             yield (S(d),), S(d)
+        else:
+            yield (Needs(d, n, lambda a, b: _reaching(a, b, size, step)),), S(d)

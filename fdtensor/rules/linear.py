@@ -5,14 +5,15 @@ Of bools a sum is `or` and without a sign it wraps around: no sum of these passe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from fdtensor.graph import Full
 from fdtensor.rules.core import P, R, rule
-from fdtensor.rules.monotone import keeps_order, kept, stretched
-from fdtensor.rules.pointwise import broadcast, tensors
+from fdtensor.rules.monotone import keeps_order, ordered, shifted
+from fdtensor.rules.pointwise import broadcast, overloads, tensors
 
 aten = torch.ops.aten
 
@@ -27,29 +28,29 @@ def alike(*args: Any) -> bool:
     return len({t.dtype for t in tensors(args)}) == 1 or numeric(*args)
 
 
-@rule(
-    aten._conj.default,
-    aten._conj_copy.default,
-    aten._conj_physical.default,
-    aten._neg_view.default,
-    aten._neg_view_copy.default,
-    aten.alias.default,
-    aten.alias_copy.default,
-    aten.clone.default,
-    aten.conj.default,
-    aten.conj_physical.default,
-    aten.contiguous.default,
-    aten.detach.default,
-    aten.detach_copy.default,
-    aten.imag.default,
-    aten.lift.default,
-    aten.lift_fresh.default,
-    aten.lift_fresh_copy.default,
-    aten.positive.default,
-    aten.real.default,
-    aten.resolve_conj.default,
-    aten.resolve_neg.default,
-)
+def linear(ins: Sequence[Full], *patterns: str, outs: int = 1):
+    """The rows of an op that is linear in those of its first operands that a pattern marks as P."""
+    yield from broadcast(ins, outs)
+    for pattern in patterns:
+        row = tuple(P if mark == "P" else R for mark in pattern.ljust(len(ins), "R"))
+        if numeric(*[t for t, placed in zip(ins, row) if placed == P]):
+            yield row, (P,) * outs
+
+
+def scaled(x, number=1):
+    """`out[i] = number * x[i]`"""
+    yield from linear([x], "P")
+    yield from shifted(x, 0, number)
+
+
+SAME = """
+_conj _conj_copy _conj_physical _neg_view _neg_view_copy alias alias_copy clone conj conj_physical
+contiguous detach detach_copy imag lift lift_fresh lift_fresh_copy positive real resolve_conj
+resolve_neg
+"""
+
+
+@rule(*overloads(SAME))
 def same(x, *_, **__):
     """`out[i] = x[i]`, or its conjugate, or a part of it"""
     if isinstance(x, Full):  # autograd takes the conjugate of Python numbers too
@@ -57,99 +58,56 @@ def same(x, *_, **__):
         yield (P,), P
 
 
-@rule(aten.deg2rad.default, aten.rad2deg.default)
-def converted(x):
-    """`out[i] = c * x[i]`"""
-    yield from _scaled(x, 1)
-
-
-@rule(aten.mul.Scalar)
-def mul_scalar(x, number):
-    """`out[i] = number * x[i]`"""
-    yield from _scaled(x, number)
-
-
-@rule(aten.div.Scalar)
-def div_scalar(x, number):
-    """`out[i] = x[i] / number`"""
-    yield from _scaled(x, number)
+rule(*overloads("deg2rad rad2deg mul.Scalar div.Scalar"))(scaled)
 
 
 @rule(aten.neg.default)
 def neg(x):
     """`out[i] = -x[i]`"""
-    yield from _scaled(x, -1)
+    yield from scaled(x, -1)
 
 
-def _scaled(x, number):
-    yield from broadcast([x])
-    if numeric(x):
-        yield (P,), P
-    yield from stretched(x, number)
-
-
-@rule(aten.complex.default)
-def complex_(real, imag):
-    """`out[i] = real[i] + 1j * imag[i]`"""
-    yield from broadcast([real, imag])
-    yield (P, P), P
-
-
-@rule(aten.lerp.Scalar)
-def lerp_scalar(start, end, weight):
-    """`out[i] = start[i] + weight * (end[i] - start[i])`"""
-    yield from broadcast([start, end])
-    yield (P, P), P
+@rule(*overloads("complex lerp.Scalar"))
+def pair(a, b, weight=1):
+    """`out[i] = a[i] + 1j * b[i]`, or `a[i] + weight * (b[i] - a[i])`"""
+    yield from linear([a, b], "PP")
 
 
 @rule(aten.lerp.Tensor)
 def lerp(start, end, weight):
     """`out[i] = start[i] + weight[i] * (end[i] - start[i])`"""
-    yield from broadcast([start, end, weight])
-    yield (P, P, R), P
+    yield from linear([start, end, weight], "PP")
 
 
 @rule(aten.addcmul.default)
 def addcmul(x, a, b, *, value=1):
     """`out[i] = x[i] + value * a[i] * b[i]`"""
-    yield from broadcast([x, a, b])
-    if numeric(x, a, b):
-        yield (P, P, R), P
-        yield (P, R, P), P
+    yield from linear([x, a, b], "PPR", "PRP")
 
 
 @rule(aten.addcdiv.default)
 def addcdiv(x, a, b, *, value=1):
     """`out[i] = x[i] + value * a[i] / b[i]`"""
-    yield from broadcast([x, a, b])
-    if numeric(x, a, b):
-        yield (P, P, R), P
+    yield from linear([x, a, b], "PP")
 
 
-def _filled(x, mask, value):
-    yield from broadcast(tensors((x, mask, value)))
-    if isinstance(value, Full):
-        if alike(x, value):
-            yield (P, R, P), P
-    elif value == 0:
-        yield (P, R), P
-
-
-@rule(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+@rule(*overloads("masked_fill.Scalar masked_fill.Tensor"))
 def masked_fill(x, mask, value):
     """`out[i] = value if mask[i] else x[i]`"""
-    yield from _filled(x, mask, value)
+    ins = tensors((x, mask, value))
+    yield from broadcast(ins)
+    if alike(x, value) if isinstance(value, Full) else value == 0:
+        yield (P, R, P)[: len(ins)], P
 
 
-@rule(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
+@rule(*overloads("where.self where.ScalarOther where.ScalarSelf where.Scalar"))
 def where(condition, a, b):
     """`out[i] = a[i] if condition[i] else b[i]`"""
-    yield from broadcast(tensors((condition, a, b)))
-    if not (isinstance(a, Full) or isinstance(b, Full)):
-        return
+    ins = tensors((a, b))
+    yield from broadcast([condition, *ins])
     numbers = [v for v in (a, b) if not isinstance(v, Full)]
-    if all(v == 0 for v in numbers) and (alike(a, b) if not numbers else numeric(a, b)):
-        yield (R, *[P] * (2 - len(numbers))), P
+    if ins and (alike(*ins) if not numbers else numbers == [0] and numeric(*ins)):
+        yield (R, *[P] * len(ins)), P
 
 
 def _dropped_nothing(at, x, p, train):
@@ -160,29 +118,18 @@ def _dropped_nothing(at, x, p, train):
 def native_dropout(x, p, train):
     """`out[i] = x[i]`, `kept[i] = True`: of a dropout that drops nothing"""
     if x.numel and (p == 0 or train is False):
-        for before, after in broadcast([x]):
-            yield before, (after, after)
+        yield from broadcast([x], outs=2)
         yield (P,), (P, R)
 
 
-@rule(aten.fill.Scalar, aten.zero.default)
+@rule(*overloads("fill.Scalar zero"))
 def fill(x, value=0):
     """`out[i] = value`"""
     yield from broadcast([x])
     yield (P,), R  # only the shape is read
 
 
-@rule(aten.fill.Tensor)
-def fill_tensor(x, value):
-    """`out[i] = value`"""
-    yield from broadcast([x, value])
-    yield (P, R), R
-    if x.dtype == value.dtype:
-        yield (R, P), P
-        yield (P, P), P
-
-
-@rule(aten.copy.default)
+@rule(*overloads("fill.Tensor copy"))
 def copy(x, source, non_blocking=False):
     """`out[i] = source[i]`"""
     yield from broadcast([x, source])
@@ -198,14 +145,11 @@ def keeps_sums(before: torch.dtype, after: torch.dtype) -> bool:
         return True
     if before is torch.bool or after is torch.bool or before.is_complex > after.is_complex:
         return False
-    if not (after.is_floating_point or after.is_complex):
-        return (
-            not before.is_floating_point and before.is_signed and after.itemsize > before.itemsize
-        )
+    floats = after.is_floating_point or after.is_complex
     if not (before.is_floating_point or before.is_complex):
-        return before.is_signed
+        return before.is_signed and (floats or after.itemsize > before.itemsize)
     halves = before.is_complex < after.is_complex
-    return after.itemsize // (2 if halves else 1) >= before.itemsize
+    return floats and after.itemsize // (2 if halves else 1) >= before.itemsize
 
 
 @rule(aten._to_copy.default)
@@ -215,4 +159,4 @@ def to_copy(x, *, dtype=None, **_):
     if keeps_sums(x.dtype, x.dtype if dtype is None else dtype):
         yield (P,), P
     if keeps_order(x.dtype, x.dtype if dtype is None else dtype):
-        yield from kept()
+        yield from ordered(1)

@@ -1,15 +1,16 @@
-"""Losses: a term for each element, and by `reduction` 0 all of them, 1 their mean, 2 their sum."""
+"""Losses: a term for each element or sample; `reduction` 0 gives all, 1 their mean, 2 their sum."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 import torch
 
-from fdtensor.graph import Full
-from fdtensor.rules.core import P, R, S, rule
-from fdtensor.rules.pointwise import broadcast, tensors
+from fdtensor.rules.core import P, R, rule
+from fdtensor.rules.formula import formula
+from fdtensor.rules.pointwise import tensors
 
 aten = torch.ops.aten
 
@@ -21,67 +22,66 @@ def _place(op: Any) -> int:
     return [a.name for a in op._schema.arguments].index("reduction")
 
 
-def elementwise_loss(op: Any) -> None:
-    """`out = sum_i f(x[i], y[i], ...) / n`, with `n` the full number of elements"""
+def _terms(ins: str, shapes: Sequence[tuple[int, ...]]) -> int:
+    """How many terms a loss has: one for each element, or for each sample of all classes."""
+    return prod(torch.broadcast_shapes(*shapes) if ins[0] == "*" else shapes[0][:-1])
+
+
+def loss(op: Any, ins: str, out: str, *more: str) -> None:
+    """`out = sum_i f(x[i], y[i], ...) / n`, with `n` the full number of terms"""
     place = _place(op)
 
     def local(at, *args):
-        if args[place] != MEAN:
-            return op(*args)
-        held = prod(torch.broadcast_shapes(*(b.shape for b in at.ins)))
-        full = prod(torch.broadcast_shapes(*(b.full for b in at.ins)))
-        if not held:
-            return args[0].new_zeros(())
-        return op(*args) * (held / full)
+        held, full = (_terms(ins, s) for s in zip(*((b.shape, b.full) for b in at.ins)))
+        if not held:  # of nothing some kernels give anything
+            return [args[0].new_zeros(b.shape) for b in at.outs]
+        made = op(*args)
+        first, *others = made if isinstance(made, tuple) else (made,)
+        return first * (held / full) if args[place] == MEAN else first, *others
 
     @rule(op, local=local)
     def rows(*args):
-        for before, after in broadcast(tensors(args)):
-            yield before, after if args[place] == NONE else P
+        outs = ", ".join((out if args[place] == NONE else "", *more))
+        yield from formula(f"{ins} -> {outs}", *tensors(args), linear=[])
 
 
-def elementwise_loss_backward(op: Any) -> None:
-    """`dx[i] = grad * f'(x[i], y[i], ...) / n`, with `n` the full number of elements"""
+def loss_backward(op: Any, ins: str, out: str, after: str) -> None:
+    """`dx[i] = grad * f'(x[i], y[i], ...) / n`, with `n` the full number of terms"""
     place = _place(op)
 
     def local(at, *args):
         if args[place] != MEAN:
             return op(*args)
-        full = prod(torch.broadcast_shapes(*(b.full for b in at.ins)))
+        full = _terms(ins, [b.full for b in at.ins[1:]])
         return op(*args[:place], SUM, *args[place + 1 :]) / full
 
-    @rule(op, local=local)
-    def rows(*args):
-        ins = tensors(args)
-        yield from broadcast(ins)
-        yield (P, *[R] * (len(ins) - 1)), P
+    @rule(op, local=None if op in _BY_TOTAL else local)
+    def rows(grad, *args):
+        of_grad = out if grad.ndim else ""
+        yield from formula(f"{of_grad}, {ins} -> {after}", grad, *tensors(args), linear=[0])
 
 
-for _op in (
-    aten.mse_loss.default,
-    aten.smooth_l1_loss.default,
-    aten.huber_loss.default,
-    aten.soft_margin_loss.default,
-    aten.binary_cross_entropy.default,
-    aten.binary_cross_entropy_with_logits.default,
+_BY_TOTAL = (aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
+"""Those that are told what to divide by."""
+
+for _name in (
+    "mse_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "soft_margin_loss",
+    "binary_cross_entropy",
 ):
-    elementwise_loss(_op)
+    loss(getattr(aten, _name).default, "*, *, *", "*")
+    loss_backward(getattr(aten, f"{_name}_backward").default, "*, *, *", "*", "*")
 
-for _op in (
-    aten.mse_loss_backward.default,
-    aten.smooth_l1_loss_backward.default,
-    aten.huber_loss_backward.default,
-    aten.soft_margin_loss_backward.default,
-    aten.binary_cross_entropy_backward.default,
-):
-    elementwise_loss_backward(_op)
+loss(aten.binary_cross_entropy_with_logits.default, "*, *, *, *", "*")
+loss(aten.multi_margin_loss.default, "n C, n, C", "n")
+loss_backward(aten.multi_margin_loss_backward.default, "n C, n, C", "n", "n C")
+loss(aten.multilabel_margin_loss_forward.default, "n C, n C", "n", "n C")
+loss_backward(aten.multilabel_margin_loss_backward.default, "n C, n C, n C", "n", "n C")
 
-
-def _samples(x: Full):
-    """Cuts of `x[n, c, i, ...]`, and of `target[n, i, ...]`, that leave the classes whole."""
-    for d in range(x.ndim):
-        if x.ndim > 1 and d != 1:
-            yield S(d), S(d - (d > 1))
+for _op in _BY_TOTAL:
+    loss_backward(_op, "n C *, n *, C,", "n *", "n C *")
 
 
 @rule(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
@@ -90,20 +90,7 @@ def nll_loss(x, target, weight, reduction, ignore_index):
 
     The mean of blocks needs the total of all of them: only the sum leaves terms.
     """
-    weights = [R] * (weight is not None)
-    for cut, of_target in _samples(x):
-        if reduction == NONE:
-            yield (cut, of_target, *weights), (of_target, R)
-        elif reduction == SUM:
-            yield (cut, of_target, *weights), (P, P)
-    yield (P, R, *weights), (P, R)
-
-
-@rule(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
-def nll_loss_backward(grad, x, target, weight, reduction, ignore_index, total_weight):
-    """`dx[n, c] = -grad * w[c] / total` where `c == t[n] != ignore_index`, 0 elsewhere"""
-    weights = [R] * (weight is not None)
-    for cut, of_target in _samples(x):
-        of_grad = of_target if reduction == NONE else R
-        yield (of_grad, cut, of_target, *weights, R), cut
-    yield (P, R, R, *weights, R), P
+    if reduction != MEAN:
+        out = "n *" if reduction == NONE else ""
+        yield from formula(f"n C *, n *, C -> {out}, ", x, target, weight, linear=[])
+    yield (P, R) if weight is None else (P, R, R), (P, R)

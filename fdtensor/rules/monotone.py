@@ -14,40 +14,26 @@ import torch
 from fdtensor.graph import Full
 from fdtensor.placement import Partial
 from fdtensor.rules.core import R, rule
-from fdtensor.rules.pointwise import broadcast, tensors
-
-aten = torch.ops.aten
+from fdtensor.rules.pointwise import broadcast, overloads, tensors
 
 MAX, MIN = Partial("max"), Partial("min")
 
 
-def kept(*others: Any):
-    """The rows of a function that is increasing in its first argument."""
+def ordered(slope: float, *others: Any):
+    """The rows of a function that rises in its first argument, or falls for a slope below 0."""
     beside = [R] * len(tensors(others))
-    for pending in (MAX, MIN):
-        yield (pending, *beside), pending
+    if slope:
+        yield (MAX, *beside), MAX if slope > 0 else MIN
+        yield (MIN, *beside), MIN if slope > 0 else MAX
 
 
-def turned(*others: Any):
-    """The rows of a function that is decreasing in its first argument."""
-    beside = [R] * len(tensors(others))
-    yield (MAX, *beside), MIN
-    yield (MIN, *beside), MAX
-
-
-def shifted(x: Full, number: Any):
-    """The rows with maxima and minima of `x + number`."""
-    if x.dtype.is_floating_point and not isinstance(number, complex) and isfinite(number):
-        yield from kept()
-
-
-def stretched(x: Full, number: Any):
-    """The rows with maxima and minima of `number * x`."""
-    if x.dtype.is_floating_point and not isinstance(number, complex) and isfinite(number):
-        if number > 0:
-            yield from kept()
-        elif number < 0:
-            yield from turned()
+def shifted(x: Full, number: Any, slope: Any = 1):
+    """The rows with maxima and minima of `slope * x + number`."""
+    for given in (number, slope):
+        if isinstance(given, complex) or not isfinite(given):
+            return
+    if x.dtype.is_floating_point:
+        yield from ordered(slope)
 
 
 def keeps_order(before: torch.dtype, after: torch.dtype) -> bool:
@@ -60,103 +46,72 @@ def keeps_order(before: torch.dtype, after: torch.dtype) -> bool:
     return wider and not before.is_floating_point and after.is_signed
 
 
-@rule(
-    aten.asinh.default,
-    aten.atan.default,
-    aten.ceil.default,
-    aten.erf.default,
-    aten.exp.default,
-    aten.exp2.default,
-    aten.expm1.default,
-    aten.floor.default,
-    aten.hardsigmoid.default,
-    aten.hardtanh.default,
-    aten.relu.default,
-    aten.relu6.default,
-    aten.round.default,
-    aten.selu.default,
-    aten.sigmoid.default,
-    aten.sinh.default,
-    aten.tanh.default,
-    aten.trunc.default,
-)
+INCREASING = """
+asinh atan ceil erf exp exp2 expm1 floor hardsigmoid hardtanh relu relu6 round selu sigmoid sinh
+tanh trunc
+"""
+
+
+@rule(*overloads(INCREASING))
 def increasing(x, *_):
     """`out[i] = f(x[i])` with `f(a) <= f(b)` where `a <= b`"""
     yield from broadcast([x])
     if not x.dtype.is_complex:
-        yield from kept()
+        yield from ordered(1)
 
 
-@rule(aten.leaky_relu.default, aten.elu.default, aten.celu.default)
+@rule(*overloads("leaky_relu elu celu"))
 def sloped(x, *numbers):
     """`out[i] = f(x[i])` with `f(a) <= f(b)` where `a <= b`, for slopes above 0"""
     yield from broadcast([x])
     if all(n > 0 for n in numbers):
-        yield from kept()
+        yield from ordered(1)
 
 
-@rule(aten.erfc.default)
+@rule(*overloads("erfc"))
 def decreasing(x):
     """`out[i] = f(x[i])` with `f(a) >= f(b)` where `a <= b`"""
     yield from broadcast([x])
-    yield from turned()
+    yield from ordered(-1)
 
 
-@rule(
-    aten.clamp.default,
-    aten.clamp.Tensor,
-    aten.clamp_min.default,
-    aten.clamp_min.Tensor,
-    aten.clamp_max.default,
-    aten.clamp_max.Tensor,
-)
+@rule(*overloads("clamp clamp.Tensor clamp_min clamp_min.Tensor clamp_max clamp_max.Tensor"))
 def clamp(x, *bounds, **named):
     """`out[i] = min(max(x[i], least[i]), most[i])`"""
     others = (*bounds, *named.values())
     yield from broadcast(tensors((x, *others)))
-    yield from kept(*others)
+    yield from ordered(1, *others)
 
 
-def _extreme(a, b):
-    yield from broadcast([a, b])
-    for pending in (MAX, MIN):
-        yield (pending, R), pending
-        yield (R, pending), pending
+def _extreme(pending: Partial, names: str) -> None:
+    @rule(*overloads(names))
+    def rows(a, b):
+        """`out[i] = max(a[i], b[i])`, or `min`"""
+        yield from broadcast([a, b])
+        yield (pending, pending), pending
+        for kind in (MAX, MIN):
+            yield (kind, R), kind
+            yield (R, kind), kind
 
 
-@rule(aten.maximum.default, aten.max.other)
-def maximum(a, b):
-    """`out[i] = max(a[i], b[i])`"""
-    yield from _extreme(a, b)
-    yield (MAX, MAX), MAX
+def _logical(pending: Partial, names: str) -> None:
+    @rule(*overloads(names))
+    def rows(a, b):
+        """`out[i] = a[i] or b[i]`, or `and`: of bools the greatest and the least"""
+        yield from broadcast(tensors((a, b)))
+        if isinstance(b, Full) and a.dtype is b.dtype is torch.bool:
+            yield (pending, pending), pending
 
 
-@rule(aten.minimum.default, aten.min.other)
-def minimum(a, b):
-    """`out[i] = min(a[i], b[i])`"""
-    yield from _extreme(a, b)
-    yield (MIN, MIN), MIN
+_extreme(MAX, "maximum max.other")
+_extreme(MIN, "minimum min.other")
+_logical(MAX, "logical_or bitwise_or.Tensor")
+_logical(MIN, "logical_and bitwise_and.Tensor")
 
 
-@rule(aten.logical_or.default, aten.bitwise_or.Tensor)
-def either(a, b):
-    """`out[i] = a[i] or b[i]`"""
-    yield from broadcast(tensors((a, b)))
-    if isinstance(b, Full) and a.dtype is b.dtype is torch.bool:
-        yield (MAX, MAX), MAX
-
-
-@rule(aten.logical_and.default, aten.bitwise_and.Tensor)
-def both(a, b):
-    """`out[i] = a[i] and b[i]`"""
-    yield from broadcast(tensors((a, b)))
-    if isinstance(b, Full) and a.dtype is b.dtype is torch.bool:
-        yield (MIN, MIN), MIN
-
-
-@rule(aten.logical_not.default, aten.bitwise_not.default)
+@rule(*overloads("logical_not bitwise_not"))
 def negation(x):
     """`out[i] = not x[i]`"""
     yield from broadcast([x])
     if x.dtype is torch.bool:
-        yield from turned()
+        yield from ordered(-1)

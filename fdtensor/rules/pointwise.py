@@ -6,16 +6,23 @@ rules/bilinear.py let pending sums pass, rules/monotone.py pending maxima and mi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import operator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from fdtensor.graph import Full
-from fdtensor.placement import Placement
-from fdtensor.rules.core import R, S, rule
+from fdtensor.rules.core import rule
+from fdtensor.rules.formula import formula
 
 aten = torch.ops.aten
+
+
+def overloads(names: str) -> list[torch._ops.OpOverload]:
+    """The overloads of aten with these names, such as `exp` for `exp.default`, or `add.Tensor`."""
+    full = [name if "." in name else f"{name}.default" for name in names.split()]
+    return [operator.attrgetter(name)(aten) for name in full]
 
 
 def tensors(args: tuple[Any, ...]) -> list[Full]:
@@ -29,40 +36,24 @@ def tensors(args: tuple[Any, ...]) -> list[Full]:
     return found
 
 
-def broadcast(ins: list[Full]) -> Iterator[tuple[tuple[Placement, ...], Placement]]:
+def broadcast(ins: Sequence[Full], outs: int = 1) -> Iterator[tuple[Any, Any]]:
     """`out[i, j] = f(a[i, j], b[0, j], c[j])`: a cut of a dim of the output cuts it in each."""
-    shape = torch.broadcast_shapes(*(t.shape for t in ins))
-    for d, size in enumerate(shape):
-        if size != 1:
-            at = [d - (len(shape) - t.ndim) for t in ins]
-            yield tuple(S(i) if i >= 0 and t.shape[i] == size else R for i, t in zip(at, ins)), S(d)
+    if ins:
+        left, right = (", ".join("*" * count) for count in (len(ins), outs))
+        yield from formula(f"{left} -> {right}", *ins, linear=[])
 
 
 @rule(
     "pointwise",
-    aten.__and__.Tensor,
-    aten.__or__.Tensor,
-    aten._standard_gamma_grad.default,
-    aten.floor_divide.default,
-    aten.floor_divide.Scalar,
-    aten.hardswish.default,
-    aten.isin.Tensor_Scalar,
-    aten.polar.default,
+    *overloads("__and__.Tensor __or__.Tensor _prelu_kernel _standard_gamma_grad floor_divide"),
+    *overloads("floor_divide.Scalar hardswish isin.Tensor_Scalar polar"),
 )
 def pointwise(*args, **kwargs):
     """`out[i] = f(a[i], b[i], ...)`"""
     yield from broadcast(tensors((*args, *kwargs.values())))
 
 
-@rule(aten.frexp.Tensor, aten.log_sigmoid_forward.default)
+@rule(*overloads("frexp.Tensor log_sigmoid_forward"))
 def pair(x):
     """`out[i], other[i] = f(x[i])`"""
-    for before, after in broadcast([x]):
-        yield before, (after, after)
-
-
-@rule(aten.isin.Tensor_Tensor)
-def isin(x, values, *, assume_unique=False, invert=False):
-    """`out[i] = any(x[i] == v for v in values)`"""
-    for d in range(x.ndim):
-        yield (S(d), R), S(d)
+    yield from broadcast([x], outs=2)

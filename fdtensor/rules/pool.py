@@ -1,94 +1,109 @@
-"""Pooling and padding: every image and every channel is independent.
+"""Maxima of windows, and what is put back where they were.
 
-The ops treat the last one, two or three dims; a cut of any dim before those cuts all tensors.
+The ops treat the last `n` dims; a cut of any dim before those cuts all tensors.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from fdtensor.rules.core import P, R, S, rule
+from fdtensor.rules.core import At, Needs, P, R, S, rule
 from fdtensor.rules.empty import unless_empty
-from fdtensor.rules.pointwise import tensors
+from fdtensor.rules.held import inside
+from fdtensor.rules.windows import Windows, adaptive, cut_dims, slides
 
 aten = torch.ops.aten
 
-LINEAR = {
-    1: [aten.avg_pool1d.default, aten.reflection_pad1d.default, aten.replication_pad1d.default],
-    2: [
-        aten._adaptive_avg_pool2d.default,
-        aten.avg_pool2d.default,
-        aten.reflection_pad2d.default,
-        aten.replication_pad2d.default,
-    ],
-    3: [
-        aten._adaptive_avg_pool3d.default,
-        aten.avg_pool3d.default,
-        aten.reflection_pad3d.default,
-        aten.replication_pad3d.default,
-    ],
-}
-"""Ops of one tensor, linear in it, by the number of dims that they treat."""
 
-MAXIMA = {
-    1: [aten.adaptive_max_pool1d.default],
-    2: [aten.adaptive_max_pool2d.default, aten.max_pool2d_with_indices.default],
-    3: [aten.adaptive_max_pool3d.default, aten.max_pool3d_with_indices.default],
-}
-"""Ops of one tensor that give the maxima and where in the plane they are."""
-
-BACKWARD = {
-    1: [aten.reflection_pad1d_backward.default, aten.replication_pad1d_backward.default],
-    2: [
-        aten._adaptive_avg_pool2d_backward.default,
-        aten.adaptive_max_pool2d_backward.default,
-        aten.avg_pool2d_backward.default,
-        aten.max_pool2d_with_indices_backward.default,
-        aten.reflection_pad2d_backward.default,
-        aten.replication_pad2d_backward.default,
-    ],
-    3: [
-        aten._adaptive_avg_pool3d_backward.default,
-        aten.adaptive_max_pool3d_backward.default,
-        aten.avg_pool3d_backward.default,
-        aten.max_pool3d_with_indices_backward.default,
-        aten.reflection_pad3d_backward.default,
-        aten.replication_pad3d_backward.default,
-    ],
-}
-"""Ops of a gradient and tensors with its leading dims, linear in the gradient."""
+def _best(x, where, d: int, windows: list[list[int]]):
+    """The maxima of windows of dim `d`, and what `where` has there."""
+    width = max(map(len, windows))
+    rows = [[*w, *[w[-1]] * (width - len(w))] for w in windows]
+    index = torch.tensor(rows, device=x.device)
+    x, where = (t.index_select(d, index.flatten()).unflatten(d, index.shape) for t in (x, where))
+    made, best = x.max(d + 1, keepdim=True)
+    return made.squeeze(d + 1), where.gather(d + 1, best).squeeze(d + 1)
 
 
-def _linear(op: Any, treated: int) -> None:
-    @rule(op, local=unless_empty(op))
-    def rows(x, *_, **__):
-        """`out[n, c, y] = sum_x a[y, x] * x[n, c, x]`"""
-        yield (P,), P
-        for d in range(x.ndim - treated):
-            yield (S(d),), S(d)
+def _maxima(op: Any, n: int, windows_of: Callable[..., list[Windows]]) -> None:
+    def local(at: At, x, *args):
+        block, out = at.ins[0], max(at.outs, key=lambda b: len(b.full))  # not one that is unread
+        if not cut_dims(n, block, out) or 0 in x.shape:
+            return unless_empty(op, torch.int64)(at, x, *args)
+        where = torch.zeros([1] * n, dtype=torch.int64, device=x.device)
+        for d in range(-n, 0):
+            here = torch.arange(block.start[d], block.stop[d], device=x.device)
+            where = where * block.full[d] + here.reshape(-1, *[1] * (-1 - d))
+        where = where.expand(x.shape)
+        for d, along in reversed([*enumerate(windows_of(block.full[-n:], *args), x.ndim - n)]):
+            shown = [along.at(i) for i in range(out.start[d], out.stop[d])]
+            low = block.start[d]
+            inner = [[i - low for i in w if 0 <= i < along.size] for w in shown]
+            x, where = _best(x, where, d, inner)
+        return x, where
 
-
-def _maxima(op: Any, treated: int) -> None:
-    @rule(op, local=unless_empty(op, torch.int64))
-    def rows(x, *_, **__):
+    @rule(op, local=local)
+    def rows(x, *args):
         """`out[n, c, y], where[n, c, y] = max_x x[n, c, x]` for `x` in the window of `y`"""
-        for d in range(x.ndim - treated):
+        for d in range(x.ndim - n):
             yield (S(d),), (S(d), S(d))
+        for d, along in enumerate(windows_of(x.shape[-n:], *args), x.ndim - n):
+            if along.count > 1 and x.numel:
+                yield (Needs(d, along.count, along.over),), (S(d), S(d))
 
 
-def _backward(op: Any, treated: int) -> None:
-    @rule(op, local=unless_empty(op))
-    def rows(grad, *others, **named):
-        """`out[n, c, x] = sum_y a[n, c, y, x] * grad[n, c, y]`"""
-        rest = len(tensors((*others, *named.values())))
-        yield (P, *[R] * rest), P
-        for d in range(grad.ndim - treated):
-            yield (S(d), *[S(d)] * rest), S(d)
+def _put(op: Any, n: int, add: bool) -> Callable[..., Any]:
+    """Values at their places in the full plane, as far as a block has these."""
+
+    def local(at: At, x, *args):
+        out, lead = at.outs[0], x.shape[:-n]
+        if not cut_dims(n, *at.ins, out) or any(0 in block.shape for block in at.ins):
+            return unless_empty(op)(at, x, *args)
+        where = args[-1] if add else args[0]
+        place, found, step = torch.zeros_like(where), torch.ones_like(where, dtype=torch.bool), 1
+        for d in range(-1, -n - 1, -1):
+            held, here = inside(where % out.full[d], out.box[d])
+            place, found = place + here * step, held & found
+            where, step = where // out.full[d], step * out.shape[d]
+        place = torch.where(found, place, step)  # `step` is one after the last
+        made = x.new_zeros([*lead, step + 1])
+        put = made.scatter_add if add else made.scatter
+        return put(-1, place.flatten(-n), x.flatten(-n))[..., :-1].reshape(out.shape)
+
+    return local
 
 
-for register, ops in ((_linear, LINEAR), (_maxima, MAXIMA), (_backward, BACKWARD)):
-    for treated, named in ops.items():
-        for op in named:
-            register(op, treated)
+def _maxima_backward(op: Any, n: int, windows_of: Callable[..., list[Windows]]) -> None:
+    @rule(op, local=_put(op, n, add=True))
+    def rows(grad, x, *args):
+        """`out[n, c, x] = sum_y grad[n, c, y] * (where[n, c, y] == x)`"""
+        yield (P, R, R), P
+        for d in range(x.ndim - n):
+            yield (S(d), S(d), S(d)), S(d)
+        given = args[:-1] or (grad.shape[-n:],)
+        for d, along in enumerate(windows_of(x.shape[-n:], *given), x.ndim - n):
+            if along.size > 1 and grad.numel:
+                needed = Needs(d, along.size, along.meeting)
+                yield (needed, S(d), needed), S(d)
+
+
+def _unpool(op: Any, n: int) -> None:
+    @rule(op, local=_put(op, n, add=False))
+    def rows(x, where, sizes, *_):
+        """`out[n, c, where[n, c, y]] = x[n, c, y]`, and 0 elsewhere"""
+        yield (P, R), P
+        for d in range(x.ndim):
+            yield (S(d), S(d)) if d < x.ndim - n else (R, R), S(d)
+
+
+POOLS = {"max_pool{}d_with_indices": slides, "adaptive_max_pool{}d": adaptive}
+"""The windows of ops that give the maxima and where in the plane they are."""
+
+for n in (2, 3):
+    for name, windows_of in POOLS.items():
+        _maxima(getattr(aten, name.format(n)).default, n, windows_of)
+        _maxima_backward(getattr(aten, f"{name.format(n)}_backward").default, n, windows_of)
+    _unpool(getattr(aten, f"max_unpool{n}d").default, n)

@@ -1,96 +1,129 @@
-"""Ops that sample images anew: resizing, shuffles of pixels, windows as columns, grids."""
+"""Ops that sample images anew: averages, paddings, resizing, shuffles of pixels, columns, grids."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
 import torch
 
-from fdtensor.rules.core import P, R, S, U, rule
+from fdtensor.graph import Full
+from fdtensor.placement import StridedShard
+from fdtensor.rules.core import At, Needs, P, R, S, U, rule
 from fdtensor.rules.empty import unless_empty
+from fdtensor.rules.formula import formula
+from fdtensor.rules.windows import Taps, cut_dims, each, taps
 
 aten = torch.ops.aten
 
-RESIZED = [
-    aten._upsample_bicubic2d_aa.default,
-    aten._upsample_bilinear2d_aa.default,
-    aten._upsample_nearest_exact1d.default,
-    aten._upsample_nearest_exact2d.default,
-    aten._upsample_nearest_exact3d.default,
-    aten.upsample_bicubic2d.default,
-    aten.upsample_bilinear2d.default,
-    aten.upsample_linear1d.default,
-    aten.upsample_nearest1d.default,
-    aten.upsample_nearest2d.default,
-    aten.upsample_nearest3d.default,
-    aten.upsample_trilinear3d.default,
-]
 
-RESIZED_BACKWARD = [
-    aten._upsample_bicubic2d_aa_backward.default,
-    aten._upsample_bilinear2d_aa_backward.default,
-    aten._upsample_nearest_exact1d_backward.default,
-    aten._upsample_nearest_exact2d_backward.default,
-    aten._upsample_nearest_exact3d_backward.default,
-    aten.upsample_bicubic2d_backward.default,
-    aten.upsample_bilinear2d_backward.default,
-    aten.upsample_linear1d_backward.default,
-    aten.upsample_nearest1d_backward.default,
-    aten.upsample_nearest2d_backward.default,
-    aten.upsample_nearest3d_backward.default,
-    aten.upsample_trilinear3d_backward.default,
-]
+def _only(values: Any, n: int, d: int, other: Any) -> tuple[Any, ...]:
+    """The value of dim `d`, and `other` for each other dim."""
+    return tuple(value if i == d else other for i, value in enumerate(each(values, n)))
 
 
-def _sized(op: Any) -> Any:
-    """`op` on a gradient, whose third argument is the shape of the output."""
-
-    def local(at, grad, output_size, input_size, *args, **kwargs):
-        shape = at.outs[0].shape
-        return unless_empty(op)(at, grad, output_size, list(shape), *args, **kwargs)
-
-    return local
+def _averaged(n, d, kernel, stride=(), padding=0, ceil=False, include=True, divisor=None):
+    sizes = _only(kernel, n, d, 1), _only(stride or kernel, n, d, 1), _only(padding, n, d, 0)
+    return (*sizes, ceil, include, divisor and (divisor if d == 0 else 1))
 
 
-def _resize(op: Any, local: Any) -> None:
+def _padded(n, d, pads):
+    return (tuple(pad if i // 2 == n - 1 - d else 0 for i, pad in enumerate(pads)),)
+
+
+def _resized(n, d, counts, *rest):
+    return (_only(counts, n, d, 2), *rest[:-n], *_only(rest[-n:], n, d, None))
+
+
+LINEAR = {
+    "reflection_pad{}d": (_padded, 1, 2, 3),
+    "replication_pad{}d": (_padded, 1, 2, 3),
+    "avg_pool{}d": (_averaged, 2, 3),
+    "_adaptive_avg_pool{}d": (_resized, 2, 3),
+    "upsample_nearest{}d": (_resized, 1, 2, 3),
+    "_upsample_nearest_exact{}d": (_resized, 1, 2, 3),
+    "upsample_linear{}d": (_resized, 1),
+    "upsample_bilinear{}d": (_resized, 2),
+    "upsample_bicubic{}d": (_resized, 2),
+    "upsample_trilinear{}d": (_resized, 3),
+    "_upsample_bilinear{}d_aa": (_resized, 2),
+    "_upsample_bicubic{}d_aa": (_resized, 2),
+}
+"""Ops that are linear along each of their last dims: their arguments along one, how many dims."""
+
+
+def _linear(op: Any, forward: Any, n: int, along: Callable[..., Any]) -> None:
+    """The rule of an op of this kind, or of its gradient, which takes `x` or its shape besides."""
+    back, sized = op is not forward, "input_size" in str(op._schema)
+
+    def lines(x, *args) -> list[Taps]:
+        """What is done along each dim; nothing where that is not known."""
+        sizes = x.shape[-n:]
+        if sized:
+            sizes, args = args[1][-n:], (args[0], *args[2:])
+        elif back:
+            sizes, args = args[0].shape[-n:], args[1:] or (sizes,)
+        wide = x.dtype in (torch.float64, torch.complex128)
+        kind = torch.float64 if wide else torch.float32
+        each_dim = [
+            taps(forward, size, n, d, along(n, d, *args), kind) if size else None
+            for d, size in enumerate(sizes)
+        ]
+        found = [t.transposed() if back else t for t in each_dim if t]
+        return found if len(found) == n else []
+
+    def local(at: At, x, *args):
+        block, out = at.ins[0], at.outs[0]
+        if not cut_dims(n, *at.ins, out):
+            args = (args[0], out.shape, *args[2:]) if sized else args
+            return unless_empty(op)(at, x, *args)
+        if 0 in (*x.shape, *out.shape):
+            return x.new_zeros(out.shape)
+        fulls = [Full(b.full, x.dtype) for b in at.ins]
+        made = x.float() if x.dtype.itemsize == 2 else x
+        for d, line in enumerate(lines(*fulls, *args[len(fulls) - 1 :]), x.ndim - n):
+            made = line(made, d, block.box[d], (out.start[d], out.stop[d]))
+        return made.to(x.dtype)
+
     @rule(op, local=local)
-    def rows(x, *_, **__):
-        """`out[n, c, y] = sum_x a[y, x] * x[n, c, x]`"""
+    def rows(x, *args):
+        """`out[n, c, y] = sum_x a[y, x] * x[n, c, x]`; of a gradient, the same with `a[x, y]`"""
+        others, lead, found = int(back and not sized), x.ndim - n, lines(x, *args)
+        for d in range(lead):
+            yield (S(d), *[S(d)] * others), S(d)
+        rounded = not (x.dtype.is_floating_point or x.dtype.is_complex)
+        if rounded and any((line.weights != 1).any() for line in found):
+            return
+        yield (P, *[R] * others), P
+        for d, line in enumerate(found, lead):
+            if line.count > 1:
+                yield (Needs(d, line.count, line.over), *[S(d)] * others), S(d)
+            if line.count < line.size:
+                yield (S(d), *[R] * others), P
+
+
+for name, (along, *dims) in LINEAR.items():
+    for n in dims:
+        forward = getattr(aten, name.format(n)).default
+        _linear(forward, forward, n, along)
+        _linear(getattr(aten, f"{name.format(n)}_backward").default, forward, n, along)
+
+
+def _shuffle(op: Any, order: int) -> None:
+    @rule(op, local=unless_empty(op))
+    def pixel_shuffle(x, factor):
+        """`out[c, y * factor + i, x * factor + j] = x[(c * factor + i) * factor + j, y, x]`"""
         yield (P,), P
-        yield (S(0),), S(0)
-        yield (S(1),), S(1)
+        for d in range(x.ndim - 3):
+            yield (S(d),), S(d)
+        for d, units in enumerate([(factor * factor, 1), (1, factor), (1, factor)], x.ndim - 3):
+            before, after = units[::order]
+            yield (U(d, before),), U(d, after)
 
 
-for op in RESIZED:
-    _resize(op, unless_empty(op))
-for op in RESIZED_BACKWARD:
-    _resize(op, _sized(op))
-
-
-@rule(aten.pixel_shuffle.default, local=unless_empty(aten.pixel_shuffle.default))
-def pixel_shuffle(x, factor):
-    """`out[c, y * factor + i, x * factor + j] = x[(c * factor + i) * factor + j, y, x]`"""
-    yield (P,), P
-    for d in range(x.ndim - 3):
-        yield (S(d),), S(d)
-    for d, inner, outer in _shuffled(x.ndim, factor):
-        yield (U(d, inner),), U(d, outer)
-
-
-@rule(aten.pixel_unshuffle.default, local=unless_empty(aten.pixel_unshuffle.default))
-def pixel_unshuffle(x, factor):
-    """`out[(c * factor + i) * factor + j, y, x] = x[c, y * factor + i, x * factor + j]`"""
-    yield (P,), P
-    for d in range(x.ndim - 3):
-        yield (S(d),), S(d)
-    for d, inner, outer in _shuffled(x.ndim, factor):
-        yield (U(d, outer),), U(d, inner)
-
-
-def _shuffled(ndim: int, factor: int) -> list[tuple[int, int, int]]:
-    """The channels, rows and columns, with their units in the smaller and the larger image."""
-    return [(ndim - 3, factor * factor, 1), (ndim - 2, 1, factor), (ndim - 1, 1, factor)]
+_shuffle(aten.pixel_shuffle.default, 1)
+_shuffle(aten.pixel_unshuffle.default, -1)
 
 
 @rule(aten.channel_shuffle.default, aten.native_channel_shuffle.default)
@@ -100,64 +133,48 @@ def channel_shuffle(x, groups):
     for d in range(x.ndim):
         if d != 1:
             yield (S(d),), S(d)
+    yield (StridedShard(1, groups),), U(1, groups)
 
 
-@rule(aten.im2col.default, local=unless_empty(aten.im2col.default))
-def im2col(x, kernel_size, dilation, padding, stride):
-    """`out[n, (c, k), y] = x[n, c, y * stride + k]`"""
-    yield (P,), P
-    if x.ndim == 4:
-        yield (S(0),), S(0)
-    d = x.ndim - 3
-    yield (U(d, 1),), U(d, prod(kernel_size))
+def _columns(op: Any, ndim: int, order: int) -> None:
+    @rule(op, local=unless_empty(op))
+    def im2col(x, *args):
+        """`out[n, (c, k), y] = x[n, c, y * stride + k]`; back, what comes from one place adds up"""
+        yield (P,), P
+        lead = x.ndim - ndim
+        if lead:
+            yield (S(0),), S(0)
+        before, after = (1, prod(args[-4]))[::order]
+        yield (U(lead, before),), U(lead, after)
 
 
-@rule(aten.col2im.default, local=unless_empty(aten.col2im.default))
-def col2im(x, output_size, kernel_size, dilation, padding, stride):
-    """`out[n, c, y * stride + k] += x[n, (c, k), y]`"""
-    yield (P,), P
-    if x.ndim == 3:
-        yield (S(0),), S(0)
-    d = x.ndim - 2
-    yield (U(d, prod(kernel_size)),), U(d, 1)
+_columns(aten.im2col.default, 3, 1)
+_columns(aten.col2im.default, 2, -1)
 
 
-@rule(aten.grid_sampler_2d.default, local=unless_empty(aten.grid_sampler_2d.default))
-@rule(aten.grid_sampler_3d.default, local=unless_empty(aten.grid_sampler_3d.default))
-def grid_sampler(x, grid, interpolation_mode, padding_mode, align_corners):
-    """`out[n, c, y] = x[n, c, grid[n, y]]`, between the elements around that place"""
-    yield (S(0), S(0)), S(0)
-    yield (S(1), R), S(1)
-    for d in range(1, grid.ndim - 1):
-        yield (R, S(d)), S(d + 1)
-    yield (P, R), P
+def _grids(n: int, inner: str, outer: str) -> None:
+    op = getattr(aten, f"grid_sampler_{n}d").default
+    back = getattr(aten, f"grid_sampler_{n}d_backward").default
+
+    @rule(op, local=unless_empty(op))
+    def grid_sampler(x, grid, *_):
+        """`out[n, c, y] = x[n, c, grid[n, y]]`, between the elements around that place"""
+        yield from formula(f"n c {inner}, n {outer} K -> n c {outer}", x, grid, linear=[0])
+
+    @rule(back, local=unless_empty(back))
+    def grid_sampler_backward(grad, x, grid, mode, padding_mode, align_corners, output_mask):
+        """`x'[n, c, grid[n, y]] += grad[n, c, y]`, if wanted, and `grid'[n, y]`, a sum over `c`"""
+        wanted = f"n c {inner}, " * output_mask[0] + f"n {outer} K"
+        ins = f"n c {outer}, n c {inner}, n {outer} K"
+        yield from formula(f"{ins} -> {wanted}", grad, x, grid, linear=[0])
+        yield (R, P, R), (R, P)[-1 - output_mask[0] :]
 
 
-@rule(
-    aten.grid_sampler_2d_backward.default,
-    local=unless_empty(aten.grid_sampler_2d_backward.default),
-)
-@rule(
-    aten.grid_sampler_3d_backward.default,
-    local=unless_empty(aten.grid_sampler_3d_backward.default),
-)
-def grid_sampler_backward(
-    grad, x, grid, interpolation_mode, padding_mode, align_corners, output_mask
-):
-    """`x'[n, c, grid[n, y]] += grad[n, c, y]`, if wanted, and `grid'[n, y]`, a sum over `c`"""
-
-    def given(x_, grid_):
-        return (x_, grid_) if output_mask[0] else grid_
-
-    yield (S(0), S(0), S(0)), given(S(0), S(0))
-    yield (S(1), S(1), R), given(S(1), P)
-    for d in range(1, grid.ndim - 1):
-        yield (S(d + 1), R, S(d)), given(P, S(d))
-    yield (P, R, R), given(P, P)
-    yield (R, P, R), given(R, P)
+_grids(2, "H W", "y x")
+_grids(3, "D H W", "z y x")
 
 
-def _affine_grid(at, theta, size, align_corners):
+def _affine_grid(at: At, theta, size, align_corners):
     local = [at.outs[0].shape[0], *size[1:]]
     return aten.affine_grid_generator.default(theta, local, align_corners)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from fdtensor.blocks import length
+from fdtensor.blocks import intersect, locate
 from fdtensor.rules.core import P, R, S, Window, rule
 from fdtensor.rules.held import part
+from fdtensor.rules.runs import taken
 
 aten = torch.ops.aten
 
@@ -16,172 +17,147 @@ def _range(size: int, start: int | None, end: int | None, step: int) -> range:
     return range(*slice(start, end, step).indices(size))
 
 
-def _local_slice(chosen: range, low: int, high: int) -> tuple[int, int, tuple[int, int]]:
-    """Of a slice what is in `low` to `high`: its start and stop there, and which entries."""
-    first, last = (
-        min(len(chosen), max(0, -(-(i - chosen.start) // chosen.step))) for i in (low, high)
-    )
-    if first >= last:
-        return 0, 0, (0, 0)
-    return chosen[first] - low, chosen[last - 1] + 1 - low, (first, last)
+def _sliced(shape, dim, start, end, step):
+    """The placements of a tensor, each with that of its slice."""
+    yield P, P
+    dim %= len(shape)
+    chosen = _range(shape[dim], start, end, step)
+    for d in range(len(shape)):
+        if d != dim or len(chosen) == shape[dim]:
+            yield S(d), S(d)
+        else:
+            yield S(d), Window(d, shape[d], chosen.start, chosen.stop, step)
 
 
 def _slice(at, x, dim=0, start=None, end=None, step=1):
     dim %= x.ndim
-    block = at.ins[0]
-    chosen = _range(block.full[dim], start, end, step)
-    low, high, _ = _local_slice(chosen, block.start[dim], block.stop[dim])
-    return aten.slice.Tensor(x, dim, low, high, step)
+    chosen = _range(at.ins[0].full[dim], start, end, step)
+    return taken(x, dim, at.ins[0].box[dim], at.outs[0].box[dim], [chosen])
 
 
-@rule(aten.slice.Tensor, local=_slice, contiguous=True)
+@rule(aten.slice.Tensor, local=_slice)
 def slice_(x, dim=0, start=None, end=None, step=1):
     """`out[i] = x[start + i * step]`"""
-    yield (P,), P
-    dim %= x.ndim
-    size = x.shape[dim]
-    chosen = _range(size, start, end, step)
-    for d in range(x.ndim):
-        if d != dim or len(chosen) == size:
-            yield (S(d),), S(d)
-    if len(chosen) != size:
-        yield (S(dim),), Window(dim, size, chosen.start, chosen.stop, step)
+    for whole, sliced in _sliced(x.shape, dim, start, end, step):
+        yield (whole,), sliced
+
+
+def _local_slice(src, dim, held, to, start, end, step):
+    """The part of `src` that goes to the block `to`, and the slice of it that it goes to."""
+    chosen = _range(to.full[dim], start, end, step)
+    first, last = (
+        min(len(chosen), max(0, -(-(i - chosen.start) // step)))
+        for i in (to.start[dim], to.stop[dim])
+    )
+    if first >= last:
+        return src.narrow(dim, 0, 0), dim, 0, 0, step
+    src = part(src, dim, held.box[dim], ((first, last),))
+    low = to.start[dim]
+    return src, dim, chosen[first] - low, chosen[last - 1] + 1 - low, step
 
 
 def _slice_backward(at, grad, input_sizes, dim, start, end, step):
     out, dim = at.outs[0], dim % len(input_sizes)
-    if length(at.ins[0].box[dim]) == at.ins[0].full[dim] and length(out.box[dim]) == out.full[dim]:
-        return aten.slice_backward.default(grad, out.shape, dim, start, end, step)
-    chosen = _range(input_sizes[dim], start, end, step)
-    low, high, (a, b) = _local_slice(chosen, out.start[dim], out.stop[dim])
-    grad = part(grad, dim, at.ins[0].box[dim], ((a, b),) if a < b else ())
-    return aten.slice_backward.default(grad, out.shape, dim, low, high, step)
+    grad, *where = _local_slice(grad, dim, at.ins[0], out, start, end, step)
+    return aten.slice_backward.default(grad, out.shape, *where)
 
 
 @rule(aten.slice_backward.default, local=_slice_backward, contiguous=True)
 def slice_backward(grad, input_sizes, dim, start, end, step):
     """`out[start + i * step] = grad[i]`, and 0 elsewhere"""
-    yield (P,), P
-    dim %= len(input_sizes)
-    size = input_sizes[dim]
-    chosen = _range(size, start, end, step)
-    for d in range(len(input_sizes)):
-        if d != dim or len(chosen) == size:
-            yield (S(d),), S(d)
-    yield (R,), S(dim)
-    if len(chosen) != size:
-        yield (Window(dim, size, chosen.start, chosen.stop, step),), S(dim)
+    yield (R,), S(dim % len(input_sizes))
+    for whole, sliced in _sliced(input_sizes, dim, start, end, step):
+        yield (sliced,), whole
 
 
 def _slice_scatter(at, x, src, dim=0, start=None, end=None, step=1):
-    dim %= x.ndim
-    to, of = at.ins
-    chosen = _range(to.full[dim], start, end, step)
-    low, high, (a, b) = _local_slice(chosen, to.start[dim], to.stop[dim])
-    src = part(src, dim, of.box[dim], ((a, b),) if a < b else ())
-    return aten.slice_scatter.default(x, src, dim, low, high, step)
+    where = _local_slice(src, dim % x.ndim, at.ins[1], at.ins[0], start, end, step)
+    return aten.slice_scatter.default(x, *where)
 
 
 @rule(aten.slice_scatter.default, local=_slice_scatter, contiguous=True)
 def slice_scatter(x, src, dim=0, start=None, end=None, step=1):
     """`out[start + i * step] = src[i]`, and `x` elsewhere"""
-    yield (P, P), P
-    dim %= x.ndim
-    size = x.shape[dim]
-    chosen = _range(size, start, end, step)
-    for d in range(x.ndim):
-        if d != dim or len(chosen) == size:
-            yield (S(d), S(d)), S(d)
-    yield (S(dim), R), S(dim)
-    if len(chosen) != size:
-        yield (S(dim), Window(dim, size, chosen.start, chosen.stop, step)), S(dim)
+    yield (S(dim % x.ndim), R), S(dim % x.ndim)
+    for whole, sliced in _sliced(x.shape, dim, start, end, step):
+        yield (whole, sliced), whole
+
+
+def _selected(ndim, dim, own):
+    """The placements of a tensor, each with that of one index of `dim`: `own` where it is cut."""
+    yield P, P
+    for d in range(ndim):
+        yield S(d), own if d == dim % ndim else S(d - (d > dim % ndim))
 
 
 def _place(block, dim: int, index: int) -> int | None:
     """The position of an index in a block; None where it is elsewhere."""
-    passed = 0
-    for start, stop in block.box[dim]:
-        if start <= index % block.full[dim] < stop:
-            return passed + index % block.full[dim] - start
-        passed += stop - start
-    return None
+    index %= block.full[dim]
+    found = intersect(block.box[dim], ((index, index + 1),))
+    return locate(block.box[dim], found)[0][0] if found else None
 
 
-def _selected(at, x, dim, index):
+def _select(at, x, dim, index):
     place = _place(at.ins[0], dim, index)
     return x.new_zeros(at.outs[0].shape) if place is None else aten.select.int(x, dim, place)
 
 
-@rule(aten.select.int, local=_selected)
+@rule(aten.select.int, aten.select_copy.int, local=_select)
 def select(x, dim, index):
     """`out[i] = x[index, i]` along dim 0"""
-    yield (P,), P
-    dim %= x.ndim
-    for d in range(x.ndim):
-        yield (S(d),), P if d == dim else S(d - (d > dim))  # the rank that holds it, others zeros
+    for whole, one in _selected(x.ndim, dim, P):  # the rank that holds it, others zeros
+        yield (whole,), one
+
+
+def _unbind(at, x, dim=0):
+    if x.shape[dim] == at.ins[0].full[dim]:
+        return aten.unbind.int(x, dim)
+    return [_select(at, x, dim, i) for i in range(at.ins[0].full[dim])]
+
+
+@rule(aten.unbind.int, aten.unbind_copy.int, local=_unbind)
+def unbind(x, dim=0):
+    """`outs[k][i] = x[k, i]` along dim 0"""
+    for whole, one in _selected(x.ndim, dim, P):
+        yield (whole,), (one,) * x.shape[dim]
 
 
 def _select_backward(at, grad, input_sizes, dim, index):
-    out, dim = at.outs[0], dim % len(input_sizes)
-    place = _place(out, dim, index)
+    place = _place(at.outs[0], dim, index)
     if place is None:
-        return grad.new_zeros(out.shape)
-    return aten.select_backward.default(grad, out.shape, dim, place)
+        return grad.new_zeros(at.outs[0].shape)
+    return aten.select_backward.default(grad, at.outs[0].shape, dim, place)
 
 
 @rule(aten.select_backward.default, local=_select_backward)
 def select_backward(grad, input_sizes, dim, index):
     """`out[index, i] = grad[i]` along dim 0, and 0 elsewhere"""
-    yield (P,), P
-    dim %= len(input_sizes)
-    for d in range(len(input_sizes)):
-        yield (R if d == dim else S(d - (d > dim)),), S(d)
-
-
-def _select_scatter(at, x, src, dim, index):
-    place = _place(at.ins[0], dim, index)
-    return x.clone() if place is None else aten.select_scatter.default(x, src, dim, place)
-
-
-@rule(aten.select_scatter.default, local=_select_scatter)
-def select_scatter(x, src, dim, index):
-    """`out[index, i] = src[i]` along dim 0, and `x` elsewhere"""
-    yield (P, P), P
-    dim %= x.ndim
-    for d in range(x.ndim):
-        yield (S(d), R if d == dim else S(d - (d > dim))), S(d)
+    for whole, one in _selected(len(input_sizes), dim, R):
+        yield (one,), whole
 
 
 def _margins(ndim: int, pad) -> dict[int, tuple[int, int]]:
     """What is added before and after each dim; `pad` counts from the last dim."""
-    pairs = list(zip(pad[::2], pad[1::2]))
-    return {ndim - 1 - i: pair for i, pair in enumerate(pairs) if pair != (0, 0)}
+    return {ndim - 1 - i: pair for i, pair in enumerate(zip(pad[::2], pad[1::2])) if any(pair)}
 
 
 def _pad(at, x, pad, value=0):
-    held, out = at.ins[0], at.outs[0]
-    local = list(pad)
+    held, out, local = at.ins[0], at.outs[0], list(pad)
     for d, (before, _) in _margins(x.ndim, pad).items():
-        if x.shape[d] == held.full[d] and out.shape[d] == out.full[d]:
-            continue
         low, high = out.start[d] - before, out.stop[d] - before  # in indices of x
-        start, stop = max(low, held.start[d]), min(high, held.stop[d])
-        if out.shape[d] == 0 or stop < start:
-            return x.new_full(out.shape, value)
-        x = x.narrow(d, start - held.start[d], stop - start)
+        found = intersect(held.box[d], ((low, high),))
+        start, stop = found[0] if found else (low, low)
+        x = part(x, d, held.box[d], found)
         local[2 * (x.ndim - 1 - d) : 2 * (x.ndim - d)] = start - low, high - stop
     return aten.constant_pad_nd.default(x, local, value)
 
 
-@rule(aten.constant_pad_nd.default, local=_pad, contiguous=True)
+@rule(aten.constant_pad_nd.default, local=_pad)
 def constant_pad(x, pad, value=0):
     """`out[before + i] = x[i]`, and `value` elsewhere"""
     if value == 0:
         yield (P,), P
     margins = _margins(x.ndim, pad)
-    for d in range(x.ndim):
-        if d in margins:
-            before, after = margins[d]
-            yield (S(d),), Window(d, x.shape[d], -before, x.shape[d] + after)
-        else:
-            yield (S(d),), S(d)
+    for d, size in enumerate(x.shape):
+        before, after = margins.get(d, (0, 0))
+        yield (S(d),), Window(d, size, -before, size + after) if d in margins else S(d)

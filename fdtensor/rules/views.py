@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 
 import torch
@@ -9,7 +10,17 @@ import torch
 from fdtensor.rules.core import P, R, S, U, rule
 from fdtensor.rules.reshape import reshaped
 
+__all__ = ["placed"]
+
 aten = torch.ops.aten
+
+
+def placed(order: Iterable[int | None]):
+    """The rows of an op whose output dims are dims `order` of its operand, None a new one."""
+    yield (P,), P
+    for d, source in enumerate(order):
+        if source is not None:
+            yield (S(source),), S(d)
 
 
 def _to_shape(at, x, *_):
@@ -23,111 +34,77 @@ def _to_shape(at, x, *_):
     aten._reshape_copy.default,
     sizes={"size": 0},
 )
-def view(x, size):
-    """`out[flat] = x[flat]`"""
-    yield (P,), P
-    known = prod(n for n in size if n >= 0)
-    yield from reshaped(x.shape, [x.numel // max(1, known) if n < 0 else n for n in size])
-
-
 @rule(
     aten.reshape.default,
     aten._reshape_alias.default,
     aten._reshape_alias_copy.default,
     local=_to_shape,
 )
-def reshape(x, size, stride=None):
+def view(x, size, stride=None):
     """`out[flat] = x[flat]`"""
-    yield from view(x, size)
+    yield (P,), P
+    known = prod(n for n in size if n >= 0)
+    yield from reshaped(x.shape, [x.numel // max(1, known) if n < 0 else n for n in size])
 
 
-@rule(aten.t.default, aten.t_copy.default)
+@rule(aten.t, aten.t_copy)
 def t(x):
     """`out[j, i] = x[i, j]`"""
-    yield (P,), P
-    for d in range(x.ndim):
-        yield (S(d),), S(x.ndim - 1 - d)
+    yield from placed(reversed(range(x.ndim)))
 
 
 @rule(aten.transpose.int, aten.transpose_copy.int)
 def transpose(x, a, b):
     """`out[..., j, ..., i, ...] = x[..., i, ..., j, ...]`"""
-    yield (P,), P
     order = list(range(x.ndim))
     if order:
         order[a], order[b] = order[b], order[a]
-    for d, source in enumerate(order):
-        yield (S(source),), S(d)
+    yield from placed(order)
 
 
-@rule(aten.permute.default, aten.permute_copy.default)
+@rule(aten.permute, aten.permute_copy)
 def permute(x, dims):
     """`out[i_0, i_1, ...] = x[...]` with `out.shape[d] = x.shape[dims[d]]`"""
-    yield (P,), P
-    for d, source in enumerate(dims):
-        yield (S(source % x.ndim),), S(d)
+    yield from placed(d % x.ndim for d in dims)
 
 
-@rule(aten.unsqueeze.default, aten.unsqueeze_copy.default)
+@rule(aten.unsqueeze, aten.unsqueeze_copy)
 def unsqueeze(x, dim):
     """`out[i, 0, j] = x[i, j]`"""
-    yield (P,), P
-    dim %= x.ndim + 1
-    for d in range(x.ndim):
-        yield (S(d),), S(d + (d >= dim))
+    order: list[int | None] = list(range(x.ndim))
+    order.insert(dim % (x.ndim + 1), None)
+    yield from placed(order)
 
 
-@rule(
-    aten.squeeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-    aten.squeeze_copy.default,
-    aten.squeeze_copy.dim,
-    aten.squeeze_copy.dims,
-    local=_to_shape,
-)
+@rule(aten.squeeze, aten.squeeze_copy, local=_to_shape)
 def squeeze(x, dims=None):
     """`out[i, j] = x[i, 0, j]`"""
-    yield (P,), P
     named = range(x.ndim) if dims is None else [dims] if isinstance(dims, int) else dims
     gone = {d % max(1, x.ndim) for d in named}
-    gone = {d for d in gone if x.ndim and x.shape[d] == 1}
-    kept = [d for d in range(x.ndim) if d not in gone]
-    for to, d in enumerate(kept):
-        yield (S(d),), S(to)
+    yield from placed(d for d, n in enumerate(x.shape) if n != 1 or d not in gone)
 
 
-@rule(
-    aten.expand.default,
-    aten.expand_copy.default,
-    aten.broadcast_to.default,
-    sizes={"size": 0},
-)
+@rule(aten.expand, aten.expand_copy, aten.broadcast_to, sizes={"size": 0})
 def expand(x, size, *, implicit=False):
     """`out[i, j] = x[0, j]`"""
-    yield (P,), P
     new = len(size) - x.ndim
-    for d, n in enumerate(size):
-        if d >= new and n in (-1, x.shape[d - new]):
-            yield (S(d - new),), S(d)
-        else:
+    same = [d >= new and n in (-1, x.shape[d - new]) for d, n in enumerate(size)]
+    yield from placed(d - new if kept else None for d, kept in enumerate(same))
+    for d, kept in enumerate(same):
+        if not kept:
             yield (R,), S(d)
 
 
-@rule(aten.view_as_real.default, aten.view_as_real_copy.default)
+@rule(aten.view_as_real, aten.view_as_real_copy)
 def view_as_real(x):
     """`out[i, 0] = real(x[i])`, `out[i, 1] = imag(x[i])`"""
-    yield (P,), P
-    for d in range(x.ndim):
-        yield (S(d),), S(d)
+    yield from placed(range(x.ndim))
 
 
-@rule(aten.view_as_complex.default, aten.view_as_complex_copy.default)
+@rule(aten.view_as_complex, aten.view_as_complex_copy)
 def view_as_complex(x):
     """`out[i] = x[i, 0] + 1j * x[i, 1]`"""
-    yield (P,), P
-    for d in range(x.ndim - 1):
-        yield (S(d),), S(d)
+    yield from placed(range(x.ndim - 1))
 
 
 def _bits(at, x, dtype):
@@ -139,12 +116,9 @@ def _bits(at, x, dtype):
 @rule(aten.view.dtype, aten.view_copy.dtype, local=_bits)
 def view_dtype(x, dtype):
     """`out[i, j, ...] = bits of x[i, j, ...]`: bits of a term say nothing of the sum"""
-    last = x.ndim - 1
+    last, before, after = x.ndim - 1, x.dtype.itemsize, dtype.itemsize
     for d in range(x.ndim):
-        before, after = x.dtype.itemsize, dtype.itemsize
         if d < last or before == after:
             yield (S(d),), S(d)
-        elif before > after:
-            yield (U(d, 1),), U(d, before // after)
         else:
-            yield (U(d, after // before),), U(d, 1)
+            yield (U(d, max(1, after // before)),), U(d, max(1, before // after))

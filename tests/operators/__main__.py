@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -25,14 +26,16 @@ def main() -> int:
     parser.add_argument("--samples", type=int, default=6, help="samples an op (default 6)")
     parser.add_argument("--line", type=int, default=24, help="layouts on a mesh of 4 (default 24)")
     parser.add_argument("--square", type=int, default=12, help="layouts on 2x2 (default 12)")
+    parser.add_argument("--dtype", default="float32", help="bool, int64, bfloat16, complex64, ...")
     parser.add_argument("--seed", type=int, default=0, help="another choice of layouts")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seconds", type=float, default=600, help="when an op counts as a hang")
     parser.add_argument("--results", type=Path, default=Path("build/operators.jsonl"))
     parser.add_argument("--again", action="store_true", help="check also what is in the results")
     given = parser.parse_args()
-    extent = Extent(given.samples, given.line, given.square, given.seed, given.seconds)
-    names = [n for n in entries() if not given.ops or any(n.startswith(o) for o in given.ops)]
+    extent = Extent(given.samples, given.line, given.square, given.seed, given.dtype, given.seconds)
+    every = entries(getattr(torch, given.dtype))
+    names = [n for n in every if not given.ops or any(n.startswith(o) for o in given.ops)]
     found = {} if given.again else known(given.results)
     rest = [n for n in names if n not in found]
     given.results.parent.mkdir(parents=True, exist_ok=True)

@@ -38,12 +38,12 @@ def layouts(tensor: torch.Tensor, mesh: Mesh) -> list[Layout]:
     return found
 
 
-def single(tensors: Sequence[torch.Tensor]) -> list[tuple[Layout, ...]]:
-    """On the line: each placement of each tensor, with the others replicated."""
-    whole = Layout(LINE, [Replicate()])
+def single(tensors: Sequence[torch.Tensor], mesh: Mesh = LINE) -> list[tuple[Layout, ...]]:
+    """Each layout of each tensor, with the others replicated."""
+    whole = mesh.layout()
     found = [tuple(whole for _ in tensors)]
     for i, tensor in enumerate(tensors):
-        for layout in layouts(tensor, LINE)[1:]:
+        for layout in layouts(tensor, mesh)[1:]:
             found.append(tuple(layout if i == j else whole for j in range(len(tensors))))
     return found
 
@@ -61,7 +61,7 @@ def combinations(
     draw = random.Random(str(seed))
     found: dict[tuple[Layout, ...], None] = {}
     if mesh.ndim == 1:
-        ones = single(tensors)
+        ones = single(tensors, mesh)
         found.update(dict.fromkeys(draw.sample(ones, min(len(ones), most // 2))))
     while len(found) < most:
         found[tuple(draw.choice(options) for options in each)] = None

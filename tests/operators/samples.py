@@ -44,27 +44,27 @@ class Sample:
 
 
 @functools.cache
-def entries() -> dict[str, Any]:
-    """The entries of the database that take float32 on CPU, by name and variant."""
+def entries(dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+    """The entries of the database that take a dtype on CPU, by name and variant."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from torch.testing._internal.common_methods_invocations import op_db
     found = {}
     for op in op_db:
-        if torch.float32 in op.supported_dtypes("cpu"):
+        if dtype in op.supported_dtypes("cpu"):
             name = f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
             found[name] = op
     return found
 
 
-def samples_of(name: str, most: int) -> list[Sample]:
+def samples_of(name: str, most: int, dtype: torch.dtype = torch.float32) -> list[Sample]:
     """At most so many samples of an op, of shapes that differ; none where no tensor goes in."""
-    op = entries()[name]
+    op = entries(dtype)[name]
     torch.manual_seed(0)
     found: dict[Any, Sample] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for given in op.sample_inputs("cpu", torch.float32, requires_grad=False):
+        for given in op.sample_inputs("cpu", dtype, requires_grad=False):
             sample = _sample(name, op, given)
             if sample.tensors:
                 found.setdefault((sample.shapes, sample.text), sample)
@@ -99,9 +99,12 @@ def _sample(name: str, op: Any, given: Any) -> Sample:
 
 def _rounded(tensor: torch.Tensor) -> torch.Tensor:
     """Few binary digits, so that pending terms add up exactly."""
-    if tensor.dtype != torch.float32:
+    if tensor.is_complex():
+        return torch.complex(_rounded(tensor.real), _rounded(tensor.imag))
+    if not tensor.is_floating_point():
         return tensor
-    rounded = (tensor * 256).round() / 256
+    parts = 256 if tensor.dtype.itemsize > 2 else 4
+    rounded = (tensor * parts).round() / parts + 0.0  # -0.0 is no sum of terms
     return torch.where(rounded.isfinite(), rounded, tensor)
 
 

@@ -35,6 +35,7 @@ class Extent:
     square: int = 12
     """Combinations on the 2x2 mesh."""
     seed: int = 0
+    dtype: str = "float32"
     seconds: float = 600.0
     """What an op may take before it counts as a hang."""
 
@@ -42,9 +43,11 @@ class Extent:
 def check_op(name: str, extent: Extent) -> list[tuple[str, Result]]:
     """What came of each sample of an op on each combination of layouts."""
     torch.set_num_threads(1)
-    derivatives = entries()[name].supports_autograd
+    dtype = getattr(torch, extent.dtype)
+    op = entries(dtype)[name]
+    derivatives = dtype in op.supported_backward_dtypes("cpu")
     found: list[tuple[str, Result]] = []
-    for i, sample in enumerate(samples_of(name, extent.samples)):
+    for i, sample in enumerate(samples_of(name, extent.samples, dtype)):
         try:
             checked = Checked(sample, derivatives)
         except Exception as error:
@@ -62,7 +65,7 @@ def check_op(name: str, extent: Extent) -> list[tuple[str, Result]]:
 
 def _worker(pipe: Connection, extent: Extent) -> None:
     warnings.simplefilter("ignore")
-    entries()
+    entries(getattr(torch, extent.dtype))
     pipe.send(None)
     while (name := pipe.recv()) is not None:
         pipe.send([(text, attrs.asdict(result)) for text, result in check_op(name, extent)])
