@@ -16,10 +16,10 @@ from fdtensor.graph import Call, Full, Graph, Var, substituted
 from fdtensor.layout import Layout, TensorType
 from fdtensor.lift import kept_cuts, layout_of, lifted
 from fdtensor.mesh import Mesh
+from fdtensor.notation.core import Row
 from fdtensor.planner import plan
 from fdtensor.program import Eqn, Program
 from fdtensor.recorder import pinned
-from fdtensor.rules.core import Row
 from fdtensor.schedule import scheduled
 
 __all__ = ["OnMissingRule", "Origin", "assembled"]

@@ -22,6 +22,7 @@ from fdtensor.graph import Call, Full, Graph, Var, is_view, tensors_of
 from fdtensor.layout import Layout, TensorType
 from fdtensor.lift import agreeable
 from fdtensor.mesh import Mesh
+from fdtensor.notation.core import R, Row, rule_of
 from fdtensor.placement import (
     Cut,
     Partial,
@@ -35,7 +36,6 @@ from fdtensor.placement import (
 from fdtensor.planner import plan
 from fdtensor.recorder import pinned, record
 from fdtensor.rows import Exact, arguments, rows_of, variants
-from fdtensor.rules.core import R, Row, rule_of
 from fdtensor.solver import Node, Option, cheapest
 from fdtensor.work import work
 

@@ -19,9 +19,9 @@ from fdtensor.errors import LayoutError
 from fdtensor.graph import Call, Full
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
+from fdtensor.notation.core import Row
+from fdtensor.notation.reshape import groups
 from fdtensor.placement import Cut, Partial, Placement, Ragged, Spans
-from fdtensor.rules.core import Row
-from fdtensor.rules.reshape import groups
 
 __all__ = ["agreeable", "kept_cuts", "layout_of", "lifted"]
 

@@ -11,9 +11,9 @@ import torch
 from fdtensor.graph import Call, Full, Graph, Var, substituted, tensors_of
 from fdtensor.layout import TensorType
 from fdtensor.mesh import Coord
+from fdtensor.notation.core import At, Block, rule_of
 from fdtensor.recorder import record
 from fdtensor.rows import Exact, arguments
-from fdtensor.rules.core import At, Block, rule_of
 
 __all__ = ["local_graph", "lowered"]
 

@@ -108,6 +108,11 @@ class _Recorder(TorchDispatchMode):
         results = tensors_of(out)
         if not results:
             return out
+        if any(t.layout is not torch.strided for t in results):
+            raise TraceError(
+                f"{func} gives a sparse tensor, and only dense ones are distributed.",
+                hint="Keep its indices and values as two dense tensors.",
+            )
         if func in _SAME:
             self.vars[id(out)] = self.vars[id(args[0])]
             self.alive.append(out)

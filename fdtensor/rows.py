@@ -9,6 +9,7 @@ from typing import Any
 from fdtensor.dtypes import reducible
 from fdtensor.errors import RuleError
 from fdtensor.graph import Call, Full, Var, substituted
+from fdtensor.notation.core import Needs, P, R, Row, U, Window, rule_of
 from fdtensor.placement import (
     Cut,
     Partial,
@@ -19,7 +20,6 @@ from fdtensor.placement import (
     Spans,
     StridedShard,
 )
-from fdtensor.rules.core import Needs, P, R, Row, U, Window, rule_of
 
 __all__ = ["Exact", "arguments", "rows_of", "variants"]
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from fdtensor import Partial, RuleError, Shard, discover, verify
 from fdtensor.discovery import child
 from fdtensor.graph import Full
+from fdtensor.notation.core import _RULES, rule_of
+from fdtensor.notation.formula import formula
 from fdtensor.rules import P, R, Row, S
-from fdtensor.rules.core import _RULES, rule_of
-from fdtensor.rules.formula import formula
 from fdtensor.verify import call_of, overload_of
 from tests.operators.recall import by_dtensor, calls_of, chosen, fake_mesh, recalled
 

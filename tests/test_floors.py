@@ -16,6 +16,7 @@ FLOORS = (
     (
         "graph",
         "recorder",
+        "notation",
         "rules",
         "rows",
         "decompositions",

@@ -45,7 +45,7 @@ def test_the_measure_sees_what_is_wrong(monkeypatch):
     """A rule that leaves out what other ranks hold is told of."""
     import torch
 
-    from fdtensor.rules import core
+    from fdtensor.notation import core
 
     op = torch.ops.aten.cumsum.default
     wrong = core.Rule(

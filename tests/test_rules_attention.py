@@ -7,10 +7,10 @@ from fdtensor.graph import Call, Full, Var
 from fdtensor.layout import Layout, TensorType
 from fdtensor.lower import lowered
 from fdtensor.mesh import Mesh
+from fdtensor.notation.core import P, R, S, U, rule_of
 from fdtensor.recorder import record
 from fdtensor.rows import rows_of
 from fdtensor.rules import Row
-from fdtensor.rules.core import P, R, S, U, rule_of
 from fdtensor.tracer import trace
 from fdtensor.verify import call_of, verify
 from tests.decompositions import differences

@@ -5,9 +5,9 @@ import torch
 
 from fdtensor import Layout, Replicate, Shard, TensorType, trace
 from fdtensor.graph import Full
+from fdtensor.notation.core import P, R, S
 from fdtensor.rows import rows_of
 from fdtensor.rules import Row, pool, resample
-from fdtensor.rules.core import P, R, S
 from fdtensor.verify import call_of, verify
 from tests.operators.check import Checked
 from tests.operators.layouts import LINE, SQUARE

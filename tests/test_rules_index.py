@@ -11,9 +11,9 @@ from fdtensor.graph import Full
 from fdtensor.layout import Layout, TensorType
 from fdtensor.lower import local_graph, lowered
 from fdtensor.mesh import Mesh
+from fdtensor.notation.core import rule_of
 from fdtensor.placement import Partial, Replicate, Shard, StridedShard
 from fdtensor.rows import rows_of
-from fdtensor.rules.core import rule_of
 from fdtensor.simulator import SimulatedComm
 from fdtensor.spmd import spmd
 from fdtensor.testing.values import gather_full, scatter

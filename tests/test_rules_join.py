@@ -9,9 +9,9 @@ from fdtensor.blocks import chunk
 from fdtensor.graph import Call, Full
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
+from fdtensor.notation.core import Window, rule_of
 from fdtensor.placement import Partial, Ragged, Replicate, Shard, Spans, StridedShard
 from fdtensor.rows import rows_of
-from fdtensor.rules.core import Window, rule_of
 from fdtensor.runner import run_lines
 from fdtensor.simulator import SimulatedComm
 from fdtensor.testing.values import gather_full, scatter

@@ -22,8 +22,8 @@ from fdtensor import (
 )
 from fdtensor.decompositions.plain import corrcoef, cov
 from fdtensor.graph import Full
+from fdtensor.notation.core import P, R, S
 from fdtensor.rows import rows_of
-from fdtensor.rules.core import P, R, S
 from fdtensor.verify import call_of, verify
 from tests.decompositions import differences
 from tests.nested import ints, nested

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from fdtensor.graph import Full
+from fdtensor.notation.core import P, R, S
 from fdtensor.placement import Partial
 from fdtensor.rows import rows_of
-from fdtensor.rules.core import P, R, S
 from fdtensor.rules.linear import keeps_sums
 from fdtensor.rules.monotone import keeps_order
 from fdtensor.verify import call_of, verify

@@ -12,10 +12,10 @@ from fdtensor.dtypes import reducible
 from fdtensor.graph import Full
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
+from fdtensor.notation.core import Row
 from fdtensor.placement import Partial, Shard
 from fdtensor.recorder import record
 from fdtensor.rows import rows_of
-from fdtensor.rules.core import Row
 from fdtensor.tracer import trace
 from fdtensor.verify import call_of, verify
 from tests.decompositions import differences

@@ -9,11 +9,11 @@ import torch
 
 from fdtensor.blocks import chunk
 from fdtensor.graph import Full
+from fdtensor.notation.core import P, R, S
+from fdtensor.notation.reshape import groups
 from fdtensor.placement import Partial, Shard
 from fdtensor.rows import rows_of
 from fdtensor.rules import Row
-from fdtensor.rules.core import P, R, S
-from fdtensor.rules.reshape import groups
 from fdtensor.verify import call_of, verify
 
 aten = torch.ops.aten

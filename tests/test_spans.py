@@ -11,9 +11,9 @@ from fdtensor.errors import LayoutError, PlanError
 from fdtensor.interpreter import run
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
+from fdtensor.notation.core import Needs
 from fdtensor.placement import Replicate, Shard, Spans
 from fdtensor.planner import plan
-from fdtensor.rules.core import Needs
 from fdtensor.simulator import SimulatedComm
 from fdtensor.testing.strategies import layouts, meshes
 from fdtensor.testing.values import block, full_tensor, scatter

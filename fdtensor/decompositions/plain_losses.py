@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from fdtensor.notation.core import rule
+from fdtensor.notation.formula import formula
 from fdtensor.recorder import recorded_as
-from fdtensor.rules.core import rule
-from fdtensor.rules.formula import formula
 from fdtensor.rules.pointwise import tensors
 
 aten = torch.ops.aten

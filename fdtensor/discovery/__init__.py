@@ -18,10 +18,10 @@ from fdtensor.discovery.sample import Sample
 from fdtensor.discovery.search import Found, attempts, found
 from fdtensor.discovery.trial import R, Trial, size_cut
 from fdtensor.errors import RuleError
+from fdtensor.notation.core import rule_of
 from fdtensor.placement import Partial, Placement
 from fdtensor.rows import rows_of
 from fdtensor.rules import Row
-from fdtensor.rules.core import rule_of
 from fdtensor.verify import arguments_of, overload_of
 
 __all__ = ["Case", "Discovered", "discover"]

@@ -12,9 +12,9 @@ from fdtensor.explanation.options import decisions
 from fdtensor.explanation.tables import counted
 from fdtensor.explanation.values import Block, blocks_of, laid, name_made_by
 from fdtensor.graph import Var
+from fdtensor.notation.core import rule_of
 from fdtensor.program import Program
 from fdtensor.recorder import pinned
-from fdtensor.rules.core import rule_of
 
 __all__ = ["explained"]
 

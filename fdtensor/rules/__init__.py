@@ -3,9 +3,9 @@
 import importlib
 import pkgutil
 
-from fdtensor.rules.core import At, Block, P, R, Row, Rule, S, U, rule
+from fdtensor.notation import At, Block, Needs, P, R, Row, Rule, S, U, Window, rule
 
-__all__ = ["At", "Block", "P", "R", "Row", "Rule", "S", "U", "rule"]
+__all__ = ["At", "Block", "Needs", "P", "R", "Row", "Rule", "S", "U", "Window", "rule"]
 
 for _family in sorted(module.name for module in pkgutil.iter_modules(__path__)):
     importlib.import_module(f"{__name__}.{_family}")

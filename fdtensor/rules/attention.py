@@ -19,9 +19,9 @@ import attrs
 import torch
 
 from fdtensor.graph import Full
-from fdtensor.rules.core import At, Block, P, R, S, U
-from fdtensor.rules.each import each
-from fdtensor.rules.empty import unless_empty
+from fdtensor.notation.core import At, Block, P, R, S, U
+from fdtensor.notation.each import each
+from fdtensor.notation.empty import unless_empty
 
 aten = torch.ops.aten
 

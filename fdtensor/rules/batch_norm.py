@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 
 from fdtensor.graph import Full
-from fdtensor.rules.core import P, R, S
-from fdtensor.rules.each import each
+from fdtensor.notation.core import P, R, S
+from fdtensor.notation.each import each
 from fdtensor.rules.norm import masked, never_empty
 
 aten = torch.ops.aten

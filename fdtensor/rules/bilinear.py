@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 
 from fdtensor.graph import Full
+from fdtensor.notation.core import P, R, S, rule
 from fdtensor.placement import Partial, StridedShard
-from fdtensor.rules.core import P, R, S, rule
 from fdtensor.rules.linear import alike, linear, scaled
 from fdtensor.rules.monotone import shifted
 from fdtensor.rules.pointwise import broadcast, overloads, tensors

@@ -7,8 +7,8 @@ from math import prod
 import torch
 
 from fdtensor.graph import Full
+from fdtensor.notation.core import P, R, S, rule
 from fdtensor.placement import Partial
-from fdtensor.rules.core import P, R, S, rule
 from fdtensor.rules.gather import PENDING
 from fdtensor.rules.reduce import MAX, MIN, reductions
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from fdtensor.rules.core import At, Needs, P, R, S, U, rule
-from fdtensor.rules.held import part
-from fdtensor.rules.windows import Windows, cut_dims, each, fitted, slides
+from fdtensor.notation.core import At, Needs, P, R, S, U, rule
+from fdtensor.notation.held import part
+from fdtensor.notation.windows import Windows, cut_dims, each, fitted, slides
 
 aten = torch.ops.aten
 

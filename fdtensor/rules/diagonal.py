@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from fdtensor.rules.core import P, R, S, Window, rule
-from fdtensor.rules.held import part, positions
+from fdtensor.notation.core import P, R, S, Window, rule
+from fdtensor.notation.held import part, positions
 from fdtensor.rules.views import placed
 
 aten = torch.ops.aten

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from fdtensor.graph import Full
-from fdtensor.rules.core import P, R, S, rule
-from fdtensor.rules.each import each
+from fdtensor.notation.core import P, R, S, rule
+from fdtensor.notation.each import each
+from fdtensor.notation.held import inside, own, spare, spared
 from fdtensor.rules.gather import MOVED
-from fdtensor.rules.held import inside, own, spare, spared
 from fdtensor.rules.index import taken
 
 aten = torch.ops.aten

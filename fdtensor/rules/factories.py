@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from fdtensor.rules.core import P, R, S, rule
-from fdtensor.rules.held import positions
+from fdtensor.notation.core import P, R, S, rule
+from fdtensor.notation.held import positions
 
 aten = torch.ops.aten
 

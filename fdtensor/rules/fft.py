@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fdtensor.rules.core import P, S, rule
+from fdtensor.notation.core import P, S, rule
 
 aten = torch.ops.aten
 

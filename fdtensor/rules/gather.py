@@ -8,9 +8,9 @@ import torch
 
 from fdtensor.blocks import length
 from fdtensor.graph import Full
+from fdtensor.notation.core import Needs, P, R, S, rule
+from fdtensor.notation.held import inside, own, part, spare, spared
 from fdtensor.placement import Partial
-from fdtensor.rules.core import Needs, P, R, S, rule
-from fdtensor.rules.held import inside, own, part, spare, spared
 
 aten = torch.ops.aten
 

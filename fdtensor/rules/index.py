@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from fdtensor.graph import Full
-from fdtensor.rules.core import P, R, S, rule
+from fdtensor.notation.core import P, R, S, rule
+from fdtensor.notation.held import own, spare, spared
 from fdtensor.rules.gather import MOVED
-from fdtensor.rules.held import own, spare, spared
 from fdtensor.rules.pointwise import tensors
 
 aten = torch.ops.aten

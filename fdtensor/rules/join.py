@@ -7,10 +7,10 @@ from itertools import accumulate, pairwise
 import torch
 
 from fdtensor.blocks import length
+from fdtensor.notation.core import Needs, P, R, S, Window, rule
+from fdtensor.notation.held import part
+from fdtensor.notation.runs import needed, taken
 from fdtensor.placement import StridedShard
-from fdtensor.rules.core import Needs, P, R, S, Window, rule
-from fdtensor.rules.held import part
-from fdtensor.rules.runs import needed, taken
 
 aten = torch.ops.aten
 

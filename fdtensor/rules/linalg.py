@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from fdtensor.rules.core import P, R, S, rule
-from fdtensor.rules.empty import unless_empty
-from fdtensor.rules.formula import formula
+from fdtensor.notation.core import P, R, S, rule
+from fdtensor.notation.empty import unless_empty
+from fdtensor.notation.formula import formula
 from fdtensor.rules.pointwise import overloads, tensors
 
 aten = torch.ops.aten

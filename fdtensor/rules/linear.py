@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fdtensor.graph import Full
-from fdtensor.rules.core import P, R, rule
+from fdtensor.notation.core import P, R, rule
 from fdtensor.rules.monotone import keeps_order, ordered, shifted
 from fdtensor.rules.pointwise import broadcast, overloads, tensors
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from fdtensor.rules.core import P, R, rule
-from fdtensor.rules.formula import formula
+from fdtensor.notation.core import P, R, rule
+from fdtensor.notation.formula import formula
 from fdtensor.rules.pointwise import tensors
 
 aten = torch.ops.aten

@@ -6,8 +6,8 @@ import re
 
 import torch
 
-from fdtensor.rules.core import rule
-from fdtensor.rules.formula import formula
+from fdtensor.notation.core import rule
+from fdtensor.notation.formula import formula
 from fdtensor.rules.pointwise import overloads
 
 aten = torch.ops.aten

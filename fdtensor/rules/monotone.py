@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from fdtensor.graph import Full
+from fdtensor.notation.core import R, rule
 from fdtensor.placement import Partial
-from fdtensor.rules.core import R, rule
 from fdtensor.rules.pointwise import broadcast, overloads, tensors
 
 MAX, MIN = Partial("max"), Partial("min")

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from fdtensor.graph import Full, tensors_of
-from fdtensor.rules.core import P, R, S, U, rule
-from fdtensor.rules.each import each
+from fdtensor.notation.core import P, R, S, U, rule
+from fdtensor.notation.each import each
 
 aten = torch.ops.aten
 

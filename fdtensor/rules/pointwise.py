@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from fdtensor.graph import Full
-from fdtensor.rules.core import rule
-from fdtensor.rules.formula import formula
+from fdtensor.notation.core import rule
+from fdtensor.notation.formula import formula
 
 aten = torch.ops.aten
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from fdtensor.rules.core import At, Needs, P, R, S, rule
-from fdtensor.rules.empty import unless_empty
-from fdtensor.rules.held import inside
-from fdtensor.rules.windows import Windows, adaptive, cut_dims, slides
+from fdtensor.notation.core import At, Needs, P, R, S, rule
+from fdtensor.notation.empty import unless_empty
+from fdtensor.notation.held import inside
+from fdtensor.notation.windows import Windows, adaptive, cut_dims, slides
 
 aten = torch.ops.aten
 

@@ -19,9 +19,9 @@ from math import inf, prod
 import torch
 
 from fdtensor.graph import Full
+from fdtensor.notation.core import P, S, rule
+from fdtensor.notation.each import each
 from fdtensor.placement import Partial, Placement
-from fdtensor.rules.core import P, S, rule
-from fdtensor.rules.each import each
 
 aten = torch.ops.aten
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from fdtensor.graph import Full
+from fdtensor.notation.core import At, Needs, P, R, S, U, rule
+from fdtensor.notation.empty import unless_empty
+from fdtensor.notation.formula import formula
+from fdtensor.notation.windows import Taps, cut_dims, each, taps
 from fdtensor.placement import StridedShard
-from fdtensor.rules.core import At, Needs, P, R, S, U, rule
-from fdtensor.rules.empty import unless_empty
-from fdtensor.rules.formula import formula
-from fdtensor.rules.windows import Taps, cut_dims, each, taps
 
 aten = torch.ops.aten
 

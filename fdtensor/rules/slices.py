@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from fdtensor.blocks import intersect, locate
-from fdtensor.rules.core import P, R, S, Window, rule
-from fdtensor.rules.held import part
-from fdtensor.rules.runs import taken
+from fdtensor.notation.core import P, R, S, Window, rule
+from fdtensor.notation.held import part
+from fdtensor.notation.runs import taken
 
 aten = torch.ops.aten
 

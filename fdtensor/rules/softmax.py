@@ -17,8 +17,8 @@ from __future__ import annotations
 import torch
 
 from fdtensor.graph import Full
-from fdtensor.rules.core import P, R, S, rule
-from fdtensor.rules.each import each
+from fdtensor.notation.core import P, R, S, rule
+from fdtensor.notation.each import each
 from fdtensor.rules.reduce import linear_in
 
 aten = torch.ops.aten

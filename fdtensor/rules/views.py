@@ -7,8 +7,8 @@ from math import prod
 
 import torch
 
-from fdtensor.rules.core import P, R, S, U, rule
-from fdtensor.rules.reshape import reshaped
+from fdtensor.notation.core import P, R, S, U, rule
+from fdtensor.notation.reshape import reshaped
 
 __all__ = ["placed"]
 

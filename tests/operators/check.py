@@ -276,7 +276,7 @@ def moves_of(program: Program) -> str:
 
 def gathers(step: Step) -> bool:
     """Whether a step makes ranks hold more of a tensor than before, pending terms aside."""
-    if step.src.layout.partial:
+    if step.src.layout.partial or step.dst.layout.overlaps:  # a halo is no gather
         return False
     before, after = (sum(map(t.local_nbytes, t.mesh.order)) for t in (step.src, step.dst))
     return after > before

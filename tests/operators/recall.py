@@ -29,10 +29,10 @@ from fdtensor.discovery.search import attempts
 from fdtensor.discovery.trial import Sample, run
 from fdtensor.errors import FdtensorError
 from fdtensor.graph import Call, Full, Var, substituted
+from fdtensor.notation.core import rule_of
 from fdtensor.placement import Partial, Placement, Shard
 from fdtensor.recorder import record
 from fdtensor.rules import Row
-from fdtensor.rules.core import rule_of
 from tests.operators.check import _gradient, _smooth, _tensors
 from tests.operators.samples import entries, samples_of
 

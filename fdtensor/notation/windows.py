@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from fdtensor.blocks import Intervals
-from fdtensor.rules.core import Block
-from fdtensor.rules.held import part
+from fdtensor.notation.core import Block
+from fdtensor.notation.held import part
 
 __all__ = ["Taps", "Windows", "adaptive", "cut_dims", "each", "fitted", "slides", "taps"]
 

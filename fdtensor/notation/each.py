@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from fdtensor.rules.core import rule
+from fdtensor.notation.core import rule
 
 __all__ = ["each"]
 

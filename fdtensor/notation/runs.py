@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from fdtensor.blocks import Intervals, locate
-from fdtensor.rules.core import Needs
+from fdtensor.notation.core import Needs
 
 __all__ = ["Runs", "needed", "taken"]
 

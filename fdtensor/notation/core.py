@@ -249,7 +249,7 @@ def rule(
 
 
 def _ours(*rules: Rule) -> bool:
-    return all(r.rows.__module__.startswith(__package__ or "fdtensor.rules") for r in rules)
+    return all(r.rows.__module__.startswith("fdtensor.rules") for r in rules)
 
 
 def _overloads(op: Any) -> list[Any]:

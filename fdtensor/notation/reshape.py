@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import lcm, prod
 
+from fdtensor.notation.core import S, U
 from fdtensor.placement import StridedShard
-from fdtensor.rules.core import S, U
 
 __all__ = ["groups", "reshaped"]
 

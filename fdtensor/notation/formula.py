@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fdtensor.graph import Full
+from fdtensor.notation.core import P, R, S
 from fdtensor.placement import Placement
-from fdtensor.rules.core import P, R, S
 
 __all__ = ["formula"]
 
