@@ -17,6 +17,7 @@ from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
 from fdtensor.program import Program
 from fdtensor.recorder import pinned, record
+from fdtensor.rewrite import rewritten
 from fdtensor.tree import (
     argument,
     broadcast_prefix,
@@ -175,7 +176,7 @@ def recorded(
 
     fulls = [Full(t.shape, t.dtype) for t in types if t is not None]
     try:
-        graph = record(flat, fulls, device=device, requires_grad=requires_grad)
+        graph = rewritten(record(flat, fulls, device=device, requires_grad=requires_grad))
     except (RuntimeError, TypeError, IndexError) as error:
         names = map(argument, paths(spec, "args"))
         facts = {name: t for name, t in zip(names, types) if t is not None}

@@ -15,6 +15,7 @@ FLOORS = (
     ("traffic", "tiling", "memory", "cost", "search", "plan_json", "plan_text", "planner", "fused"),
     (
         "graph",
+        "rewrite",
         "recorder",
         "notation",
         "rules",

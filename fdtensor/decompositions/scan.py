@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from fdtensor.decompositions.core import decomposition, wide
+from fdtensor.rewrite import BACKWARD_SCANS
 from fdtensor.rules.reduce import highest, lowest
 
 aten = torch.ops.aten
@@ -41,13 +44,23 @@ def _whole(x: Tensor, dim: int, size: int) -> Tensor:
     return x if x.shape[dim] == size else x.narrow(dim, 0, size)
 
 
-def _scanned(x: Tensor, dim: int, blocks: int, scan, join, fill: float) -> Tensor:
+def _after(starts: Tensor, dim: int, fill: float) -> Tensor:
+    """The starts of the blocks, each in the place of the one before."""
+    return aten.constant_pad_nd(starts, [0, 0] * (starts.ndim - 1 - dim) + [-1, 1], fill)
+
+
+def _scanned(
+    x: Tensor, dim: int, blocks: int, scan, join, fill: float, from_end: bool = False
+) -> Tensor:
     if not x.ndim:
         return scan(x, 0)
     dim %= x.ndim
     local = scan(in_blocks(x, dim, blocks, fill), dim + 1)
-    ends = _before(local.narrow(dim + 1, -1, 1), dim, fill)
-    return _whole(join(scan(ends, dim), local), dim, x.shape[dim])
+    if from_end:
+        others = _after(local.narrow(dim + 1, 0, 1), dim, fill)
+    else:
+        others = _before(local.narrow(dim + 1, -1, 1), dim, fill)
+    return _whole(join(scan(others, dim), local), dim, x.shape[dim])
 
 
 def _cast(x: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, torch.dtype]:
@@ -76,6 +89,25 @@ def logcumsumexp(blocks, x, dim):
     """`out[b, j] = log(sum_(k <= j) exp(x[b, k]) + sum_(a < b) sum_k exp(x[a, k]))`"""
     fill = -torch.inf
     return _scanned(wide(x), dim, blocks, torch.logcumsumexp, torch.logaddexp, fill).to(x.dtype)
+
+
+def _from_end(scan: Any) -> Any:
+    return lambda x, dim: scan(x.flip(dim), dim).flip(dim)
+
+
+@decomposition(BACKWARD_SCANS[aten.cumsum.default], blocked=True)
+def cumsum_from_end(blocks, x, dim):
+    """`out[b, j] = sum_(k >= j) x[b, k] + sum_(a > b) sum_k x[a, k]`"""
+    scan = _from_end(torch.cumsum)
+    x, kind = _cast(x, None)
+    return _scanned(x, dim, blocks, scan, torch.add, 0, from_end=True).to(kind)
+
+
+@decomposition(BACKWARD_SCANS[aten.logcumsumexp.default], blocked=True)
+def logcumsumexp_from_end(blocks, x, dim):
+    """`out[b, j] = log(sum_(k >= j) exp(x[b, k]) + sum_(a > b) sum_k exp(x[a, k]))`"""
+    fill, scan = -torch.inf, _from_end(torch.logcumsumexp)
+    return _scanned(wide(x), dim, blocks, scan, torch.logaddexp, fill, from_end=True).to(x.dtype)
 
 
 def _extreme(blocks: int, x: Tensor, dim: int, scan, reaches, fill: float):

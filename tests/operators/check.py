@@ -21,6 +21,7 @@ from fdtensor.graph import Full, Graph
 from fdtensor.layout import Layout, TensorType
 from fdtensor.program import Program, op_name
 from fdtensor.recorder import record
+from fdtensor.rewrite import rewritten
 from fdtensor.runner import run_lines
 from fdtensor.simulator import SimulatedComm
 from fdtensor.spmd import spmd
@@ -86,7 +87,8 @@ class Checked:
         if backward not in self.graphs:
             f: Any = self.gradient if backward else self.sample.f
             try:
-                self.graphs[backward] = record(lambda tensors: _tensors(f(*tensors)), self.fulls)
+                made = record(lambda tensors: _tensors(f(*tensors)), self.fulls)
+                self.graphs[backward] = rewritten(made)
             except FdtensorError as error:
                 self.graphs[backward] = error
         found = self.graphs[backward]
