@@ -147,9 +147,12 @@ class Nodes:
     def price(self, v: int, p: Any, q: Any) -> float:
         if q in ("free", p):
             return 0.0
-        exact = any(isinstance(x, (Ragged, StridedShard, Spans)) for x in (p, q))
-        full = (self.graph.types if exact else self.left)[v]
-        return move_seconds(full, p, q, self.axis, self.count, self.cost)
+        exact = {x.dim for x in (p, q) if isinstance(x, (Ragged, StridedShard, Spans))}
+        full, left = self.graph.types[v], self.left[v]
+        if exact:  # these cuts are of the whole dim
+            sizes = enumerate(zip(full.shape, left.shape))
+            left = Full(tuple([n if d in exact else m for d, (n, m) in sizes]), full.dtype)
+        return move_seconds(left, p, q, self.axis, self.count, self.cost)
 
     def nodes(self) -> list[Node]:
         graph, found = self.graph, []

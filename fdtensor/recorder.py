@@ -103,7 +103,7 @@ class _Recorder(TorchDispatchMode):
             return self._batch_norm(args)
         args, kwargs = _mapped((args, kwargs), self._fake)
         if func is aten.as_strided.default:
-            _whole_memory(args[0])
+            args = (self._in_memory_order(args[0]), *args[1:])
         out = func(*args, **kwargs)
         results = tensors_of(out)
         if not results:
@@ -130,6 +130,14 @@ class _Recorder(TorchDispatchMode):
         for old, new in zip(args[3:5], made[3:]):
             self.vars[id(old)] = self.vars[id(new)]
         return made[:3]
+
+    def _in_memory_order(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor with its dims as they lie in memory, which strides are about."""
+        order = sorted(range(tensor.ndim), key=lambda d: -tensor.stride(d))
+        if order != list(range(tensor.ndim)) and not tensor.is_contiguous():
+            tensor = self.__torch_dispatch__(aten.permute.default, (), (tensor, order))
+        _whole_memory(tensor)
+        return tensor
 
     def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor if isinstance(tensor, FakeTensor) else self.constant(tensor)

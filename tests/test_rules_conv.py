@@ -76,6 +76,33 @@ def test_the_rows_of_the_gradients_of_convolutions_are_right(name, wanted):
         assert verify(aten.convolution_backward.default, [args], count=count) == []
 
 
+def rows(op, *args):
+    """The rows of a call on two ranks, as they print."""
+    call, tensors, whole = call_of(op, args, {})
+    types = [Full(tuple(t.shape), t.dtype) for t in (*tensors, *whole)]
+    return {str(row) for row in rows_of(call, types, 2)}
+
+
+def test_the_gradient_of_a_convolution_is_linear_in_image_and_weight_together():
+    """One goes into the gradient of the other; that of the bias is of neither."""
+    x, weight, bias, *rest = CONVOLUTIONS["2d"]
+    grad = ints(*aten.convolution.default(x, weight, bias, *rest).shape, seed=5)
+    op, args = aten.convolution_backward.default, (grad, x, weight, [6], *rest)
+    assert "R P(sum) P(sum) -> P(sum) P(sum) R" in rows(op, *args, [True, True, True])
+    assert "R P(sum) P(sum) -> P(sum)" in rows(op, *args, [True, False, False])
+    assert verify(op, [(*args, [True, True, True])], [Row((R, P, P), (P, P, R))], count=3) == []
+
+
+def test_an_image_whose_shape_alone_is_read_may_be_pending():
+    """That of the gradient of an average, and of a maximum whose places are given."""
+    x, y = IMAGES[2], torch.ones(1, 2, 3, 2)
+    found = rows(aten.avg_pool2d_backward.default, y, x, *([2, 2],) * 2, [0, 0], False, True, None)
+    assert {"P(sum) P(sum) -> P(sum)", "R P(sum) -> R"} <= found
+    pooled, where = aten.adaptive_max_pool2d.default(x, [3, 2])
+    found = rows(aten.adaptive_max_pool2d_backward.default, pooled, x, where)
+    assert "P(sum) P(sum) R -> P(sum)" in found
+
+
 def test_a_rank_without_input_channels_adds_its_term_of_the_bias():
     """The bias has to be pending with the sum over input channels, or it counts on each rank."""
     args = CONVOLUTIONS["2d"]
@@ -221,6 +248,15 @@ def test_resized_and_pooled_images_move_only_halos():
     assert trace(lambda x: nn.max_pool2d(x, 3, 2, 1), image).received_bytes == row
     assert trace(lambda x: nn.max_pool2d(x, 2), image).received_bytes == 0
     assert trace(lambda x: nn.adaptive_avg_pool2d(x, (1, 64)), image).received_bytes < 2 * row
+
+
+def test_halos_along_two_axes_are_all_that_moves():
+    """An edge of 4 elements for each dim, and a corner, of 8 planes."""
+    for placements in ([Shard(2), Shard(3)], [Shard(3), Shard(2)]):
+        image = TensorType((2, 4, 8, 8), torch.float32, Layout(SQUARE, placements))
+        assert (
+            trace(lambda x: nn.max_pool2d(x, 3, 1, 1), image).received_bytes == 8 * (4 + 4 + 1) * 4
+        )
 
 
 SAMPLED = [

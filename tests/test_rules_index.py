@@ -220,6 +220,22 @@ def masks():
     yield aten._unsafe_masked_index.default, (ints(5, 4), mask, [i, j], 2)
     args = ints(5, 4), mask, [i, j], ints(3, 4)
     yield aten._unsafe_masked_index_put_accumulate.default, args
+    far = below(9, 4, 1, least=-5), below(9, 3, least=-5)  # those beyond the dims are masked
+    for shape, indices, of in [
+        ((5, 5), [*far], (4, 3)),
+        ((5, 5), [*far], (3,)),
+        ((2, 5, 5), [None, *far], (2, 4, 3)),
+        ((2, 5, 5), [None, *far], (4, 1)),
+        ((5, 2, 5), [far[0], None, far[1]], (4, 3, 2)),
+        ((5, 1, 3), [far[0][:, 0]], (4, 1, 3)),
+    ]:
+        x, mask = ints(*shape), ints(*of) > 0
+        zeros = [None if i is None else torch.zeros_like(i) for i in indices]
+        values = ints(*aten.index.Tensor(x, zeros).shape)
+        for fill in (0, 2.5):
+            yield aten._unsafe_masked_index.default, (x, mask, indices, fill)
+        args = x, mask, indices, values
+        yield aten._unsafe_masked_index_put_accumulate.default, args
 
 
 def searches():
@@ -383,6 +399,22 @@ R, P, S = Replicate(), Partial("sum"), Shard
             ((S(0), R, R), (P, R, R, R)),
         ),
         (aten.isin.Tensor_Tensor, (ints(4), ints(4)), ((R, S(0)), (Partial("max"),))),
+        (aten.put.default, (ints(6), below(6, 4), ints(4), True), ((P, S(0), S(0)), (P,))),
+        (
+            aten._unsafe_masked_index.default,
+            (ints(6, 4), ints(3, 5) > 0, [below(6, 3, 1), below(4, 5)], 1),
+            ((R, S(1), R, S(0)), (S(1),)),
+        ),
+        (
+            aten._unsafe_masked_index_put_accumulate.default,
+            (ints(6, 4), ints(3, 5) > 0, [below(6, 3, 1), below(4, 5)], ints(3, 5)),
+            ((P, S(0), S(0), R, S(0)), (P,)),
+        ),
+        (
+            aten._embedding_bag_dense_backward.default,
+            (ints(2, 4), below(8, 4), below(2, 4), below(4, 2), below(4, 0), 8, False, 0, None),
+            ((R, S(0), S(0), R, R), (P,)),
+        ),
     ],
     ids=lambda v: str(v) if isinstance(v, torch._ops.OpOverload) else "",
 )

@@ -269,6 +269,29 @@ def test_an_output_that_was_not_asked_for_has_no_placement():
     assert "S(0) S(0) S(0) S(0) R -> P(sum)" in rows
 
 
+PENDING = [
+    (aten.native_layer_norm, "R P(sum) P(sum) -> P(sum) R R", "R P(sum) -> P(sum) R R"),
+    (aten._fused_rms_norm, "R P(sum) -> P(sum) R"),
+    (aten.native_group_norm, "R P(sum) P(sum) -> P(sum) R R"),
+    (aten._native_batch_norm_legit_functional, "R P(sum) P(sum) R R -> P(sum) R R R R"),
+    (aten.native_layer_norm_backward, "R R R R P(sum) R -> P(sum) R R"),
+    (aten._fused_rms_norm_backward, "R R R P(sum) -> P(sum) R"),
+    (aten.native_group_norm_backward, "R R R R P(sum) -> P(sum) R R"),
+    (aten.native_batch_norm_backward, "R R P(sum) R R R R -> P(sum) R R"),
+]
+
+
+@pytest.mark.parametrize(("op", "wanted"), [(op.default, set(rows)) for op, *rows in PENDING])
+def test_a_normalization_is_linear_in_weight_and_bias_together(op, wanted):
+    found = set()
+    for sample in SAMPLES[op]:
+        call, ins, outs = call_of(op, sample, {})
+        types = [Full(tuple(t.shape), t.dtype) for t in (*ins, *outs)]
+        found |= {str(row) for row in rows_of(call, types, 2)}
+
+    assert wanted <= found
+
+
 def test_half_precision_keeps_the_types_of_the_kernel():
     x, w, b = draw(4, 6), draw(6, seed=1), draw(6, seed=2)
     for dtype, parameters in ((torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)):

@@ -7,10 +7,9 @@ import torch
 
 from fdtensor.graph import Full
 from fdtensor.notation.core import P, R, S
+from fdtensor.notation.dtypes import keeps_order, keeps_sums
 from fdtensor.placement import Partial
 from fdtensor.rows import rows_of
-from fdtensor.rules.linear import keeps_sums
-from fdtensor.rules.monotone import keeps_order
 from fdtensor.verify import call_of, verify
 
 aten = torch.ops.aten
@@ -187,6 +186,13 @@ def test_the_rows_of_functions_of_more_tensors_are_right(count):
             (aten.logit_backward.default, x, y / 16 + 0.5),
             (aten.native_dropout_backward.default, x, mask(*shape), 2.0),
             (aten._prelu_kernel_backward.default, x, y, row.expand(shape)),
+            (aten.ldexp.Tensor, x, row),
+            (aten.xlogy.Tensor, x, positive),
+            (aten.xlogy.Scalar_Other, x, 3.0),
+            (aten.xlogy.Scalar_Self, 3.0, positive),
+            (aten.special_xlog1py.default, x, row.abs()),
+            (aten.special_xlog1py.other_scalar, x, 3.0),
+            (aten.polar.default, x, y),
         ]:
             args = tuple(sample[0]) if isinstance(sample[-1], dict) else tuple(sample)
             kwargs = sample[-1] if isinstance(sample[-1], dict) else {}
@@ -276,6 +282,66 @@ def test_backward_kernels_are_linear_in_the_gradient():
     assert ((P, R), (P,)) in placements(aten.gelu_backward.default, x, x)
     assert ((P,), (P,)) not in placements(aten.gelu.default, x)
     assert ((S(1), S(1)), (S(1),)) in placements(aten.gelu_backward.default, x, x)
+
+
+def test_products_with_functions_are_linear_in_the_other_factor():
+    x, y = ints(4, 6), ints(4, 6, seed=1)
+    for op in (aten.ldexp.Tensor, aten.polar.default):
+        assert ((P, R), (P,)) in placements(op, x, y)
+        assert ((R, P), (P,)) not in placements(op, x, y)
+    # 0 * log(0) is 0, but terms of that 0 times log(0) are infinite
+    assert ((P, R), (P,)) not in placements(aten.xlogy.Tensor, x, y)
+    assert ((P, R), (P,)) not in placements(aten.ldexp.Tensor, x > 0, y)
+
+
+@pytest.mark.parametrize("reduction", [0, 1, 2])
+def test_losses_are_linear_in_their_weights(reduction):
+    """And the gradient of a squared error in the error; a likelihood's mean is over the weights."""
+    x, part, weight = ints(6, 4), ints(6, 4).abs() / 8 + 0.25, ints(4, seed=1).abs() + 1
+    target, total = torch.tensor([0, 3, 1, 3, 2, 0]), torch.tensor(7.0)
+    each, one = ints(6, 4, seed=2), torch.tensor(2.0)
+    grad, of_rows = (each, each[:, 0]) if reduction == 0 else (one, one)
+    last = reduction, -100
+    for op, sample, row in [
+        (aten.mse_loss_backward, (grad, x, part, reduction), ((R, P, P), (P,))),
+        (aten.binary_cross_entropy, (part, part, weight, reduction), ((R, R, P), (P,))),
+        (
+            aten.binary_cross_entropy_backward,
+            (grad, part, part, weight, reduction),
+            ((R, R, R, P), (P,)),
+        ),
+        (
+            aten.binary_cross_entropy_with_logits,
+            (x, part, weight, weight, reduction),
+            ((R, R, P, R), (P,)),
+        ),
+        (aten.multi_margin_loss, (x, target, 1, 1.0, weight, reduction), ((R, R, P), (P,))),
+        (
+            aten.multi_margin_loss_backward,
+            (of_rows, x, target, 1, 1.0, weight, reduction),
+            ((R, R, R, P), (P,)),
+        ),
+        (aten.nll_loss_forward, (x, target, weight, *last), ((R, R, P), (P, P))),
+        (
+            aten.nll_loss_backward,
+            (of_rows, x, target, weight, *last, total),
+            ((R, R, R, P, R), (P,)),
+        ),
+        (
+            aten.nll_loss_backward,
+            (of_rows, x, target, weight, *last, total),
+            ((R, P, R, R, R), (R,)),  # of x only the shape is read
+        ),
+        (
+            aten.nll_loss_backward,
+            (of_rows, x, target, None, *last, total),
+            ((P, P, R, R), (P,)),
+        ),
+    ]:
+        mean = op is aten.nll_loss_forward and reduction == 1
+        assert (row in placements(op.default, *sample)) is not mean, op
+        for count in COUNTS:
+            assert verify(op.default, [sample], count=count) == [], op
 
 
 def test_casts_that_keep_sums_and_order():

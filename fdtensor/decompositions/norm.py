@@ -9,11 +9,18 @@ from typing import Any
 import torch
 
 from fdtensor.decompositions.core import decomposition, summed, wide
-from fdtensor.rules.norm import statistics_dtype
 
 aten = torch.ops.aten
 
 Tensor = torch.Tensor
+
+
+def _statistics_dtype(x, weight, bias) -> torch.dtype:
+    """What kernels keep the statistics of `x` in: on a GPU 32 bits, else as the parameters."""
+    if x.device.type != "cpu":
+        return torch.float32 if x.dtype.itemsize < 4 else x.dtype
+    parameter = weight if weight is not None else bias
+    return x.dtype if parameter is None else parameter.dtype
 
 
 def _statistics(x: Tensor, dims: Sequence[int], eps: float) -> tuple[Tensor, ...]:
@@ -58,7 +65,7 @@ def layer_norm(x, normalized_shape, weight, bias, eps):
     dims = list(range(x.ndim - len(normalized_shape), x.ndim))
     apart, mean, _, rstd = _statistics(wide(x), dims, eps)
     out = _affine(apart * rstd, weight, bias).to(x.dtype)
-    kind = statistics_dtype(x, weight, bias)
+    kind = _statistics_dtype(x, weight, bias)
     return out, mean.to(kind), rstd.to(kind)
 
 
@@ -132,7 +139,7 @@ def batch_norm(x, weight, bias, running_mean, running_var, training, momentum, e
     count = x.numel() // x.shape[1]
     new_mean = _running(x, running_mean, mean, momentum)
     new_var = _running(x, running_var, var * (count / (count - 1)), momentum)
-    kind = statistics_dtype(x, weight, bias)
+    kind = _statistics_dtype(x, weight, bias)
     return out, mean.to(kind), invstd.to(kind), new_mean, new_var
 
 
@@ -140,7 +147,7 @@ def batch_norm(x, weight, bias, running_mean, running_var, training, momentum, e
 def batch_norm_no_stats(x, weight, bias, training, momentum, eps):
     """`out, mean, invstd` of the batch"""
     out, mean, _, invstd = _trained(x, weight, bias, eps)
-    kind = statistics_dtype(x, weight, bias)
+    kind = _statistics_dtype(x, weight, bias)
     return out, mean.to(kind), invstd.to(kind)
 
 
@@ -203,7 +210,7 @@ def group_norm(x, weight, bias, N, C, HxW, group, eps):
     apart, mean, _, rstd = _statistics(grouped, dims, eps)
     hat = (apart * rstd).reshape(x.shape)
     w, b = (t if t is None else _along(t, x, 1) for t in (weight, bias))
-    kind = statistics_dtype(x, weight, bias)
+    kind = _statistics_dtype(x, weight, bias)
     stats = [t.squeeze(tuple(dims)).to(kind) for t in (mean, rstd)]
     return _affine(hat, w, b).to(x.dtype), *stats
 

@@ -6,7 +6,7 @@ import torch
 
 from fdtensor.decompositions.core import decomposition
 from fdtensor.decompositions.scan import in_blocks, placed_along
-from fdtensor.rules.reduce import highest, lowest
+from fdtensor.notation.dtypes import highest, lowest
 
 aten = torch.ops.aten
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from fdtensor.decompositions.core import decomposition, wide
+from fdtensor.notation.dtypes import highest, lowest
 from fdtensor.rewrite import BACKWARD_SCANS
-from fdtensor.rules.reduce import highest, lowest
 
 aten = torch.ops.aten
 

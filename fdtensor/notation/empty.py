@@ -1,4 +1,4 @@
-"""`unless_empty`: what kernels that refuse empty blocks give for them."""
+"""What kernels that refuse empty blocks give for them: zeros, or what a zero becomes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
-__all__ = ["unless_empty"]
+from fdtensor.graph import tensors_of
+
+__all__ = ["never_empty", "or_nothing", "unless_empty"]
 
 
 def unless_empty(op: Any, *dtypes: torch.dtype | None) -> Callable[..., Any]:
@@ -24,5 +26,33 @@ def unless_empty(op: Any, *dtypes: torch.dtype | None) -> Callable[..., Any]:
         made = op(x, *args, **kwargs)
         results = made if isinstance(made, (tuple, list)) else (made,)
         return [t for t in results if isinstance(t, torch.Tensor)]
+
+    return local
+
+
+def never_empty(op: Any) -> Any:
+    """`op`, that on empty blocks, where kernels fail, takes a zero and drops what it becomes."""
+
+    def local(at, *args):
+        def filled(t):
+            if not isinstance(t, torch.Tensor) or t.numel() or not t.is_floating_point():
+                return t
+            return t.new_zeros([max(1, n) for n in t.shape])
+
+        made = tensors_of(op(*map(filled, args)))
+        return [
+            t if t.shape == b.shape or 0 not in b.shape else t.new_zeros(b.shape)
+            for t, b in zip(made, at.outs)
+        ]
+
+    return local
+
+
+def or_nothing(op: Any) -> Callable[..., Any]:
+    """`op` on the blocks, which is not asked for an output without elements."""
+
+    def local(at, x, *args, **kwargs):
+        shape = at.outs[0].shape
+        return x.new_zeros(shape) if 0 in shape else op(x, *args, **kwargs)
 
     return local

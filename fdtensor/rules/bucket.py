@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from math import prod
-
 import torch
 
 from fdtensor.graph import Full
-from fdtensor.notation.core import P, R, S, rule
+from fdtensor.notation.core import P, R, S
+from fdtensor.notation.empty import or_nothing
+from fdtensor.notation.ops import on
 from fdtensor.placement import Partial
 from fdtensor.rules.gather import PENDING
 from fdtensor.rules.reduce import MAX, MIN, reductions
@@ -15,36 +15,27 @@ from fdtensor.rules.reduce import MAX, MIN, reductions
 aten = torch.ops.aten
 
 
-@rule(aten.searchsorted.Tensor)
+@on("searchsorted.Tensor searchsorted.Scalar")
 def searchsorted(lines, x, *, out_int32=False, right=False, side=None, sorter=None):
     """`out[i, j]` = how many of `lines[i]` are less than `x[i, j]`, or not greater"""
-    rest = () if sorter is None else (R,)
-    for d in range(x.ndim):
-        if lines.ndim > 1 and d < x.ndim - 1:
-            yield (S(d), S(d), *(S(d) for _ in rest)), S(d)
-        else:
-            yield (R, S(d), *rest), S(d)
-    for p in (MAX, MIN):
-        yield (R, p, *rest), p
+    many, rest = isinstance(x, Full), 0 if sorter is None else 1
     if sorter is None:
-        yield (S(lines.ndim - 1), R), P  # counts of parts add up
+        yield (S(lines.ndim - 1), *[R] * many), P  # counts of parts add up
+    for p in (MAX, MIN) if many else ():
+        yield (R, p, *[R] * rest), p
+    for d in range(x.ndim if many else 0):
+        of_line = S(d) if lines.ndim > 1 and d < x.ndim - 1 else R
+        yield (of_line, S(d), *[of_line] * rest), S(d)
 
 
-@rule(aten.searchsorted.Scalar)
-def searchsorted_scalar(lines, x, *, out_int32=False, right=False, side=None, sorter=None):
-    """`out` = how many of `lines` are less than `x`, or not greater"""
-    if sorter is None:
-        yield (S(0),), P
-
-
-@rule(aten.bucketize.Tensor)
+@on("bucketize.Tensor")
 def bucketize(x, boundaries, *, out_int32=False, right=False):
     """`out[i]` = how many of `boundaries` are less than `x[i]`, or not greater"""
     for (lines, of_x), out in searchsorted(boundaries, x):
         yield (of_x, lines), out
 
 
-@rule(aten.isin.Tensor_Tensor)
+@on("isin.Tensor_Tensor")
 def isin(x, values, *, assume_unique=False, invert=False):
     """`out[i] = any(x[i] == v for v in values)`"""
     for d in range(x.ndim):
@@ -53,7 +44,7 @@ def isin(x, values, *, assume_unique=False, invert=False):
         yield (R, S(d)), MIN if invert else MAX
 
 
-@rule(aten.histc.default)
+@on("histc")
 def histc(x, bins=100, min=0, max=0):
     """`out[b] = sum_i (x[i] in bin b)`, where the range is given"""
     if min != max:
@@ -61,7 +52,7 @@ def histc(x, bins=100, min=0, max=0):
             yield (S(d),), P
 
 
-@rule(aten.histogram.bins_tensor, aten._histogramdd_from_bin_tensors.default)
+@on("histogram.bins_tensor _histogramdd_from_bin_tensors")
 def histogram(x, bins, *, weight=None, density=False):
     """`out[b] = sum_i weight[i] * (x[i] in bin b)`, and the edges; of `x[i, :]` with a list of them
 
@@ -82,7 +73,7 @@ def _hash(at, x, *args, **kwargs):
     return torch.zeros(at.outs[0].shape, dtype=torch.uint64, device=x.device)
 
 
-@rule(aten.hash_tensor.default, local=_hash)
+@on("hash_tensor", local=_hash)
 def hash_tensor(x, dim=(), *, keepdim=False, mode=0):
     """`out[i]` = the bits of all `x[i, j]`, exclusive-ored"""
     yield from reductions(x, dim, keepdim, Partial("bxor"))
@@ -95,17 +86,7 @@ def _beside(x, axis, count):
             yield (*[S(d)] * count, S(d) if d < axis else R), S(d)
 
 
-def _or_nothing(op):
-    """The kernels ask for segments, and for elements."""
-
-    def local(at, *args, **kwargs):
-        shape = at.outs[0].shape
-        return op(*args, **kwargs) if prod(shape) else args[0].new_zeros(shape)
-
-    return local
-
-
-@rule(aten.segment_reduce.default, local=_or_nothing(aten.segment_reduce.default))
+@on("segment_reduce", or_nothing)
 def segment_reduce(x, reduce, *, axis=0, initial=None, **_):
     """`out[s, j] = reduce(x[i, j] for i in segment s)`"""
     yield from _beside(x, axis, 1)
@@ -113,10 +94,7 @@ def segment_reduce(x, reduce, *, axis=0, initial=None, **_):
         yield (PENDING[reduce], R), PENDING[reduce]
 
 
-@rule(
-    aten._segment_reduce_backward.default,
-    local=_or_nothing(aten._segment_reduce_backward.default),
-)
+@on("_segment_reduce_backward", or_nothing)
 def segment_reduce_backward(grad, out, x, reduce, *, axis=0, **_):
     """`dx[i, j] = grad[s, j]` of the segment that has `i`; a share of it for means and extremes"""
     yield from _beside(x, axis, 3)

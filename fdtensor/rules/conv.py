@@ -140,8 +140,8 @@ def convolution_backward(grad, x, weight, bias_sizes, *rest):
         outs = given(P if x_ == R else x_, weight_, R if out == P else bias_)
         yield (R if out == P else out, x_, weight_), outs
     yield (P, R, R), given(P, P, P)
-    yield (R, P, R), given(R, P, R)
-    yield (R, R, P), given(P, R, R)
+    for x_, weight_ in ((P, R), (R, P), (P, P)):
+        yield (R, x_, weight_), given(weight_, x_, R)
     for d, along in _windows(x.shape, weight.shape, how).items():
         reach, made = along.over if how[3] else along.meeting, x.shape[d]
 

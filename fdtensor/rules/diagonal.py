@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from fdtensor.notation.core import P, R, S, Window, rule
+from fdtensor.notation.core import P, R, S, Window
 from fdtensor.notation.held import part, positions
+from fdtensor.notation.ops import on
 from fdtensor.rules.views import placed
 
 aten = torch.ops.aten
@@ -19,8 +20,7 @@ def _triangle(op):
     return local
 
 
-@rule(aten.tril.default, local=_triangle(aten.tril.default), contiguous=True)
-@rule(aten.triu.default, local=_triangle(aten.triu.default), contiguous=True)
+@on("tril triu", _triangle, contiguous=True)
 def triangle(x, diagonal=0):
     """`out[i, j] = x[i, j]` where `j - i <= diagonal`, or `>=` it, else 0"""
     yield from placed(range(x.ndim))
@@ -31,7 +31,7 @@ def _trace(at, x):
     return x.diagonal(row - column).sum()
 
 
-@rule(aten.trace.default, local=_trace, contiguous=True)
+@on("trace", local=_trace, contiguous=True)
 def trace(x):
     """`out = sum_i x[i, i]`"""
     if x.dtype is not torch.bool:  # trace counts, but bools are pending as "or"
@@ -41,14 +41,14 @@ def trace(x):
 
 
 def _lines(shape, offset, dim1, dim2):
-    """The placements of a tensor, each with that of its diagonal."""
-    yield P, P
+    """The rows of a diagonal."""
+    yield (P,), P
     ndim, count = len(shape), _count(shape, offset, dim1, dim2)
     starts = {dim1 % ndim: max(0, -offset), dim2 % ndim: max(0, offset)}
     for to, d in enumerate(d for d in range(ndim) if d not in starts):
-        yield S(d), S(to)
+        yield (S(d),), S(to)
     for d, start in starts.items():  # what the blocks leave of the diagonal
-        yield S(d), Window(ndim - 2, shape[d], start, start + count)
+        yield (S(d),), Window(ndim - 2, shape[d], start, start + count)
 
 
 def _count(shape, offset, dim1, dim2) -> int:
@@ -74,11 +74,10 @@ def _diagonal(at, x, offset=0, dim1=0, dim2=1):
     return aten.constant_pad_nd.default(line, beside) if any(beside) else line
 
 
-@rule(aten.diagonal.default, aten.diagonal_copy.default, local=_diagonal, contiguous=True)
+@on("diagonal diagonal_copy", local=_diagonal, contiguous=True)
 def diagonal(x, offset=0, dim1=0, dim2=1):
     """`out[k, i] = x[i, i + offset, k]`, with `i` as the last dim"""
-    for whole, line in _lines(x.shape, offset, dim1, dim2):
-        yield (whole,), line
+    yield from _lines(x.shape, offset, dim1, dim2)
     for d in (dim1, dim2):  # where both are cut, others hold the rest
         yield (S(d % x.ndim),), P
 
@@ -92,10 +91,10 @@ def _diagonal_backward(at, grad, shape, offset, dim1, dim2):
     return aten.diagonal_backward.default(line, out.shape, local, dim1, dim2)
 
 
-@rule(aten.diagonal_backward.default, local=_diagonal_backward, contiguous=True)
+@on("diagonal_backward", local=_diagonal_backward, contiguous=True)
 def diagonal_backward(grad, input_sizes, offset, dim1, dim2):
     """`out[i, i + offset, k] = grad[k, i]`, and 0 elsewhere"""
-    for whole, line in _lines(input_sizes, offset, dim1, dim2):
+    for (whole,), line in _lines(input_sizes, offset, dim1, dim2):
         yield (line,), whole
     for d in (dim1, dim2):
         yield (R,), S(d % len(input_sizes))
@@ -106,7 +105,7 @@ def _eye(at, *_, dtype=None, layout=None, device=None, pin_memory=None):
     return (rows.unsqueeze(1) == columns).to(dtype or torch.get_default_dtype())
 
 
-@rule(aten.eye.default, aten.eye.m, local=_eye)
+@on("eye eye.m", local=_eye)
 def eye(n, m=None, **_):
     """`out[i, j] = 1 if i == j else 0`"""
     yield (), S(0)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from fdtensor.graph import Full
-from fdtensor.notation.core import P, R, S, rule
+from fdtensor.notation.core import P, R, S
 from fdtensor.notation.each import each
 from fdtensor.notation.held import inside, own, spare, spared
-from fdtensor.rules.gather import MOVED
-from fdtensor.rules.index import taken
+from fdtensor.notation.ops import on, overloads
+from fdtensor.rules.index import index, taken
 
 aten = torch.ops.aten
 
@@ -19,31 +19,22 @@ def _look_up(at, weight, indices, *_):
     return taken(at, weight, [indices]) if cut else aten.embedding.default(weight, indices)
 
 
-@rule(aten.embedding.default, local=_look_up)
+@on("embedding", local=_look_up)
 def embedding(weight, indices, *_):
     """`out[i, f] = weight[indices[i], f]`"""
-    yield (S(0), R), P  # each row is on one rank, others give zeros
-    yield (S(1), R), S(indices.ndim)
-    for d in range(indices.ndim):
-        yield (R, S(d)), S(d)
-    for p in MOVED:
-        yield (p, R), p
+    yield from index(weight, [indices])
 
 
 def _counted(at, grad, indices, num_weights, padding_idx, scale_grad_by_freq):
-    held = at.outs[0].box[0]
-    rows = at.outs[0].shape[0]
-    if rows == at.outs[0].full[0]:
-        return aten.embedding_dense_backward.default(
-            grad, indices, num_weights, padding_idx, scale_grad_by_freq
-        )
-    found, place = inside(indices, held)
+    op, rows = aten.embedding_dense_backward.default, at.outs[0].shape[0]
+    if rows == num_weights:
+        return op(grad, indices, num_weights, padding_idx, scale_grad_by_freq)
+    found, place = inside(indices, at.outs[0].box[0])
     place = torch.where(found & (indices != padding_idx), place, rows)  # one row that none reads
-    made = aten.embedding_dense_backward.default(grad, place, rows + 1, rows, scale_grad_by_freq)
-    return made.narrow(0, 0, rows)
+    return op(grad, place, rows + 1, rows, scale_grad_by_freq).narrow(0, 0, rows)
 
 
-@rule(aten.embedding_dense_backward.default, local=_counted)
+@on("embedding_dense_backward", local=_counted)
 def embedding_dense_backward(grad, indices, num_weights, padding_idx, scale_grad_by_freq):
     """`out[v, f] = sum_i grad[i, f] * (indices[i] == v)`, divided by the count of v if scaled"""
     yield (R, R), S(0)  # a rank counts only its rows
@@ -61,7 +52,7 @@ def _renormed(at, weight, indices, *norm):
     return spare(aten.embedding_renorm.default(spared(weight, 0), place, *norm), 0)
 
 
-@rule(aten.embedding_renorm.default, local=_renormed)
+@on("embedding_renorm", local=_renormed)
 def embedding_renorm(weight, indices, max_norm, norm_type):
     """`out[v] = weight[v]`, of at most this norm if v is looked up"""
     yield (S(0), R), S(0)
@@ -93,11 +84,7 @@ def _bags(op):
     return local
 
 
-@rule(aten._embedding_bag.default, local=_bags(aten._embedding_bag.default))
-@rule(
-    aten._embedding_bag_forward_only.default,
-    local=_bags(aten._embedding_bag_forward_only.default),
-)
+@on("_embedding_bag _embedding_bag_forward_only", _bags)
 def embedding_bag(weight, indices, offsets, scale=False, mode=_SUM, sparse=False, psw=None, *_):
     """`out[b, f] = sum_(i in bag b) psw[i] * weight[indices[i], f]`, or its mean or maximum"""
     rest = (R,) * (2 if psw is None else 3)
@@ -109,7 +96,7 @@ def embedding_bag(weight, indices, offsets, scale=False, mode=_SUM, sparse=False
             yield (R, R, R, P), (P, R, R, R)
 
 
-@each(aten._embedding_bag_dense_backward.default, aten._embedding_bag_backward.default)
+@each(*overloads("_embedding_bag_dense_backward _embedding_bag_backward"))
 def embedding_bag_backward(op, given):
     """`out[v, f] = sum_i psw[i] * grad[bag of i, f] * (indices[i] == v)`"""
     names = [name for name, value in given.items() if isinstance(value, Full)]
@@ -117,3 +104,7 @@ def embedding_bag_backward(op, given):
         yield tuple(P if name == "grad" else R for name in names), P
         cut = ("grad", "maximum_indices") if given["mode"] == _MAX else ("grad",)
         yield tuple(S(1) if name in cut else R for name in names), S(1)
+        one = ("indices", "offset2bag", "per_sample_weights")  # each index adds a term
+        same = given["indices"].shape == given["offset2bag"].shape
+        if same and given["mode"] != _MAX and not given["scale_grad_by_freq"]:
+            yield tuple(S(0) if name in one else R for name in names), P

@@ -4,50 +4,38 @@ from __future__ import annotations
 
 import torch
 
-from fdtensor.notation.core import P, R, S, rule
+from fdtensor.notation.core import P, R, S
 from fdtensor.notation.held import positions
+from fdtensor.notation.ops import on
 
 aten = torch.ops.aten
 
 
-@rule(
-    aten.full.default,
-    aten.zeros.default,
-    aten.ones.default,
-    aten.empty.memory_format,
-    sizes={"size": 0},
-)
+def _strided(op):
+    """A block has strides of its own."""
+    return lambda at, *args, **kwargs: op(*args[:-2], at.outs[0].shape, **kwargs)
+
+
+@on("full zeros ones empty.memory_format", sizes={"size": 0})
+@on("empty_strided", lambda op: _strided(aten.empty.memory_format))
 def full(size, *_, **__):
-    """`out[i] = c`"""
+    """`out[i] = c`, or anything"""
     for d in range(len(size)):
         yield (), S(d)
 
 
-def _strided(at, size, stride, **kwargs):
-    return aten.empty.memory_format(at.outs[0].shape, **kwargs)
-
-
-@rule(aten.empty_strided.default, local=_strided)
-def empty_strided(size, stride, **_):
-    """`out[i]` is anything"""
-    for d in range(len(size)):
-        yield (), S(d)
-
-
-@rule(
-    aten.ones_like.default,
-    aten.zeros_like.default,
-    aten.full_like.default,
-    aten.empty_like.default,
-)
+@on("ones_like zeros_like full_like empty_like")
 def like(x, *_, **__):
-    """`out[i] = c`"""
+    """`out[i] = c`, or anything"""
     yield (P,), R  # only the shape is read
     for d in range(x.ndim):
         yield (S(d),), S(d)
 
 
-def _new(x, size):
+@on("new_zeros new_ones new_full new_empty", sizes={"size": 0})
+@on("new_empty_strided", lambda op: _strided(aten.new_empty.default))
+def new(x, size, *_, **__):
+    """`out[i] = c`, or anything"""
     for before in (R, P, *map(S, range(x.ndim))):  # only the dtype of x is read
         yield (before,), R
         for d, n in enumerate(size):
@@ -55,41 +43,18 @@ def _new(x, size):
                 yield (before,), S(d)
 
 
-@rule(
-    aten.new_zeros.default,
-    aten.new_ones.default,
-    aten.new_full.default,
-    aten.new_empty.default,
-    sizes={"size": 0},
-)
-def new(x, size, *_, **__):
-    """`out[i] = c`"""
-    yield from _new(x, size)
-
-
-def _new_strided(at, x, size, stride, **kwargs):
-    return aten.new_empty.default(x, at.outs[0].shape, **kwargs)
-
-
-@rule(aten.new_empty_strided.default, local=_new_strided)
-def new_empty_strided(x, size, stride, **_):
-    """`out[i]` is anything"""
-    yield from _new(x, size)
-
-
 def _arange(at, *ends, dtype=None, layout=None, device=None, pin_memory=None):
     start, _, step = (0, *ends, 1) if len(ends) == 1 else (*ends, 1)[:3]
+    if dtype is None:
+        whole = all(isinstance(n, int) for n in ends)
+        dtype = torch.int64 if whole else torch.get_default_dtype()
     places = positions(at.outs[0].box[0], device)
-    if all(isinstance(n, int) for n in ends):
-        return (places * step + start).to(dtype or torch.int64)
-    if dtype is not None and not dtype.is_floating_point:
-        start, step = int(start), int(step)
-        return (places * step + start).to(dtype)
-    exact = places.to(torch.float64) * step + start
-    return exact.to(dtype or torch.get_default_dtype())
+    if dtype.is_floating_point:
+        return (places.to(torch.float64) * step + start).to(dtype)
+    return (places * int(step) + int(start)).to(dtype)
 
 
-@rule(aten.arange.default, aten.arange.start, aten.arange.start_step, local=_arange)
+@on("arange arange.start arange.start_step", local=_arange)
 def arange(*_, **__):
     """`out[i] = start + i * step`"""
     yield (), S(0)
@@ -105,7 +70,7 @@ def _linspace(at, start, end, steps, *, dtype=None, layout=None, device=None, pi
     return torch.where(places < steps // 2, rising, falling).to(dtype)
 
 
-@rule(aten.linspace.default, local=_linspace)
+@on("linspace", local=_linspace)
 def linspace(start, end, steps, *, dtype=None, **_):
     """`out[i] = start + i * (end - start) / (steps - 1)`"""
     numbers = isinstance(start, (int, float)) and isinstance(end, (int, float))

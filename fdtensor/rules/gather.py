@@ -8,8 +8,9 @@ import torch
 
 from fdtensor.blocks import length
 from fdtensor.graph import Full
-from fdtensor.notation.core import Needs, P, R, S, rule
+from fdtensor.notation.core import Needs, P, R, S
 from fdtensor.notation.held import inside, own, part, spare, spared
+from fdtensor.notation.ops import on, tensors
 from fdtensor.placement import Partial
 
 aten = torch.ops.aten
@@ -45,7 +46,7 @@ def _gather(at, x, dim, index, *, sparse_grad=False):
     return aten.gather.default(x, dim, place).masked_fill(~found, 0)
 
 
-@rule(aten.gather.default, local=_gather)
+@on("gather", local=_gather)
 def gather(x, dim, index, *, sparse_grad=False):
     """`out[i, j] = x[index[i, j], j]` along dim 0"""
     for p in MOVED:
@@ -84,35 +85,17 @@ def written(x, dim, index, *src):
         yield (S(d), *others), S(d)
 
 
-def writes(*ops):
-    """Registers the rows of ops that write at indices."""
-
-    def register(rows):
-        for op in ops:
-            rule(op, local=writing(op))(rows)
-        return rows
-
-    return register
-
-
-@writes(aten.scatter.src, aten.index_copy.default, aten.index_fill.int_Tensor)
+@on("scatter.src scatter.value index_copy index_fill.int_Tensor index_fill.int_Scalar", writing)
 def scatter(x, dim, index, src):
-    """`out[index[i, j], j] = src[i, j]` along dim 0, and `x` elsewhere"""
-    yield from written(x, dim, index, src)
+    """`out[index[i, j], j] = src[i, j]` along dim 0, or a number, and `x` elsewhere"""
+    given = tensors((src,))
+    yield from written(x, dim, index, *given)
     for p in MOVED:
-        yield (p, R, p), p
+        if given or p != P or src == 0:
+            yield (p, R, *[p] * len(given)), p
 
 
-@writes(aten.scatter.value, aten.index_fill.int_Scalar)
-def filled(x, dim, index, value):
-    """`out[index[i, j], j] = value` along dim 0, and `x` elsewhere"""
-    yield from written(x, dim, index)
-    for p in MOVED:
-        if p != P or value == 0:
-            yield (p, R), p
-
-
-@writes(aten.scatter.value_reduce)
+@on("scatter.value_reduce", writing)
 def scatter_value_reduce(x, dim, index, value, *, reduce):
     """`out[k, j] = x[k, j] + sum_i value * (index[i, j] == k)` along dim 0, or the product"""
     yield from written(x, dim, index)
@@ -120,8 +103,7 @@ def scatter_value_reduce(x, dim, index, value, *, reduce):
         yield (PENDING[reduce], S(dim % x.ndim)), PENDING[reduce]
 
 
-@writes(aten.scatter_add.default, aten.index_add.default)
-@writes(aten.scatter.reduce, aten.scatter_reduce.two, aten.index_reduce.default)
+@on("scatter_add index_add scatter.reduce scatter_reduce.two index_reduce", writing)
 def reduced(x, dim, index, src, reduce="sum", *, include_self=True, alpha=1):
     """`out[k, j] = reduce(x[k, j], src[i, j] for i with index[i, j] == k)` along dim 0
 

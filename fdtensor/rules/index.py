@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 
 from fdtensor.graph import Full
-from fdtensor.notation.core import P, R, S, rule
+from fdtensor.notation.core import P, R, S
+from fdtensor.notation.empty import or_nothing
 from fdtensor.notation.held import own, spare, spared
+from fdtensor.notation.ops import on, tensors
 from fdtensor.rules.gather import MOVED
-from fdtensor.rules.pointwise import tensors
 
 aten = torch.ops.aten
 
@@ -19,7 +20,7 @@ def _select(at, x, dim, index):
     return taken(at, x, [*[None] * (dim % x.ndim), index.reshape(-1)])
 
 
-@rule(aten.index_select.default, local=_select)
+@on("index_select", local=_select)
 def index_select(x, dim, index):
     """`out[i, j] = x[index[i], j]` along dim 0"""
     for p in MOVED:
@@ -40,19 +41,26 @@ def _indexed(indices) -> tuple[list[int], int, tuple[int, ...]]:
     return dims, dims[0] if adjacent else 0, tuple(shape)
 
 
-def _kept(x, dims: list[int], first: int, width: int) -> dict[int, int]:
-    """The output dim of each dim without an index."""
-    rest = [d for d in range(x.ndim) if d not in dims]
-    return {d: i if i < first else i + width for i, d in enumerate(rest)}
+def _look_ups(x, indices, *beside):
+    """Cuts of `x[indices]`: of `x`, of each index, of what may be broadcast to it, and of itself.
 
+    First of dims without an index, then of those of the indices.
+    """
+    dims, first, shape = _indexed(indices)
+    rest, whole = [d for d in range(x.ndim) if d not in dims], [R] * len(dims)
+    sizes = [*(x.shape[d] for d in rest[:first]), *shape, *(x.shape[d] for d in rest[first:])]
 
-def _cuts(indices, dims, shape):
-    """For each dim that the indices have together, its cut in each of them."""
-    for b, size in enumerate(shape):
-        at = [b - (len(shape) - indices[k].ndim) for k in dims]
-        cut = [i >= 0 and indices[k].shape[i] == size != 1 for k, i in zip(dims, at)]
-        if any(cut):
-            yield b, tuple(S(i) if c else R for i, c in zip(at, cut))
+    def of(t, size, d):
+        d -= len(size) - t.ndim
+        return S(d) if d >= 0 and t.shape[d] == size[d - t.ndim] else R
+
+    for i, d in enumerate(rest):
+        to = i if i < first else i + len(shape)
+        yield S(d), whole, [of(t, sizes, to) for t in beside], S(to)
+    for b in range(len(shape)):
+        cut = [of(indices[k], shape, b) for k in dims]
+        if cut != whole:
+            yield R, cut, [of(t, sizes, first + b) for t in beside], S(first + b)
 
 
 def _numbers(indices) -> bool:
@@ -85,17 +93,15 @@ def taken(at, x, indices):
     return made.masked_fill(~found.reshape(*found.shape, *[1] * after), 0)
 
 
-@rule(aten.index.Tensor, aten._unsafe_index.Tensor, local=taken)
+@on("index.Tensor _unsafe_index.Tensor", local=taken)
 def index(x, indices):
     """`out[i, j, k] = x[i, index[j], k]`"""
     if not _numbers(indices):
         return
-    dims, first, shape = _indexed(indices)
-    rest = (R,) * len(dims)
-    for d, to in _kept(x, dims, first, len(shape)).items():
-        yield (S(d), *rest), S(to)
-    for b, cut in _cuts(indices, dims, shape):
-        yield (R, *cut), S(first + b)
+    dims = _indexed(indices)[0]
+    rest = [R] * len(dims)
+    for of_x, cuts, _, out in _look_ups(x, indices):
+        yield (of_x, *cuts), out
     for d in dims:
         yield (S(d), *rest), P
     for p in MOVED:
@@ -115,32 +121,25 @@ def _put(at, x, indices, values, accumulate=False):
     return made
 
 
-@rule(aten.index_put.default, aten._unsafe_index_put.default, local=_put)
+@on("index_put _unsafe_index_put", local=_put)
 def index_put(x, indices, values, accumulate=False):
     """`out[i, index[j], k] = values[i, j, k]`, or that added to `x`, and `x` elsewhere"""
-    count = sum(i is not None for i in indices)
+    dims = [k for k, i in enumerate(indices) if i is not None]
+    rest = [R] * len(dims)
     for p in (P,) if accumulate else MOVED:
-        yield (p, *[R] * count, p), p
+        yield (p, *rest, p), p
     if not _numbers(indices):
         return
-    dims, first, shape = _indexed(indices)
-    rest = (R,) * count
-    width = x.ndim - count + len(shape)
-
-    def cut_of(d, size):
-        d -= width - values.ndim
-        return S(d) if d >= 0 and values.shape[d] == size != 1 else R
-
-    for d, to in _kept(x, dims, first, len(shape)).items():
-        yield (S(d), *rest, cut_of(to, x.shape[d])), S(d)
+    for of_x, cuts, others, _ in _look_ups(x, indices, values):
+        if of_x != R:
+            yield (of_x, *cuts, *others), of_x
+        elif accumulate:
+            yield (P, *cuts, *others), P
     for d in dims:
         yield (S(d), *rest, R), S(d)
-    if accumulate:
-        for b, cut in _cuts(indices, dims, shape):
-            yield (P, *cut, cut_of(first + b, shape[b])), P
 
 
-@rule(aten.take.default)
+@on("take")
 def take(x, index):
     """`out[i] = x.flat[index[i]]`"""
     for p in MOVED:
@@ -149,20 +148,40 @@ def take(x, index):
         yield (R, S(d)), S(d)
 
 
-@rule(aten.put.default)
+@on("put")
 def put(x, index, source, accumulate=False):
     """`out.flat[index[i]] = source[i]`, or that added to `x`, and `x` elsewhere"""
     for p in (P,) if accumulate else MOVED:
         yield (p, R, p), p
+    for d in range(index.ndim if accumulate and index.shape == source.shape else 0):
+        yield (P, S(d), S(d)), P
 
 
-@rule(
-    aten._unsafe_masked_index.default,
-    aten._unsafe_masked_index_put_accumulate.default,
-    aten.masked_scatter.default,
-    aten.masked_scatter_backward.default,
-)
-def masked(x, mask, *rest):
-    """`out[i] = x[i]`, or elements of others, by a mask and indices; cuts are for its pieces"""
-    if x.dtype.is_floating_point and (isinstance(rest[-1], (Full, tuple)) or rest[-1] == 0):
-        yield tuple(P if t.dtype == x.dtype else R for t in tensors((x, mask, *rest))), P
+def _linear(x, *others):
+    """The row in which all that is of the dtype of `x` is pending; a mask is not."""
+    if x.dtype.is_floating_point:
+        yield tuple(P if t.dtype == x.dtype else R for t in tensors((x, *others))), P
+
+
+@on("_unsafe_masked_index", or_nothing)
+def masked_index(x, mask, indices, fill):
+    """`out[i, j, k] = x[i, index[j], k] if mask[i, j, k] else fill`"""
+    if fill == 0:
+        yield from _linear(x, mask, indices)
+    for of_x, cuts, others, out in _look_ups(x, indices, mask):
+        yield (of_x, *others, *cuts), out
+
+
+@on("_unsafe_masked_index_put_accumulate", or_nothing)
+def masked_index_put(x, mask, indices, values):
+    """`out[i, index[j], k] = x[i, index[j], k] + values[i, j, k] * mask[i, j, k]`"""
+    yield from _linear(x, mask, indices, values)
+    for of_x, cuts, (of_mask, of_values), _ in _look_ups(x, indices, mask, values):
+        into = P if of_x == R else of_x
+        yield (into, of_mask, *cuts, of_values), into
+
+
+@on("masked_scatter masked_scatter_backward")
+def masked_scatter(x, mask, source):
+    """`out[i] = source.flat[sum(mask[:i])] if mask[i] else x[i]`, or the gradient of `source`"""
+    yield from _linear(x, mask, source)

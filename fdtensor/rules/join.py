@@ -7,10 +7,12 @@ from itertools import accumulate, pairwise
 import torch
 
 from fdtensor.blocks import length
-from fdtensor.notation.core import Needs, P, R, S, Window, rule
+from fdtensor.notation.core import Needs, P, R, S, Window
 from fdtensor.notation.held import part
+from fdtensor.notation.ops import on
 from fdtensor.notation.runs import needed, taken
 from fdtensor.placement import StridedShard
+from fdtensor.rules.views import placed
 
 aten = torch.ops.aten
 
@@ -28,7 +30,7 @@ def _joined(ndim, dim, sizes):
         yield StridedShard(dim, len(sizes)), (S(dim),) * len(sizes)  # a rank's part of each piece
 
 
-@rule(aten.cat.default)
+@on("cat")
 def cat(tensors, dim=0):
     """`out[i] = a[i]` for `i < len(a)`, then `out[len(a) + i] = b[i]`"""
     kept = [i for i, t in enumerate(tensors) if t.shape != (0,)]  # others join with anything
@@ -39,7 +41,7 @@ def cat(tensors, dim=0):
         yield tuple(placed.get(i, R) for i in range(len(tensors))), whole
 
 
-@rule(aten.stack.default)
+@on("stack")
 def stack(tensors, dim=0):
     """`out[k, i] = tensors[k][i]`"""
     yield (P,) * len(tensors), P
@@ -64,15 +66,8 @@ def _split(at, x, pieces, dim=0):
     return [part(x, dim % x.ndim, held, ((a, b),) if a < b else ()) for a, b in ends]
 
 
-@rule(
-    aten.split.Tensor,
-    aten.unsafe_split.Tensor,
-    aten.split_copy.Tensor,
-    aten.split_with_sizes.default,
-    aten.unsafe_split_with_sizes.default,
-    aten.split_with_sizes_copy.default,
-    local=_split,
-)
+@on("split.Tensor unsafe_split.Tensor split_copy.Tensor", local=_split)
+@on("split_with_sizes unsafe_split_with_sizes split_with_sizes_copy", local=_split)
 def split(x, sizes, dim=0):
     """`outs[k][i] = x[sum(sizes[:k]) + i]`"""
     for whole, pieces in _joined(x.ndim, dim, _sizes(x.shape[dim], sizes)):
@@ -83,25 +78,22 @@ def _moved(runs_of):
     """A rank puts the entries of its block in order, dim after dim."""
 
     def local(at, x, *args):
-        held, out = at.ins[0], at.outs[0]
-        for d, runs in runs_of(held.full, *args).items():
-            x = taken(x, d, held.box[d], out.box[d], runs)
+        for d, runs in runs_of(at.ins[0].full, *args).items():
+            x = taken(x, d, at.ins[0].box[d], at.outs[0].box[d], runs)
         return x
 
     return local
 
 
 def _moves(x, runs):
-    yield (P,), P
-    for d in range(x.ndim):
-        yield (needed(d, runs[d]) if d in runs else S(d),), S(d)
+    yield from placed(range(x.ndim), {d: needed(d, runs[d]) for d in runs})
 
 
 def _turned(shape, dims):
     return {d % len(shape): [range(shape[d] - 1, -1, -1)] for d in dims}
 
 
-@rule(aten.flip.default, local=_moved(_turned))
+@on("flip", local=_moved(_turned))
 def flip(x, dims):
     """`out[i] = x[n - 1 - i]`"""
     yield from _moves(x, _turned(x.shape, dims))
@@ -115,7 +107,7 @@ def _rolled(shape, shifts, dims=()):
     return {d: [range(k, shape[d]), range(k)] for d, k in starts.items()}
 
 
-@rule(aten.roll.default, local=_moved(_rolled))
+@on("roll", local=_moved(_rolled))
 def roll(x, shifts, dims=()):
     """`out[i] = x[(i - shift) % n]`"""
     if dims or x.ndim == 1:
@@ -129,16 +121,12 @@ def _repeated(at, x, repeats):
     return aten.repeat.default(x, [*at.outs[0].shape[:new], *repeats[new:]])
 
 
-@rule(aten.repeat.default, local=_repeated)
+@on("repeat", local=_repeated)
 def repeat(x, repeats):
     """`out[k, i] = x[i % n]`"""
-    yield (P,), P
     new = len(repeats) - x.ndim
-    for d, n in enumerate(repeats):
-        if d < new:
-            yield (R,), S(d)
-        elif n == 1:
-            yield (S(d - new),), S(d)
+    order = [d if repeats[new + d] == 1 else None for d in range(x.ndim)]
+    yield from placed([None] * new + order, dict.fromkeys(range(new), R))
 
 
 def _unfold(at, x, dim, size, step):
@@ -150,16 +138,13 @@ def _unfold(at, x, dim, size, step):
     return aten.unfold.default(x, dim, size, step)
 
 
-@rule(aten.unfold.default, aten.unfold_copy.default, local=_unfold, contiguous=True)
+@on("unfold unfold_copy", local=_unfold, contiguous=True)
 def unfold(x, dim, size, step):
     """`out[i, j] = x[i * step + j]` along the dim, with `j` as the last"""
-    yield (P,), P
-    for d in range(x.ndim):
-        if d != dim % x.ndim:
-            yield (S(d),), S(d)
-        else:
-            made = (x.shape[d] - size) // step + 1
-            yield (Needs(d, made, lambda a, b: (a * step, (b - 1) * step + size)),), S(d)
+    dim %= max(1, x.ndim)
+    made = (x.shape[dim] - size) // step + 1 if x.ndim else 1
+    read = Needs(dim, made, lambda a, b: (a * step, (b - 1) * step + size))
+    yield from placed(range(x.ndim), {dim: read})
 
 
 def _reaching(start: int, stop: int, size: int, step: int) -> tuple[int, int]:
@@ -182,12 +167,10 @@ def _unfold_backward(at, grad, input_sizes, dim, size, step):
     return aten.constant_pad_nd.default(covered, [*beside, low - start, stop - high])
 
 
-@rule(aten.unfold_backward.default, local=_unfold_backward, contiguous=True)
+@on("unfold_backward", local=_unfold_backward, contiguous=True)
 def unfold_backward(grad, input_sizes, dim, size, step):
     """`out[k] = sum_(i, j) grad[i, j] * (i * step + j == k)`"""
-    yield (P,), P
-    for d, n in enumerate(input_sizes):
-        if d != dim % len(input_sizes):
-            yield (S(d),), S(d)
-        else:
-            yield (Needs(d, n, lambda a, b: _reaching(a, b, size, step)),), S(d)
+    dim %= max(1, len(input_sizes))
+    made = input_sizes[dim] if input_sizes else 1
+    read = Needs(dim, made, lambda a, b: _reaching(a, b, size, step))
+    yield from placed(range(len(input_sizes)), {dim: read})

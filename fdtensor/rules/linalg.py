@@ -7,7 +7,7 @@ import torch
 from fdtensor.notation.core import P, R, S, rule
 from fdtensor.notation.empty import unless_empty
 from fdtensor.notation.formula import formula
-from fdtensor.rules.pointwise import overloads, tensors
+from fdtensor.notation.ops import on, tensors
 
 aten = torch.ops.aten
 
@@ -51,7 +51,7 @@ def _registered(names: str, text: str, linear: tuple[int, ...]) -> None:
         yield from _rows(text, *tensors((*args, *named.values())), linear=linear)
 
     rows.__doc__ = f"`{text}`"
-    rule(*overloads(names))(rows)
+    on(names)(rows)
 
 
 for text, names in FORMULAS.items():

@@ -6,26 +6,18 @@ Of bools a sum is `or` and without a sign it wraps around: no sum of these passe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from fdtensor.graph import Full
 from fdtensor.notation.core import P, R, rule
-from fdtensor.rules.monotone import keeps_order, ordered, shifted
-from fdtensor.rules.pointwise import broadcast, overloads, tensors
+from fdtensor.notation.dtypes import alike, keeps_order, keeps_sums, numeric
+from fdtensor.notation.each import each
+from fdtensor.notation.ops import on, tensors
+from fdtensor.rules.monotone import ordered, shifted
+from fdtensor.rules.pointwise import broadcast
 
 aten = torch.ops.aten
-
-
-def numeric(*args: Any) -> bool:
-    """Whether all tensors among the arguments are of dtypes with a sign."""
-    return all(t.dtype.is_signed for t in tensors(args))
-
-
-def alike(*args: Any) -> bool:
-    """Whether the tensors among the arguments have one dtype, or dtypes with a sign."""
-    return len({t.dtype for t in tensors(args)}) == 1 or numeric(*args)
 
 
 def linear(ins: Sequence[Full], *patterns: str, outs: int = 1):
@@ -37,6 +29,7 @@ def linear(ins: Sequence[Full], *patterns: str, outs: int = 1):
             yield row, (P,) * outs
 
 
+@on("deg2rad rad2deg mul.Scalar div.Scalar")
 def scaled(x, number=1):
     """`out[i] = number * x[i]`"""
     yield from linear([x], "P")
@@ -50,15 +43,12 @@ resolve_neg
 """
 
 
-@rule(*overloads(SAME))
+@on(SAME)
 def same(x, *_, **__):
     """`out[i] = x[i]`, or its conjugate, or a part of it"""
     if isinstance(x, Full):  # autograd takes the conjugate of Python numbers too
         yield from broadcast([x])
         yield (P,), P
-
-
-rule(*overloads("deg2rad rad2deg mul.Scalar div.Scalar"))(scaled)
 
 
 @rule(aten.neg.default)
@@ -67,31 +57,23 @@ def neg(x):
     yield from scaled(x, -1)
 
 
-@rule(*overloads("complex lerp.Scalar"))
-def pair(a, b, weight=1):
-    """`out[i] = a[i] + 1j * b[i]`, or `a[i] + weight * (b[i] - a[i])`"""
-    yield from linear([a, b], "PP")
+PATTERNS = {
+    aten.complex.default: ["PP"],  # a[i] + 1j * b[i]
+    aten.lerp.Scalar: ["PP"],  # start[i] + weight * (end[i] - start[i])
+    aten.lerp.Tensor: ["PPR"],  # start[i] + weight[i] * (end[i] - start[i])
+    aten.addcmul.default: ["PPR", "PRP"],  # x[i] + value * a[i] * b[i]
+    aten.addcdiv.default: ["PPR"],  # x[i] + value * a[i] / b[i]
+}
+"""Which operands of an op may be pending at once."""
 
 
-@rule(aten.lerp.Tensor)
-def lerp(start, end, weight):
-    """`out[i] = start[i] + weight[i] * (end[i] - start[i])`"""
-    yield from linear([start, end, weight], "PP")
+@each(*PATTERNS)
+def patterned(op, given):
+    """The formula of each op: see `PATTERNS`."""
+    yield from linear(tensors(tuple(given.values())), *PATTERNS[op])
 
 
-@rule(aten.addcmul.default)
-def addcmul(x, a, b, *, value=1):
-    """`out[i] = x[i] + value * a[i] * b[i]`"""
-    yield from linear([x, a, b], "PPR", "PRP")
-
-
-@rule(aten.addcdiv.default)
-def addcdiv(x, a, b, *, value=1):
-    """`out[i] = x[i] + value * a[i] / b[i]`"""
-    yield from linear([x, a, b], "PP")
-
-
-@rule(*overloads("masked_fill.Scalar masked_fill.Tensor"))
+@on("masked_fill.Scalar masked_fill.Tensor")
 def masked_fill(x, mask, value):
     """`out[i] = value if mask[i] else x[i]`"""
     ins = tensors((x, mask, value))
@@ -100,7 +82,7 @@ def masked_fill(x, mask, value):
         yield (P, R, P)[: len(ins)], P
 
 
-@rule(*overloads("where.self where.ScalarOther where.ScalarSelf where.Scalar"))
+@on("where.self where.ScalarOther where.ScalarSelf where.Scalar")
 def where(condition, a, b):
     """`out[i] = a[i] if condition[i] else b[i]`"""
     ins = tensors((a, b))
@@ -122,14 +104,14 @@ def native_dropout(x, p, train):
         yield (P,), (P, R)
 
 
-@rule(*overloads("fill.Scalar zero"))
+@on("fill.Scalar zero")
 def fill(x, value=0):
     """`out[i] = value`"""
     yield from broadcast([x])
     yield (P,), R  # only the shape is read
 
 
-@rule(*overloads("fill.Tensor copy"))
+@on("fill.Tensor copy")
 def copy(x, source, non_blocking=False):
     """`out[i] = source[i]`"""
     yield from broadcast([x, source])
@@ -137,19 +119,6 @@ def copy(x, source, non_blocking=False):
     if keeps_sums(source.dtype, x.dtype):
         yield (R, P), P
         yield (P, P), P
-
-
-def keeps_sums(before: torch.dtype, after: torch.dtype) -> bool:
-    """Whether a cast of a sum is, without rounding each term, the sum of the casts."""
-    if before == after:
-        return True
-    if before is torch.bool or after is torch.bool or before.is_complex > after.is_complex:
-        return False
-    floats = after.is_floating_point or after.is_complex
-    if not (before.is_floating_point or before.is_complex):
-        return before.is_signed and (floats or after.itemsize > before.itemsize)
-    halves = before.is_complex < after.is_complex
-    return floats and after.itemsize // (2 if halves else 1) >= before.itemsize
 
 
 @rule(aten._to_copy.default)

@@ -8,9 +8,11 @@ from typing import Any
 
 import torch
 
-from fdtensor.notation.core import P, R, rule
+from fdtensor.graph import Full
+from fdtensor.notation.core import P, R
+from fdtensor.notation.each import each
 from fdtensor.notation.formula import formula
-from fdtensor.rules.pointwise import tensors
+from fdtensor.notation.ops import on, overloads
 
 aten = torch.ops.aten
 
@@ -19,7 +21,13 @@ NONE, MEAN, SUM = 0, 1, 2
 
 
 def _place(op: Any) -> int:
-    return [a.name for a in op._schema.arguments].index("reduction")
+    return [argument.name for argument in op._schema.arguments].index("reduction")
+
+
+def _operands(given: dict[str, Any]) -> tuple[list[Full | None], list[int]]:
+    """The operands, those that are left out too, and which of them is the weight, if any."""
+    ins = {name: value for name, value in given.items() if value is None or isinstance(value, Full)}
+    return list(ins.values()), [i for i, name in enumerate(ins) if name == "weight"]
 
 
 def _terms(ins: str, shapes: Sequence[tuple[int, ...]]) -> int:
@@ -28,7 +36,7 @@ def _terms(ins: str, shapes: Sequence[tuple[int, ...]]) -> int:
 
 
 def loss(op: Any, ins: str, out: str, *more: str) -> None:
-    """`out = sum_i f(x[i], y[i], ...) / n`, with `n` the full number of terms"""
+    """`out = sum_i w[i] * f(x[i], y[i], ...) / n`, with `n` the full number of terms"""
     place = _place(op)
 
     def local(at, *args):
@@ -39,14 +47,15 @@ def loss(op: Any, ins: str, out: str, *more: str) -> None:
         first, *others = made if isinstance(made, tuple) else (made,)
         return first * (held / full) if args[place] == MEAN else first, *others
 
-    @rule(op, local=local)
-    def rows(*args):
-        outs = ", ".join((out if args[place] == NONE else "", *more))
-        yield from formula(f"{ins} -> {outs}", *tensors(args), linear=[])
+    @each(op, local=local)
+    def rows(op, given):
+        outs = ", ".join((out if given["reduction"] == NONE else "", *more))
+        operands, weights = _operands(given)
+        yield from formula(f"{ins} -> {outs}", *operands, linear=weights)
 
 
 def loss_backward(op: Any, ins: str, out: str, after: str) -> None:
-    """`dx[i] = grad * f'(x[i], y[i], ...) / n`, with `n` the full number of terms"""
+    """`dx[i] = grad * w[i] * f'(x[i], y[i], ...) / n`, with `n` the full number of terms"""
     place = _place(op)
 
     def local(at, *args):
@@ -55,25 +64,27 @@ def loss_backward(op: Any, ins: str, out: str, after: str) -> None:
         full = _terms(ins, [b.full for b in at.ins[1:]])
         return op(*args[:place], SUM, *args[place + 1 :]) / full
 
-    @rule(op, local=None if op in _BY_TOTAL else local)
-    def rows(grad, *args):
-        of_grad = out if grad.ndim else ""
-        yield from formula(f"{of_grad}, {ins} -> {after}", grad, *tensors(args), linear=[0])
+    @each(op, local=None if op in _BY_TOTAL else local)
+    def rows(op, given):
+        operands, weights = _operands(given)
+        of_grad = out if given["grad_output"].ndim else ""
+        yield from formula(f"{of_grad}, {ins} -> {after}", *operands, linear=[0, *weights])
+        if op in _BY_TOTAL:  # of x only the shape is read
+            for p in (R, P):
+                yield (p, P, *[R] * sum(t is not None for t in operands[2:])), p
+        if op is aten.mse_loss_backward.default:
+            yield (R, P, P), P
 
 
-_BY_TOTAL = (aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
+_BY_TOTAL = overloads("nll_loss_backward nll_loss2d_backward")
 """Those that are told what to divide by."""
 
-for _name in (
-    "mse_loss",
-    "smooth_l1_loss",
-    "huber_loss",
-    "soft_margin_loss",
-    "binary_cross_entropy",
-):
-    loss(getattr(aten, _name).default, "*, *, *", "*")
-    loss_backward(getattr(aten, f"{_name}_backward").default, "*, *, *", "*", "*")
+for _name in ("mse", "smooth_l1", "huber", "soft_margin"):
+    loss(getattr(aten, f"{_name}_loss").default, "*, *", "*")
+    loss_backward(getattr(aten, f"{_name}_loss_backward").default, "*, *", "*", "*")
 
+loss(aten.binary_cross_entropy.default, "*, *, *", "*")
+loss_backward(aten.binary_cross_entropy_backward.default, "*, *, *", "*", "*")
 loss(aten.binary_cross_entropy_with_logits.default, "*, *, *, *", "*")
 loss(aten.multi_margin_loss.default, "n C, n, C", "n")
 loss_backward(aten.multi_margin_loss_backward.default, "n C, n, C", "n", "n C")
@@ -84,7 +95,7 @@ for _op in _BY_TOTAL:
     loss_backward(_op, "n C *, n *, C,", "n *", "n C *")
 
 
-@rule(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+@on("nll_loss_forward nll_loss2d_forward")
 def nll_loss(x, target, weight, reduction, ignore_index):
     """`out = -sum_n w[t[n]] * x[n, t[n]] / total`, over the `n` with `t[n] != ignore_index`
 
@@ -92,5 +103,5 @@ def nll_loss(x, target, weight, reduction, ignore_index):
     """
     if reduction != MEAN:
         out = "n *" if reduction == NONE else ""
-        yield from formula(f"n C *, n *, C -> {out}, ", x, target, weight, linear=[])
+        yield from formula(f"n C *, n *, C -> {out}, ", x, target, weight, linear=[2])
     yield (P, R) if weight is None else (P, R, R), (P, R)

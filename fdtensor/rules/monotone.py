@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 from fdtensor.graph import Full
-from fdtensor.notation.core import R, rule
+from fdtensor.notation.core import R
+from fdtensor.notation.ops import on, tensors
 from fdtensor.placement import Partial
-from fdtensor.rules.pointwise import broadcast, overloads, tensors
+from fdtensor.rules.pointwise import broadcast
 
 MAX, MIN = Partial("max"), Partial("min")
 
@@ -36,23 +37,13 @@ def shifted(x: Full, number: Any, slope: Any = 1):
         yield from ordered(slope)
 
 
-def keeps_order(before: torch.dtype, after: torch.dtype) -> bool:
-    """Whether a cast never turns `a <= b` around."""
-    if before == after or before.is_complex or after.is_complex:
-        return before == after and not before.is_complex
-    if after.is_floating_point or before is torch.bool:
-        return True
-    wider = after.itemsize > before.itemsize and after is not torch.bool
-    return wider and not before.is_floating_point and after.is_signed
-
-
 INCREASING = """
 asinh atan ceil erf exp exp2 expm1 floor hardsigmoid hardtanh relu relu6 round selu sigmoid sinh
 tanh trunc
 """
 
 
-@rule(*overloads(INCREASING))
+@on(INCREASING)
 def increasing(x, *_):
     """`out[i] = f(x[i])` with `f(a) <= f(b)` where `a <= b`"""
     yield from broadcast([x])
@@ -60,7 +51,7 @@ def increasing(x, *_):
         yield from ordered(1)
 
 
-@rule(*overloads("leaky_relu elu celu"))
+@on("leaky_relu elu celu")
 def sloped(x, *numbers):
     """`out[i] = f(x[i])` with `f(a) <= f(b)` where `a <= b`, for slopes above 0"""
     yield from broadcast([x])
@@ -68,14 +59,14 @@ def sloped(x, *numbers):
         yield from ordered(1)
 
 
-@rule(*overloads("erfc"))
+@on("erfc")
 def decreasing(x):
     """`out[i] = f(x[i])` with `f(a) >= f(b)` where `a <= b`"""
     yield from broadcast([x])
     yield from ordered(-1)
 
 
-@rule(*overloads("clamp clamp.Tensor clamp_min clamp_min.Tensor clamp_max clamp_max.Tensor"))
+@on("clamp clamp.Tensor clamp_min clamp_min.Tensor clamp_max clamp_max.Tensor")
 def clamp(x, *bounds, **named):
     """`out[i] = min(max(x[i], least[i]), most[i])`"""
     others = (*bounds, *named.values())
@@ -84,7 +75,7 @@ def clamp(x, *bounds, **named):
 
 
 def _extreme(pending: Partial, names: str) -> None:
-    @rule(*overloads(names))
+    @on(names)
     def rows(a, b):
         """`out[i] = max(a[i], b[i])`, or `min`"""
         yield from broadcast([a, b])
@@ -95,7 +86,7 @@ def _extreme(pending: Partial, names: str) -> None:
 
 
 def _logical(pending: Partial, names: str) -> None:
-    @rule(*overloads(names))
+    @on(names)
     def rows(a, b):
         """`out[i] = a[i] or b[i]`, or `and`: of bools the greatest and the least"""
         yield from broadcast(tensors((a, b)))
@@ -109,7 +100,7 @@ _logical(MAX, "logical_or bitwise_or.Tensor")
 _logical(MIN, "logical_and bitwise_and.Tensor")
 
 
-@rule(*overloads("logical_not bitwise_not"))
+@on("logical_not bitwise_not")
 def negation(x):
     """`out[i] = not x[i]`"""
     yield from broadcast([x])

@@ -6,34 +6,15 @@ rules/bilinear.py let pending sums pass, rules/monotone.py pending maxima and mi
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
-
-import torch
 
 from fdtensor.graph import Full
 from fdtensor.notation.core import rule
 from fdtensor.notation.formula import formula
+from fdtensor.notation.ops import on, overloads, tensors
 
-aten = torch.ops.aten
-
-
-def overloads(names: str) -> list[torch._ops.OpOverload]:
-    """The overloads of aten with these names, such as `exp` for `exp.default`, or `add.Tensor`."""
-    full = [name if "." in name else f"{name}.default" for name in names.split()]
-    return [operator.attrgetter(name)(aten) for name in full]
-
-
-def tensors(args: tuple[Any, ...]) -> list[Full]:
-    """The tensors among the arguments of an op, those of lists too, in order."""
-    found = []
-    for arg in args:
-        if isinstance(arg, Full):
-            found.append(arg)
-        elif isinstance(arg, tuple):
-            found += tensors(arg)
-    return found
+__all__ = ["broadcast", "overloads", "tensors"]
 
 
 def broadcast(ins: Sequence[Full], outs: int = 1) -> Iterator[tuple[Any, Any]]:
@@ -43,17 +24,20 @@ def broadcast(ins: Sequence[Full], outs: int = 1) -> Iterator[tuple[Any, Any]]:
         yield from formula(f"{left} -> {right}", *ins, linear=[])
 
 
-@rule(
-    "pointwise",
-    *overloads("__and__.Tensor __or__.Tensor _prelu_kernel _standard_gamma_grad floor_divide"),
-    *overloads("floor_divide.Scalar hardswish isin.Tensor_Scalar polar"),
-)
+OTHERS = """
+__and__.Tensor __or__.Tensor _prelu_kernel _standard_gamma_grad floor_divide floor_divide.Scalar
+hardswish isin.Tensor_Scalar
+"""
+"""Those without the tag."""
+
+
+@rule("pointwise", *overloads(OTHERS))
 def pointwise(*args, **kwargs):
     """`out[i] = f(a[i], b[i], ...)`"""
     yield from broadcast(tensors((*args, *kwargs.values())))
 
 
-@rule(*overloads("frexp.Tensor log_sigmoid_forward"))
+@on("frexp.Tensor log_sigmoid_forward")
 def pair(x):
     """`out[i], other[i] = f(x[i])`"""
     yield from broadcast([x], outs=2)

@@ -80,7 +80,8 @@ def _maxima_backward(op: Any, n: int, windows_of: Callable[..., list[Windows]]) 
     @rule(op, local=_put(op, n, add=True))
     def rows(grad, x, *args):
         """`out[n, c, x] = sum_y grad[n, c, y] * (where[n, c, y] == x)`"""
-        yield (P, R, R), P
+        for unread in (R, P):
+            yield (P, unread, R), P
         for d in range(x.ndim - n):
             yield (S(d), S(d), S(d)), S(d)
         given = args[:-1] or (grad.shape[-n:],)

@@ -1,7 +1,14 @@
 """Reductions: a cut of a reduced dim leaves a reduction pending.
 
-Where none would do, a cut of a dim that is not reduced leaves every slice whole:
+Where none would do, a cut of a dim that is not reduced still leaves every slice whole.
 
+    sum, mean            `out[i] = sum_j x[i, j]`, and that over `n_j`
+    nansum               the same, with a 0 for what is nan
+    count_nonzero        `out[i] = sum_j (x[i, j] != 0)`
+    prod                 `out[i] = prod_j x[i, j]`
+    amax, amin, aminmax  `out[i] = max_j x[i, j]`, or the least, or both
+    any, all             `out[i] = or_j x[i, j]`, or `and`
+    linalg_vector_norm   `out[i] = (sum_j |x[i, j]|^ord)^(1 / ord)`
     max.dim, min.dim     `values[i] = x[i, at[i]], at[i] = argmax_j x[i, j]`
     median, kthvalue     `values[i] = sorted(x[i, :])[k]`, and where it was
     mode                 `values[i]` is the most frequent of `x[i, :]`, and where it is
@@ -20,7 +27,9 @@ import torch
 
 from fdtensor.graph import Full
 from fdtensor.notation.core import P, S, rule
+from fdtensor.notation.dtypes import highest, linear_in, lowest
 from fdtensor.notation.each import each
+from fdtensor.notation.ops import overloads
 from fdtensor.placement import Partial, Placement
 
 aten = torch.ops.aten
@@ -51,54 +60,6 @@ def reductions(x: Full, dims, keepdim: bool, *pending: Placement | None):
             yield (S(d),), pending
 
 
-def linear_in(x: Full, dtype: torch.dtype | None) -> bool:
-    """Whether a sum of terms may wait until after a cast to `dtype`: a sum of bools is their or."""
-    if x.dtype == torch.bool:
-        return False
-    return dtype is None or dtype.is_floating_point or dtype.is_complex or dtype == x.dtype
-
-
-def lowest(dtype: torch.dtype) -> float | int | bool:
-    """What a maximum over nothing is: the least value of a dtype."""
-    if dtype.is_floating_point:
-        return -inf
-    return False if dtype == torch.bool else torch.iinfo(dtype).min
-
-
-def highest(dtype: torch.dtype) -> float | int | bool:
-    """What a minimum over nothing is: the greatest value of a dtype."""
-    if dtype.is_floating_point:
-        return inf
-    return True if dtype == torch.bool else torch.iinfo(dtype).max
-
-
-@each(
-    *(aten.max.dim, aten.min.dim, aten.argmax.default, aten.argmin.default),
-    *(aten.median.default, aten.nanmedian.default, aten.median.dim, aten.nanmedian.dim),
-    *(aten.mode.default, aten.kthvalue.default, aten.logsumexp.default),
-    *(aten.var.correction, aten.std.correction),
-    *(aten.var_mean.correction, aten.std_mean.correction),
-)
-def whole_slices(op, given):
-    """A cut of a dim that is not reduced."""
-    outs = [None] * len(op._schema.returns)
-    yield from reductions(given["self"], given.get("dim"), given.get("keepdim", False), *outs)
-
-
-@rule(aten.sum.default, aten.sum.dim_IntList)
-def total(x, dim=None, keepdim=False, *, dtype=None):
-    """`out[i] = sum_j x[i, j]`"""
-    yield from reductions(x, dim, keepdim, P)
-    if linear_in(x, dtype):
-        yield (P,), P
-
-
-@each(aten.nansum.default, aten.count_nonzero.default, aten.count_nonzero.dim_IntList)
-def counted(op, given):
-    """`out[i] = sum_j f(x[i, j])`, with a 0 for what is nan, or a 1 for what is not 0"""
-    yield from reductions(given["self"], given.get("dim"), given.get("keepdim", False), P)
-
-
 def _mean(at, x, dim=None, keepdim=False, *, dtype=None):
     dims = sorted(reduced_dims(x, dim))
     dtype = dtype or x.dtype
@@ -107,71 +68,67 @@ def _mean(at, x, dim=None, keepdim=False, *, dtype=None):
     return (added / prod(at.ins[0].full[d] for d in dims)).to(dtype)
 
 
-@rule(aten.mean.default, aten.mean.dim, local=_mean)
-def mean(x, dim=None, keepdim=False, *, dtype=None):
-    """`out[i] = sum_j x[i, j] / n_j`"""
-    yield from total(x, dim, keepdim, dtype=dtype)
-
-
 def _or(op, nothing):
     """`op`, but on empty blocks, for which kernels may know no value: `nothing` of a dtype."""
 
-    def local(at, x, dim=(), keepdim=False):
-        return op(x, dim, keepdim) if x.numel() else x.new_full(at.outs[0].shape, nothing(x.dtype))
+    def local(at, x, *args, **kwargs):
+        if x.numel():
+            return op(x, *args, **kwargs)
+        return [x.new_full(out.shape, of(x.dtype)) for of, out in zip(nothing, at.outs)]
 
     return local
 
 
-@rule(aten.amax.default, aten.max.default, local=_or(aten.amax.default, lowest))
-def amax(x, dim=(), keepdim=False):
-    """`out[i] = max_j x[i, j]`"""
-    yield from reductions(x, dim, keepdim, MAX)
-    yield (MAX,), MAX
+def _never(*_):
+    return False
 
 
-@rule(aten.amin.default, aten.min.default, local=_or(aten.amin.default, highest))
-def amin(x, dim=(), keepdim=False):
-    """`out[i] = min_j x[i, j]`"""
-    yield from reductions(x, dim, keepdim, MIN)
-    yield (MIN,), MIN
+def _always(*_):
+    return True
 
 
-def _aminmax(at, x, *, dim=None, keepdim=False):
-    if x.numel():
-        return aten.aminmax.default(x, dim=dim, keepdim=keepdim)
-    nothing = highest(x.dtype), lowest(x.dtype)
-    return [x.new_full(out.shape, value) for out, value in zip(at.outs, nothing)]
+def _of_bools(x, dtype):
+    return x.dtype == torch.bool
 
 
-@rule(aten.aminmax.default, local=_aminmax)
-def aminmax(x, *, dim=None, keepdim=False):
-    """`low[i] = min_j x[i, j], high[i] = max_j x[i, j]`"""
-    yield from reductions(x, dim, keepdim, MIN, MAX)
+def _multiplies(x, dtype):
+    return x.dtype == torch.bool or linear_in(x, dtype)
 
 
-@rule(aten.prod.default, aten.prod.dim_int)
-def product(x, dim=None, keepdim=False, *, dtype=None):
-    """`out[i] = prod_j x[i, j]`"""
-    yield from reductions(x, dim, keepdim, PRODUCT)
-    if x.dtype == torch.bool or linear_in(x, dtype):
-        yield (PRODUCT,), PRODUCT
+def _reduction(names, *pending, passes=_never, nothing=(), local=None):
+    """The rules of ops that leave this pending: where it `passes`, so does what is pending before.
+
+    Kernels for which `nothing` is said refuse empty blocks.
+    """
+
+    def rows(op, given):
+        x, dim, outs = given["self"], given.get("dim"), pending or [None] * len(op._schema.returns)
+        if dim == () and op in (aten.any.dims, aten.all.dims):  # here it reduces nothing
+            yield from (((S(d),), S(d)) for d in range(x.ndim))
+        else:
+            yield from reductions(x, dim, given.get("keepdim", False), *outs)
+        if passes(x, given.get("dtype")):
+            yield pending, pending
+
+    for op in overloads(names):
+        each(op, local=_or(op, nothing) if nothing else local)(rows)
 
 
-@rule(aten.any.default, aten.any.dim, aten.any.dims)
-def some(x, dim=None, keepdim=False, pending=MAX):
-    """`out[i] = or_j x[i, j]`"""
-    if isinstance(dim, tuple) and not dim:  # here an empty list reduces nothing
-        yield from (((S(d),), S(d)) for d in range(x.ndim))
-    else:
-        yield from reductions(x, dim, keepdim, pending)
-    if x.dtype == torch.bool:
-        yield (pending,), pending
+WHOLE = """
+max.dim min.dim argmax argmin median median.dim nanmedian nanmedian.dim mode kthvalue logsumexp
+var.correction std.correction var_mean.correction std_mean.correction
+"""
 
-
-@rule(aten.all.default, aten.all.dim, aten.all.dims)
-def every(x, dim=None, keepdim=False):
-    """`out[i] = and_j x[i, j]`"""
-    yield from some(x, dim, keepdim, MIN)
+_reduction(WHOLE)
+_reduction("sum sum.dim_IntList", P, passes=linear_in)
+_reduction("mean mean.dim", P, passes=linear_in, local=_mean)
+_reduction("nansum count_nonzero count_nonzero.dim_IntList", P)
+_reduction("prod prod.dim_int", PRODUCT, passes=_multiplies)
+_reduction("amax max", MAX, passes=_always, nothing=(lowest,))
+_reduction("amin min", MIN, passes=_always, nothing=(highest,))
+_reduction("aminmax", MIN, MAX, nothing=(highest, lowest))
+_reduction("any any.dim any.dims", MAX, passes=_of_bools)
+_reduction("all all.dim all.dims", MIN, passes=_of_bools)
 
 
 _NORMS = {0: P, 1: P, inf: MAX, -inf: MIN}

@@ -12,6 +12,7 @@ from fdtensor.graph import Full
 from fdtensor.notation.core import At, Needs, P, R, S, U, rule
 from fdtensor.notation.empty import unless_empty
 from fdtensor.notation.formula import formula
+from fdtensor.notation.ops import on
 from fdtensor.notation.windows import Taps, cut_dims, each, taps
 from fdtensor.placement import StridedShard
 
@@ -96,6 +97,8 @@ def _linear(op: Any, forward: Any, n: int, along: Callable[..., Any]) -> None:
         if rounded and any((line.weights != 1).any() for line in found):
             return
         yield (P, *[R] * others), P
+        for unread in (P, R) if others else ():
+            yield (unread, P), unread
         for d, line in enumerate(found, lead):
             if line.count > 1:
                 yield (Needs(d, line.count, line.over), *[S(d)] * others), S(d)
@@ -110,46 +113,45 @@ for name, (along, *dims) in LINEAR.items():
         _linear(getattr(aten, f"{name.format(n)}_backward").default, forward, n, along)
 
 
-def _shuffle(op: Any, order: int) -> None:
-    @rule(op, local=unless_empty(op))
-    def pixel_shuffle(x, factor):
-        """`out[c, y * factor + i, x * factor + j] = x[(c * factor + i) * factor + j, y, x]`"""
-        yield (P,), P
-        for d in range(x.ndim - 3):
-            yield (S(d),), S(d)
-        for d, units in enumerate([(factor * factor, 1), (1, factor), (1, factor)], x.ndim - 3):
-            before, after = units[::order]
-            yield (U(d, before),), U(d, after)
+def regrouped(x, n, *units):
+    """Dims before the last `n` stay; of those after it, whole units become whole units."""
+    yield (P,), P
+    for d in range(x.ndim - n):
+        yield (S(d),), S(d)
+    for d, (before, after) in enumerate(units, x.ndim - n):
+        yield (U(d, before),), U(d, after)
 
 
-_shuffle(aten.pixel_shuffle.default, 1)
-_shuffle(aten.pixel_unshuffle.default, -1)
+@on("pixel_shuffle", unless_empty)
+def pixel_shuffle(x, factor):
+    """`out[c, y * factor + i, x * factor + j] = x[(c * factor + i) * factor + j, y, x]`"""
+    yield from regrouped(x, 3, (factor * factor, 1), (1, factor), (1, factor))
 
 
-@rule(aten.channel_shuffle.default, aten.native_channel_shuffle.default)
+@on("pixel_unshuffle", unless_empty)
+def pixel_unshuffle(x, factor):
+    """`out[(c * factor + i) * factor + j, y, x] = x[c, y * factor + i, x * factor + j]`"""
+    yield from regrouped(x, 3, (1, factor * factor), (factor, 1), (factor, 1))
+
+
+@on("channel_shuffle native_channel_shuffle")
 def channel_shuffle(x, groups):
     """`out[n, c * groups + g, ...] = x[n, g * (channels / groups) + c, ...]`"""
     yield (P,), P
     for d in range(x.ndim):
-        if d != 1:
-            yield (S(d),), S(d)
-    yield (StridedShard(1, groups),), U(1, groups)
+        yield (S(d) if d != 1 else StridedShard(1, groups),), S(d) if d != 1 else U(1, groups)
 
 
-def _columns(op: Any, ndim: int, order: int) -> None:
-    @rule(op, local=unless_empty(op))
-    def im2col(x, *args):
-        """`out[n, (c, k), y] = x[n, c, y * stride + k]`; back, what comes from one place adds up"""
-        yield (P,), P
-        lead = x.ndim - ndim
-        if lead:
-            yield (S(0),), S(0)
-        before, after = (1, prod(args[-4]))[::order]
-        yield (U(lead, before),), U(lead, after)
+@on("im2col", unless_empty)
+def im2col(x, kernel, *_):
+    """`out[n, (c, k), y] = x[n, c, y * stride + k]`"""
+    yield from regrouped(x, 3, (1, prod(kernel)))
 
 
-_columns(aten.im2col.default, 3, 1)
-_columns(aten.col2im.default, 2, -1)
+@on("col2im", unless_empty)
+def col2im(x, size, kernel, *_):
+    """`out[n, c, y * stride + k] = x[n, (c, k), y]`: what comes from one place adds up"""
+    yield from regrouped(x, 2, (prod(kernel), 1))
 
 
 def _grids(n: int, inner: str, outer: str) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from fdtensor.blocks import intersect, locate
-from fdtensor.notation.core import P, R, S, Window, rule
+from fdtensor.notation.core import P, R, S, Window
 from fdtensor.notation.held import part
+from fdtensor.notation.ops import on
 from fdtensor.notation.runs import taken
 
 aten = torch.ops.aten
@@ -18,15 +19,15 @@ def _range(size: int, start: int | None, end: int | None, step: int) -> range:
 
 
 def _sliced(shape, dim, start, end, step):
-    """The placements of a tensor, each with that of its slice."""
-    yield P, P
+    """The rows of a slice."""
+    yield (P,), P
     dim %= len(shape)
     chosen = _range(shape[dim], start, end, step)
     for d in range(len(shape)):
         if d != dim or len(chosen) == shape[dim]:
-            yield S(d), S(d)
+            yield (S(d),), S(d)
         else:
-            yield S(d), Window(d, shape[d], chosen.start, chosen.stop, step)
+            yield (S(d),), Window(d, shape[d], chosen.start, chosen.stop, step)
 
 
 def _slice(at, x, dim=0, start=None, end=None, step=1):
@@ -35,11 +36,10 @@ def _slice(at, x, dim=0, start=None, end=None, step=1):
     return taken(x, dim, at.ins[0].box[dim], at.outs[0].box[dim], [chosen])
 
 
-@rule(aten.slice.Tensor, local=_slice)
+@on("slice.Tensor", local=_slice)
 def slice_(x, dim=0, start=None, end=None, step=1):
     """`out[i] = x[start + i * step]`"""
-    for whole, sliced in _sliced(x.shape, dim, start, end, step):
-        yield (whole,), sliced
+    yield from _sliced(x.shape, dim, start, end, step)
 
 
 def _local_slice(src, dim, held, to, start, end, step):
@@ -62,11 +62,11 @@ def _slice_backward(at, grad, input_sizes, dim, start, end, step):
     return aten.slice_backward.default(grad, out.shape, *where)
 
 
-@rule(aten.slice_backward.default, local=_slice_backward, contiguous=True)
+@on("slice_backward", local=_slice_backward, contiguous=True)
 def slice_backward(grad, input_sizes, dim, start, end, step):
     """`out[start + i * step] = grad[i]`, and 0 elsewhere"""
     yield (R,), S(dim % len(input_sizes))
-    for whole, sliced in _sliced(input_sizes, dim, start, end, step):
+    for (whole,), sliced in _sliced(input_sizes, dim, start, end, step):
         yield (sliced,), whole
 
 
@@ -75,19 +75,19 @@ def _slice_scatter(at, x, src, dim=0, start=None, end=None, step=1):
     return aten.slice_scatter.default(x, *where)
 
 
-@rule(aten.slice_scatter.default, local=_slice_scatter, contiguous=True)
+@on("slice_scatter", local=_slice_scatter, contiguous=True)
 def slice_scatter(x, src, dim=0, start=None, end=None, step=1):
     """`out[start + i * step] = src[i]`, and `x` elsewhere"""
     yield (S(dim % x.ndim), R), S(dim % x.ndim)
-    for whole, sliced in _sliced(x.shape, dim, start, end, step):
+    for (whole,), sliced in _sliced(x.shape, dim, start, end, step):
         yield (whole, sliced), whole
 
 
 def _selected(ndim, dim, own):
-    """The placements of a tensor, each with that of one index of `dim`: `own` where it is cut."""
-    yield P, P
+    """The rows of one index of `dim`, which is placed as `own` where the dim is cut."""
+    yield (P,), P
     for d in range(ndim):
-        yield S(d), own if d == dim % ndim else S(d - (d > dim % ndim))
+        yield (S(d),), own if d == dim % ndim else S(d - (d > dim % ndim))
 
 
 def _place(block, dim: int, index: int) -> int | None:
@@ -102,11 +102,10 @@ def _select(at, x, dim, index):
     return x.new_zeros(at.outs[0].shape) if place is None else aten.select.int(x, dim, place)
 
 
-@rule(aten.select.int, aten.select_copy.int, local=_select)
+@on("select.int select_copy.int", local=_select)
 def select(x, dim, index):
     """`out[i] = x[index, i]` along dim 0"""
-    for whole, one in _selected(x.ndim, dim, P):  # the rank that holds it, others zeros
-        yield (whole,), one
+    yield from _selected(x.ndim, dim, P)  # the rank that holds it, others zeros
 
 
 def _unbind(at, x, dim=0):
@@ -115,11 +114,11 @@ def _unbind(at, x, dim=0):
     return [_select(at, x, dim, i) for i in range(at.ins[0].full[dim])]
 
 
-@rule(aten.unbind.int, aten.unbind_copy.int, local=_unbind)
+@on("unbind.int unbind_copy.int", local=_unbind)
 def unbind(x, dim=0):
     """`outs[k][i] = x[k, i]` along dim 0"""
     for whole, one in _selected(x.ndim, dim, P):
-        yield (whole,), (one,) * x.shape[dim]
+        yield whole, (one,) * x.shape[dim]
 
 
 def _select_backward(at, grad, input_sizes, dim, index):
@@ -129,10 +128,10 @@ def _select_backward(at, grad, input_sizes, dim, index):
     return aten.select_backward.default(grad, at.outs[0].shape, dim, place)
 
 
-@rule(aten.select_backward.default, local=_select_backward)
+@on("select_backward", local=_select_backward)
 def select_backward(grad, input_sizes, dim, index):
     """`out[index, i] = grad[i]` along dim 0, and 0 elsewhere"""
-    for whole, one in _selected(len(input_sizes), dim, R):
+    for (whole,), one in _selected(len(input_sizes), dim, R):
         yield (one,), whole
 
 
@@ -152,7 +151,7 @@ def _pad(at, x, pad, value=0):
     return aten.constant_pad_nd.default(x, local, value)
 
 
-@rule(aten.constant_pad_nd.default, local=_pad)
+@on("constant_pad_nd", local=_pad)
 def constant_pad(x, pad, value=0):
     """`out[before + i] = x[i]`, and `value` elsewhere"""
     if value == 0:

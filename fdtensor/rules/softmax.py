@@ -18,8 +18,9 @@ import torch
 
 from fdtensor.graph import Full
 from fdtensor.notation.core import P, R, S, rule
+from fdtensor.notation.dtypes import linear_in
 from fdtensor.notation.each import each
-from fdtensor.rules.reduce import linear_in
+from fdtensor.notation.ops import overloads
 
 aten = torch.ops.aten
 
@@ -30,13 +31,13 @@ _LINEAR = {
 }
 
 
-@each(
-    *(aten._softmax.default, aten._safe_softmax.default, aten._log_softmax.default),
-    *(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default),
-    *(aten.cumsum.default, aten.cumprod.default, aten.logcumsumexp.default),
-    *(aten.cummax.default, aten.cummin.default),
-    *(aten.sort.default, aten.sort.stable, aten.topk.default),
-)
+ALONG = """
+_softmax _safe_softmax _log_softmax _softmax_backward_data _log_softmax_backward_data cumsum cumprod
+logcumsumexp cummax cummin sort sort.stable topk
+"""
+
+
+@each(*overloads(ALONG))
 def along(op, given):
     """Any cut of another dim, the same for all tensors."""
     tensors = [t for t in given.values() if isinstance(t, Full)]

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import prod
+from typing import Any
 
 import torch
 
-from fdtensor.notation.core import P, R, S, U, rule
+from fdtensor.notation.core import P, R, S, U
+from fdtensor.notation.ops import on
 from fdtensor.notation.reshape import reshaped
 
 __all__ = ["placed"]
 
-aten = torch.ops.aten
 
+def placed(order: Iterable[int | None], own: Mapping[int, Any] | None = None):
+    """The rows of an op whose output dims are dims `order` of its operand, None a new one.
 
-def placed(order: Iterable[int | None]):
-    """The rows of an op whose output dims are dims `order` of its operand, None a new one."""
+    A cut of an output dim in `own` has the operand placed as it says there.
+    """
     yield (P,), P
+    given = own or {}
     for d, source in enumerate(order):
-        if source is not None:
+        if d in given:
+            yield (given[d],), S(d)
+        elif source is not None:
             yield (S(source),), S(d)
 
 
@@ -27,19 +33,8 @@ def _to_shape(at, x, *_):
     return x.reshape(at.outs[0].shape)
 
 
-@rule(
-    aten.view.default,
-    aten.view_copy.default,
-    aten._unsafe_view.default,
-    aten._reshape_copy.default,
-    sizes={"size": 0},
-)
-@rule(
-    aten.reshape.default,
-    aten._reshape_alias.default,
-    aten._reshape_alias_copy.default,
-    local=_to_shape,
-)
+@on("view view_copy _unsafe_view _reshape_copy", sizes={"size": 0})
+@on("reshape _reshape_alias _reshape_alias_copy", local=_to_shape)
 def view(x, size, stride=None):
     """`out[flat] = x[flat]`"""
     yield (P,), P
@@ -47,13 +42,13 @@ def view(x, size, stride=None):
     yield from reshaped(x.shape, [x.numel // max(1, known) if n < 0 else n for n in size])
 
 
-@rule(aten.t, aten.t_copy)
+@on("t t_copy")
 def t(x):
     """`out[j, i] = x[i, j]`"""
     yield from placed(reversed(range(x.ndim)))
 
 
-@rule(aten.transpose.int, aten.transpose_copy.int)
+@on("transpose.int transpose_copy.int")
 def transpose(x, a, b):
     """`out[..., j, ..., i, ...] = x[..., i, ..., j, ...]`"""
     order = list(range(x.ndim))
@@ -62,13 +57,13 @@ def transpose(x, a, b):
     yield from placed(order)
 
 
-@rule(aten.permute, aten.permute_copy)
+@on("permute permute_copy")
 def permute(x, dims):
     """`out[i_0, i_1, ...] = x[...]` with `out.shape[d] = x.shape[dims[d]]`"""
     yield from placed(d % x.ndim for d in dims)
 
 
-@rule(aten.unsqueeze, aten.unsqueeze_copy)
+@on("unsqueeze unsqueeze_copy")
 def unsqueeze(x, dim):
     """`out[i, 0, j] = x[i, j]`"""
     order: list[int | None] = list(range(x.ndim))
@@ -76,7 +71,8 @@ def unsqueeze(x, dim):
     yield from placed(order)
 
 
-@rule(aten.squeeze, aten.squeeze_copy, local=_to_shape)
+@on("squeeze squeeze.dim squeeze.dims", local=_to_shape)
+@on("squeeze_copy squeeze_copy.dim squeeze_copy.dims", local=_to_shape)
 def squeeze(x, dims=None):
     """`out[i, j] = x[i, 0, j]`"""
     named = range(x.ndim) if dims is None else [dims] if isinstance(dims, int) else dims
@@ -84,24 +80,22 @@ def squeeze(x, dims=None):
     yield from placed(d for d, n in enumerate(x.shape) if n != 1 or d not in gone)
 
 
-@rule(aten.expand, aten.expand_copy, aten.broadcast_to, sizes={"size": 0})
+@on("expand expand_copy broadcast_to", sizes={"size": 0})
 def expand(x, size, *, implicit=False):
     """`out[i, j] = x[0, j]`"""
     new = len(size) - x.ndim
     same = [d >= new and n in (-1, x.shape[d - new]) for d, n in enumerate(size)]
-    yield from placed(d - new if kept else None for d, kept in enumerate(same))
-    for d, kept in enumerate(same):
-        if not kept:
-            yield (R,), S(d)
+    made = {d: R for d, kept in enumerate(same) if not kept}
+    yield from placed(range(-new, x.ndim), made)
 
 
-@rule(aten.view_as_real, aten.view_as_real_copy)
+@on("view_as_real view_as_real_copy")
 def view_as_real(x):
     """`out[i, 0] = real(x[i])`, `out[i, 1] = imag(x[i])`"""
     yield from placed(range(x.ndim))
 
 
-@rule(aten.view_as_complex, aten.view_as_complex_copy)
+@on("view_as_complex view_as_complex_copy")
 def view_as_complex(x):
     """`out[i] = x[i, 0] + 1j * x[i, 1]`"""
     yield from placed(range(x.ndim - 1))
@@ -113,7 +107,7 @@ def _bits(at, x, dtype):
     return x.clone(memory_format=torch.contiguous_format).view(dtype)
 
 
-@rule(aten.view.dtype, aten.view_copy.dtype, local=_bits)
+@on("view.dtype view_copy.dtype", local=_bits)
 def view_dtype(x, dtype):
     """`out[i, j, ...] = bits of x[i, j, ...]`: bits of a term say nothing of the sum"""
     last, before, after = x.ndim - 1, x.dtype.itemsize, dtype.itemsize

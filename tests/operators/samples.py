@@ -24,7 +24,8 @@ UNSET = {
 }
 """Ops whose results have no values, only shapes."""
 
-UNORDERED: dict[str, str] = {}
+ANY_OF_EQUALS = {"kthvalue", "median", "mode", "nanmedian", "topk"}
+"""Ops that may say any of the places of equal elements: their samples have none."""
 
 
 @attrs.frozen(eq=False)
@@ -83,7 +84,8 @@ def _sample(name: str, op: Any, given: Any) -> Sample:
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     if any(leaves[i].layout is not torch.strided for i in places):
         places = []  # only dense tensors are distributed
-    tensors = tuple(_rounded(leaves[i].detach()) for i in places)
+    made = _distinct if op.name in ANY_OF_EQUALS else _rounded
+    tensors = tuple(made(leaves[i].detach()) for i in places)
 
     def f(*given: torch.Tensor) -> Any:
         full = list(leaves)
@@ -97,14 +99,21 @@ def _sample(name: str, op: Any, given: Any) -> Sample:
     return Sample(f, tensors, ", ".join(shown)[:200], op.name in UNSET)
 
 
+def _distinct(tensor: torch.Tensor) -> torch.Tensor:
+    """Small integers in the order of the elements, which differ."""
+    return tensor.flatten().argsort().argsort().reshape(tensor.shape).to(tensor.dtype)
+
+
 def _rounded(tensor: torch.Tensor) -> torch.Tensor:
     """Few binary digits, so that pending terms add up exactly."""
     if tensor.is_complex():
         return torch.complex(_rounded(tensor.real), _rounded(tensor.imag))
     if not tensor.is_floating_point():
         return tensor
-    parts = 256 if tensor.dtype.itemsize > 2 else 4
+    narrow = tensor.dtype.itemsize <= 2
+    parts = 4 if narrow else 256
     rounded = (tensor * parts).round() / parts + 0.0  # -0.0 is no sum of terms
+    rounded = rounded.clamp(-16, 16) if narrow else rounded
     return torch.where(rounded.isfinite(), rounded, tensor)
 
 
