@@ -226,7 +226,10 @@ class Nodes:
         return work(call, self.graph.types, ins, outs, self.count, share, self.cost)
 
     def _bodies(self, call: Call, rows: Sequence[Row]) -> Sequence[Option]:
-        """The decomposition of a call, for the cuts that none of its rows takes."""
+        """The decomposition of a call, for the cuts that none of its rows takes.
+
+        Of an op without a rule also for pending operands.
+        """
         if self.depth > 1:
             return ()
         fulls = tuple(self.graph.types[v.index] for v in call.ins)
@@ -238,12 +241,19 @@ class Nodes:
             for d, n in enumerate(full.shape)
             if n > 1 and (i, d) not in taken
         )
-        if not missing or not self._met(call, missing):
+        starts: list[tuple[int, Placement, int]] = []
+        if self._met(call, missing):
+            starts += [(i, Shard(d), self._blocks(call.ins[i], d)) for i, d in missing]
+        if rule_of(call.op) is None:
+            for i, v in enumerate(call.ins):
+                pending = [p for p in self.domain[v] if isinstance(p, Partial)]
+                starts += [(i, p, self.count) for p in pending]
+        if not starts:
             return ()
         left = tuple(self.left[v.index] for v in call.ins)
-        cuts = tuple((i, d, self._blocks(call.ins[i], d)) for i, d in missing)
         return _bodies(
-            Exact.of(call), fulls, left, read, cuts, self.mesh, self.axis, self.cost, self.depth
+            *(Exact.of(call), fulls, left, read, tuple(starts)),
+            *(self.mesh, self.axis, self.cost, self.depth),
         )
 
     def _blocks(self, v: Var, dim: int) -> int:
@@ -275,7 +285,7 @@ def _bodies(
     fulls: tuple[Full, ...],
     left: tuple[Full, ...],
     read: tuple[bool, ...],
-    cuts: tuple[tuple[int, int, int], ...],
+    starts: tuple[tuple[int, Placement, int], ...],
     mesh: Mesh,
     axis: str,
     cost: CostModel,
@@ -284,12 +294,12 @@ def _bodies(
     split = decomposition_of(key.op)
     depth += 1 + bool(split and split.blocked)  # its pieces may be the op itself, on less
     options = []
-    for i, d, blocks in cuts:
+    for i, placement, blocks in starts:
         graph = decomposed(key, fulls, read, blocks if split and split.blocked else 0)
         if graph is None:
             continue
         ins: list[Any] = ["free"] * len(fulls)
-        ins[i] = Shard(d)
+        ins[i] = placement
         ends = Ends(tuple(ins), ("free",) * len(graph.outs))
         found = chosen(graph, mesh, axis, ends, {}, cost, depth=depth)
         used = {v for c in graph.calls for v in c.ins} | set(graph.outs)

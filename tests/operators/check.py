@@ -31,12 +31,7 @@ from tests.operators.samples import Sample, float_tensors
 
 __all__ = ["Checked", "Result", "even", "sharded"]
 
-BYTES = attrs.evolve(
-    NCCL,
-    name="bytes",
-    latency=NCCL.latency / 1000,
-    launch=tuple((kind, value / 1000) for kind, value in NCCL.launch),
-)
+BYTES = attrs.evolve(NCCL, name="bytes", bandwidth=NCCL.bandwidth / 1e6)
 """Prices by which bytes decide, as they do for larger tensors than those of the database."""
 
 
