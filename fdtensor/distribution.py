@@ -36,14 +36,23 @@ def from_local(
     The cotangent of a term is that of the tensor, for avg divided by the number of terms; replicas
     all get the same one, so a tensor given for several ranks gets it several times.
     """
-    if not isinstance(type, TensorType) or type.layout.overlaps:
+    if not isinstance(type, TensorType):
         raise LayoutError(
-            f"{type!r} is not the type of a distributed tensor.",
-            hint="Write TensorType(shape, dtype, layout), without Spans.",
+            f"{type!r} is not a TensorType.", hint="Write TensorType(shape, dtype, layout)."
         )
+    _held_once(type.layout)
     agree("from_local", type, comm, comm.mistake(local, type), check)
     local = _vacant(type, comm, local) if _outside(type, comm) else _plain(local, comm)
     return DTensor(shared(local, type, comm), type, comm)
+
+
+def _held_once(layout: Layout) -> None:
+    """Refuses blocks that overlap: the derivative of one would be counted twice."""
+    if layout.overlaps:
+        raise LayoutError(
+            f"{layout} has blocks that overlap, which only lines of a program read.",
+            hint="Use Shard, StridedShard or Ragged.",
+        )
 
 
 def distribute(
@@ -65,11 +74,9 @@ def distribute(
     The gradient is that of one process: on every rank that of the full tensor, with `src_rank` on
     that rank. Under transforms of `torch.func` the others must pass a tensor too, with any values.
     """
-    if not isinstance(layout, Layout) or layout.overlaps:
-        raise LayoutError(
-            f"{layout!r} is not the layout of a distributed tensor.",
-            hint="Write Layout(mesh, placements), without Spans.",
-        )
+    if not isinstance(layout, Layout):
+        raise LayoutError(f"{layout!r} is not a Layout.", hint="Write Layout(mesh, placements).")
+    _held_once(layout)
     if src_rank is not None:
         return _scattered(tensor, layout, comm, src_rank, check)
     try:
