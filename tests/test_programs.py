@@ -462,4 +462,4 @@ def test_arguments_without_a_hash_are_told_apart():
 def test_strides_over_the_memory_of_a_view_are_refused():
     x = TensorType((2, 3), torch.float32, Mesh(x=2).layout("x"))
     with pytest.raises(TraceError, match="as_strided of a view"):
-        trace(lambda x: x.t().as_strided((2, 2), (1, 2)), x)
+        trace(lambda x: x[1:].as_strided((2, 2), (1, 1)), x)
