@@ -198,13 +198,14 @@ class _Builder:
         again: frozenset[Var],
     ) -> None:
         """The decomposition of a call in its place."""
-        body: Graph = next(o.note for o in options.values() if isinstance(o.note, Body)).graph
+        note: Body = next(o.note for o in options.values() if isinstance(o.note, Body))
+        body = note.graph
         read = [k for k, v in enumerate(call.outs) if v is not None]
         inside: dict[str, Choice] = {}
         for axis in self.mesh.axes:
             option = options[axis]
             ends = Ends(option.ins, tuple(option.outs[k] for k in read))
-            inside[axis] = _inside(body, self.mesh, axis, ends, tuple(inside.items()), self.cost)
+            inside[axis] = _inside(note, self.mesh, axis, ends, tuple(inside.items()), self.cost)
         here: dict[Var, Var] = {}
         for i, (v, inner) in enumerate(zip(call.ins, body.inputs)):
             full = graph.types[v.index]
@@ -249,14 +250,14 @@ class _Builder:
 
 @functools.lru_cache(maxsize=4096)
 def _inside(
-    body: Graph,
+    body: Body,
     mesh: Mesh,
     axis: str,
     ends: Ends,
     before: tuple[tuple[str, Choice], ...],
     cost: CostModel,
 ) -> Choice:
-    return chosen(body, mesh, axis, ends, dict(before), cost, depth=1)
+    return chosen(body.graph, mesh, axis, ends, dict(before), cost, depth=body.depth)
 
 
 def unshared(graph: Graph) -> Graph:

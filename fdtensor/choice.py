@@ -50,6 +50,8 @@ class Body:
     """A decomposition of a call, as a graph with the call's tensors as inputs and outputs."""
 
     graph: Graph
+    depth: int
+    """In how many decompositions its calls are, one inside the other."""
 
 
 @attrs.frozen
@@ -307,7 +309,7 @@ def _bodies(
         outs = iter(found.outs)
         full_outs = tuple(next(outs) if r else R for r in read)
         shrink = sum(f.nbytes for f in left) / max(1, sum(f.nbytes for f in fulls))
-        options.append(Option(taken, full_outs, found.seconds * shrink, Body(graph)))
+        options.append(Option(taken, full_outs, found.seconds * shrink, Body(graph, depth)))
     return tuple(options)
 
 
@@ -336,8 +338,12 @@ def decomposed(
         graph = record(body, fulls)
     except (FdtensorError, RuntimeError, NotImplementedError):
         return None
-    again = not split.blocked and any(c.op is key.op for c in graph.calls)
-    return None if again else graph
+    return None if any(_same(c, graph, key, fulls) for c in graph.calls) else graph
+
+
+def _same(call: Call, graph: Graph, key: Exact, fulls: tuple[Full, ...]) -> bool:
+    """Whether a piece is what was to be taken apart; the op on less is not."""
+    return Exact.of(call) == key and tuple(graph.types[v.index] for v in call.ins) == fulls
 
 
 @functools.lru_cache(maxsize=65536)

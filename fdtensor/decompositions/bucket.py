@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from fdtensor.decompositions.core import decomposition
+from fdtensor.decompositions.index import START
 
 aten = torch.ops.aten
 
@@ -39,8 +40,8 @@ def _density(hist: torch.Tensor, edges: list[torch.Tensor]) -> torch.Tensor:
     return hist
 
 
-@decomposition(aten.histogram.bin_ct, blocked=True)
-def histogram_bins(_, x, bins=100, *, range=None, weight=None, density=False):
+@decomposition(aten.histogram.bin_ct)
+def histogram_bins(x, bins=100, *, range=None, weight=None, density=False):
     """`out[b] = sum_i weight[i] * (x[i] in bin b)`, and the edges of bins"""
     ends = _ends(x, [d for d, _ in enumerate(x.shape)], range is not None)
     edges = aten.histogram.bin_ct(ends, bins, range=range)[1]
@@ -48,16 +49,16 @@ def histogram_bins(_, x, bins=100, *, range=None, weight=None, density=False):
     return _density(hist, [edges]) if density else hist, edges
 
 
-@decomposition(aten.histogram.bins_tensor, blocked=True)
-def histogram(_, x, bins, *, weight=None, density=False):
+@decomposition(aten.histogram.bins_tensor)
+def histogram(x, bins, *, weight=None, density=False):
     """`out[b] = count[b] / (count * width[b])`, and the edges"""
     if not density:
         raise NotImplementedError
     return _density(aten.histogram.bins_tensor(x, bins, weight=weight)[0], [bins]), bins
 
 
-@decomposition(aten._histogramdd_bin_edges.default, blocked=True)
-def bin_edges(_, x, bins, *, range=None, weight=None, density=False):
+@decomposition(aten._histogramdd_bin_edges.default)
+def bin_edges(x, bins, *, range=None, weight=None, density=False):
     """The edges of the bins between the least element and the greatest"""
     ends = _ends(x, [d for d, _ in enumerate(x.shape[:-1])], range is not None)
     return tuple(aten._histogramdd_bin_edges(ends, bins, range=range))
@@ -71,8 +72,8 @@ def histogramdd_bins(x, bins, *, range=None, weight=None, density=False):
     return _density(hist, edges) if density else hist
 
 
-@decomposition(aten._histogramdd_from_bin_tensors.default, blocked=True)
-def histogramdd(_, x, bins, *, weight=None, density=False):
+@decomposition(aten._histogramdd_from_bin_tensors.default)
+def histogramdd(x, bins, *, weight=None, density=False):
     """`out[b, c] = count[b, c] / (count * width[b] * width[c])`"""
     if not density:
         raise NotImplementedError
@@ -97,9 +98,6 @@ def _on(t: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return t.reshape(*t.shape, *[1] * (x.ndim - t.ndim))
 
 
-_START = {"sum": 0.0, "mean": 0.0, "prod": 1.0, "max": -torch.inf, "min": torch.inf}
-
-
 @decomposition(aten.segment_reduce.default)
 def segment_reduce(
     x, reduce, *, lengths=None, indices=None, offsets=None, axis=0, unsafe=False, initial=None
@@ -107,12 +105,12 @@ def segment_reduce(
     """`out[s, j] = reduce(x[i, j] for i with segment[i] == s)`"""
     if reduce == "mean" and initial is not None:
         raise NotImplementedError
+    kind = {"max": "amax", "min": "amin", "mean": "sum"}.get(reduce, reduce)
     segment, within, count = _segment(x, lengths, offsets, axis)
-    x = torch.where(within, x, _START[reduce])
+    x = torch.where(within, x, START[kind])
     shape = [n if d != axis else count.shape[axis] for d, n in enumerate(x.shape)]
-    start = x.new_full(shape, _START[reduce] if initial is None else initial)
-    if reduce in ("max", "min", "prod"):
-        kind = {"max": "amax", "min": "amin", "prod": "prod"}[reduce]
+    start = x.new_full(shape, START[kind] if initial is None else initial)
+    if kind != "sum":
         return start.scatter_reduce(axis, segment, x, kind)
     total = start.scatter_add(axis, segment, x)
     return total / count if reduce == "mean" else total

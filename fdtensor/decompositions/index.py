@@ -91,12 +91,12 @@ def _touched(x: Tensor, dim: int, index: Tensor) -> Tensor:
     return none.scatter_add(dim, index, torch.ones(index.shape, dtype=none.dtype, device=x.device))
 
 
-_START = {"sum": 0, "prod": 1, "amax": -torch.inf, "amin": torch.inf}
+START = {"sum": 0, "prod": 1, "amax": -torch.inf, "amin": torch.inf}
 """What a reduction starts from."""
 
 
-@decomposition(aten.scatter_reduce.two, blocked=True)
-def scatter_reduce(_, x, dim, index, src, reduce, *, include_self=True):
+@decomposition(aten.scatter_reduce.two)
+def scatter_reduce(x, dim, index, src, reduce, *, include_self=True):
     """`out[k, j] = sum_i src[i, j] * (index[i, j] == k) / count[k, j]`; others from a start"""
     if (include_self and reduce != "mean") or not x.is_floating_point():
         raise NotImplementedError
@@ -105,7 +105,7 @@ def scatter_reduce(_, x, dim, index, src, reduce, *, include_self=True):
         kept = x if include_self else torch.where(count > 0, 0.0, x)
         total = kept.scatter_add(dim, index, src)
         return total / (count + 1 if include_self else count.clamp(min=1))
-    x = torch.where(count > 0, _START[reduce], x)
+    x = torch.where(count > 0, START[reduce], x)
     return x.scatter_reduce(dim, index, src, reduce)
 
 

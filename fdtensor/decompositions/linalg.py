@@ -21,23 +21,23 @@ def _others(x, dims, normalization, forward):
     return x
 
 
-@decomposition(aten._fft_c2c.default, blocked=True)
-def fft_c2c(blocks, x, dim, normalization, forward):
+@decomposition(aten._fft_c2c.default)
+def fft_c2c(x, dim, normalization, forward):
     """`out[k] = sum_j w^(j * k) * x[j]`, one dim after the other."""
     first, others = (dim[-1:], dim[:-1]) if forward else (dim[:1], dim[1:])
     x = aten._fft_c2c(x, first, normalization, forward)
     return _others(x, others, normalization, forward)
 
 
-@decomposition(aten._fft_r2c.default, blocked=True)
-def fft_r2c(blocks, x, dim, normalization, onesided):
+@decomposition(aten._fft_r2c.default)
+def fft_r2c(x, dim, normalization, onesided):
     """The last dim from real numbers, then the others."""
     x = aten._fft_r2c(x, dim[-1:], normalization, onesided)
     return _others(x, dim[:-1], normalization, True)
 
 
-@decomposition(aten._fft_c2r.default, blocked=True)
-def fft_c2r(blocks, x, dim, normalization, last_dim_size):
+@decomposition(aten._fft_c2r.default)
+def fft_c2r(x, dim, normalization, last_dim_size):
     """The other dims, then the last one to real numbers."""
     x = _others(x, dim[:-1], normalization, False)
     return aten._fft_c2r(x, dim[-1:], normalization, last_dim_size)

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 
 from fdtensor.notation.core import rule
 from fdtensor.notation.formula import formula
+from fdtensor.notation.ops import tensors
 from fdtensor.recorder import recorded_as
-from fdtensor.rules.pointwise import tensors
 
 aten = torch.ops.aten
 

@@ -33,20 +33,15 @@ def placed_along(x: Tensor, dim: int, step: int = 1) -> Tensor:
     return at.reshape([n if d == dim else 1 for d in range(x.ndim)])
 
 
-def _before(ends: Tensor, dim: int, fill: float) -> Tensor:
-    """The ends of the blocks, each in the place of the next."""
-    return aten.constant_pad_nd(ends, [0, 0] * (ends.ndim - 1 - dim) + [1, -1], fill)
+def _shifted(t: Tensor, dim: int, by: int, fill: float) -> Tensor:
+    """What is said of each block in the place of the next, or of the one before for -1."""
+    return aten.constant_pad_nd(t, [0, 0] * (t.ndim - 1 - dim) + [by, -by], fill)
 
 
 def _whole(x: Tensor, dim: int, size: int) -> Tensor:
     """The blocks in one dim again, without what was put after its end."""
     x = x.flatten(dim, dim + 1)
     return x if x.shape[dim] == size else x.narrow(dim, 0, size)
-
-
-def _after(starts: Tensor, dim: int, fill: float) -> Tensor:
-    """The starts of the blocks, each in the place of the one before."""
-    return aten.constant_pad_nd(starts, [0, 0] * (starts.ndim - 1 - dim) + [-1, 1], fill)
 
 
 def _scanned(
@@ -56,10 +51,8 @@ def _scanned(
         return scan(x, 0)
     dim %= x.ndim
     local = scan(in_blocks(x, dim, blocks, fill), dim + 1)
-    if from_end:
-        others = _after(local.narrow(dim + 1, 0, 1), dim, fill)
-    else:
-        others = _before(local.narrow(dim + 1, -1, 1), dim, fill)
+    last, by = (0, -1) if from_end else (-1, 1)
+    others = _shifted(local.narrow(dim + 1, last, 1), dim, by, fill)
     return _whole(join(scan(others, dim), local), dim, x.shape[dim])
 
 
@@ -116,9 +109,9 @@ def _extreme(blocks: int, x: Tensor, dim: int, scan, reaches, fill: float):
     dim, n = dim % x.ndim, x.shape[dim]
     values, at = scan(in_blocks(x, dim, blocks, fill), dim + 1)
     at = at + placed_along(values, dim, values.shape[dim + 1])
-    ends = _before(values.narrow(dim + 1, -1, 1), dim, fill)
+    ends = _shifted(values.narrow(dim + 1, -1, 1), dim, 1, fill)
     before, of = scan(ends, dim)
-    place = _before(at.narrow(dim + 1, -1, 1), dim, 0).gather(dim, of)
+    place = _shifted(at.narrow(dim + 1, -1, 1), dim, 1, 0).gather(dim, of)
     here = reaches(values, before)  # among equals the last
     if x.is_floating_point():
         here = values.isnan() | (here & ~before.isnan())

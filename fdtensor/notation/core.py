@@ -9,6 +9,7 @@ too, in order) and one for each tensor that the op returns. The row of all `R` n
     Window(d..)  what the blocks of a dim leave of a slice of it, or gain by padding
     Needs(d..)   the part of a dim that each block of another one is made from, with its halo
     P            a term of a pending sum (in `ins` also of an average: such a row is linear)
+    MAX, MIN..   a term of a pending maximum, minimum or product
 
 Other placements stand for themselves. A row must hold for any blocks of the dims that it leaves
 alone: that is what lets rows of several axes be combined.
@@ -37,8 +38,11 @@ from fdtensor.record import Record
 __all__ = [
     "At",
     "Block",
+    "MAX",
+    "MIN",
     "Needs",
     "P",
+    "PRODUCT",
     "R",
     "Row",
     "Rule",
@@ -52,6 +56,9 @@ __all__ = [
 R = Replicate()
 S = Shard
 P = Partial("sum")
+MAX = Partial("max")
+MIN = Partial("min")
+PRODUCT = Partial("product")
 
 
 @attrs.frozen(eq=False)
@@ -102,15 +109,13 @@ class Window(Record):
 class Needs(Record):
     """What blocks of a dim of `made` elements, cut as S, are made from: ranges of dim `dim`.
 
-    `of(start, stop)` is a range that the elements from `start` to `stop` need, cut off where the
-    dim ends, or several ranges; empty blocks need nothing. Blocks `with_own` hold their S block of
-    the dim besides.
+    `of_block(start, stop)` is a range that the elements from `start` to `stop` need, cut off where
+    the dim ends, or several ranges; empty blocks need nothing.
     """
 
     dim: int
     made: int
     of_block: Callable[[int, int], Any]
-    with_own: bool = False
 
     def of(self, size: int, count: int) -> Placement:
         """The placement that this is on a dim of `size` over an axis of `count` ranks."""
@@ -121,8 +126,6 @@ class Needs(Record):
             if start < stop:
                 found = self.of_block(start, stop)
                 ranges += [found] if isinstance(found, tuple) else found
-            if self.with_own:
-                ranges.append(chunk(size, count, i))
             held.append(_united(ranges, size))
         plain = [chunk(size, count, i) for i in range(count)]
         if count == 1 or held == [((a, b),) if a < b else () for a, b in plain]:

@@ -16,7 +16,7 @@ from fdtensor.blocks import Intervals
 from fdtensor.notation.core import Block
 from fdtensor.notation.held import part
 
-__all__ = ["Taps", "Windows", "adaptive", "cut_dims", "each", "fitted", "slides", "taps"]
+__all__ = ["Taps", "Windows", "adaptive", "cut_dims", "per_dim", "fitted", "slides", "taps"]
 
 
 @attrs.frozen(eq=False)
@@ -49,7 +49,7 @@ def slides(
         late = ceil and (count - 1) * s >= n + p
         return Windows(n, count - late, lambda i: range(i * s - p, i * s - p + d * (k - 1) + 1, d))
 
-    given = [each(v, len(sizes)) for v in (kernel, stride or kernel, padding, dilation)]
+    given = [per_dim(v, len(sizes)) for v in (kernel, stride or kernel, padding, dilation)]
     return list(map(along, sizes, *given))
 
 
@@ -62,7 +62,7 @@ def adaptive(sizes: Sequence[int], counts: Sequence[int]) -> list[Windows]:
     return list(map(along, sizes, counts))
 
 
-def each(values: Any, count: int) -> list[Any]:
+def per_dim(values: Any, count: int) -> list[Any]:
     """A value for each of `count` dims, of which the op may have been given one for all."""
     given = list(values) if isinstance(values, (list, tuple)) else [values]
     return given * count if len(given) == 1 else given

@@ -68,8 +68,8 @@ def _sequence(op: Any, causal: bool, masked: bool) -> tuple[Any, Any]:
     return None, None
 
 
-def _row(tensors: Mapping[str, Full], cuts: Cuts) -> tuple[Any, ...]:
-    """The placements of all tensors, that of a mask [n, h, q, k] after those of the others."""
+def _row(tensors: Mapping[str, Full], cuts: Cuts) -> tuple[tuple[Any, ...], Cuts]:
+    """The placements of all tensors, and the cuts with that of a mask [n, h, q, k]."""
     mask = tensors.get("mask")
     scores = cuts.get("query", R)
     if scores is R and cuts.get("key", R) is not R:

@@ -6,10 +6,10 @@ A backward kernel is linear in the gradient, its first argument.
 from __future__ import annotations
 
 from fdtensor.graph import Full
-from fdtensor.notation.core import P, R, S
+from fdtensor.notation.core import PRODUCT, P, R, S
 from fdtensor.notation.dtypes import alike
 from fdtensor.notation.ops import on, tensors
-from fdtensor.placement import Partial, StridedShard
+from fdtensor.placement import StridedShard
 from fdtensor.rules.linear import linear, scaled
 from fdtensor.rules.monotone import shifted
 from fdtensor.rules.pointwise import broadcast
@@ -46,8 +46,7 @@ def mul(a, b):
     if isinstance(a, Full) and alike(a, b):
         yield (P, R), P
         yield (R, P), P
-        pending = Partial("product")
-        yield (pending, pending), pending
+        yield (PRODUCT, PRODUCT), PRODUCT
 
 
 @on("div.Tensor true_divide.Tensor div.Tensor_mode div.Scalar_mode")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from fdtensor.graph import Full
-from fdtensor.notation.core import P, R, S
+from fdtensor.notation.core import MAX, MIN, P, R, S
 from fdtensor.notation.empty import or_nothing
 from fdtensor.notation.ops import on
 from fdtensor.placement import Partial
 from fdtensor.rules.gather import PENDING
-from fdtensor.rules.reduce import MAX, MIN, reductions
+from fdtensor.rules.reduce import reductions
 
 aten = torch.ops.aten
 

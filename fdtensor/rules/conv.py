@@ -17,7 +17,7 @@ import torch
 
 from fdtensor.notation.core import At, Needs, P, R, S, U, rule
 from fdtensor.notation.held import part
-from fdtensor.notation.windows import Windows, cut_dims, each, fitted, slides
+from fdtensor.notation.windows import Windows, cut_dims, fitted, per_dim, slides
 
 aten = torch.ops.aten
 
@@ -39,7 +39,7 @@ def _windows(x: Sequence[int], weight: Sequence[int], how: Any) -> dict[int, Win
     *given, transposed, more, _ = how
     sizes = list(x[2:])
     if transposed:  # `x` is the smaller one
-        stride, padding, dilation, more = (each(v, len(sizes)) for v in (*given, more))
+        stride, padding, dilation, more = (per_dim(v, len(sizes)) for v in (*given, more))
         for d, (s, p) in enumerate(zip(stride, padding)):
             sizes[d] = (sizes[d] - 1) * s - 2 * p + dilation[d] * (weight[2 + d] - 1) + 1 + more[d]
     return dict(enumerate(slides(sizes, weight[2:], *given), 2))
@@ -51,7 +51,7 @@ def _inner(at: At, x: int, how: Any, dims: Sequence[int]) -> list[Any]:
     block = at.ins[x]
     groups = groups if groups == 1 else block.shape[1] // (block.full[1] // groups)
     padding, more = (
-        [0 if d in dims else v for d, v in enumerate(each(values, len(block.full) - 2), 2)]
+        [0 if d in dims else v for d, v in enumerate(per_dim(values, len(block.full) - 2), 2)]
         for values in (padding, more)
     )
     return [stride, padding, dilation, transposed, more, groups]

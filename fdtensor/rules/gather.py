@@ -8,21 +8,20 @@ import torch
 
 from fdtensor.blocks import length
 from fdtensor.graph import Full
-from fdtensor.notation.core import Needs, P, R, S
+from fdtensor.notation.core import MAX, MIN, PRODUCT, Needs, P, R, S
 from fdtensor.notation.held import inside, own, part, spare, spared
 from fdtensor.notation.ops import on, tensors
-from fdtensor.placement import Partial
 
 aten = torch.ops.aten
 
-MOVED = (P, Partial("max"), Partial("min"))
+MOVED = (P, MAX, MIN)
 """What may be pending of elements that an op only moves."""
 
 PENDING = {
     **dict.fromkeys(("add", "sum", "mean"), P),
-    **dict.fromkeys(("multiply", "prod"), Partial("product")),
-    **dict.fromkeys(("amax", "max"), Partial("max")),
-    **dict.fromkeys(("amin", "min"), Partial("min")),
+    **dict.fromkeys(("multiply", "prod"), PRODUCT),
+    **dict.fromkeys(("amax", "max"), MAX),
+    **dict.fromkeys(("amin", "min"), MIN),
 }
 """What may be pending of what is reduced, by the name of the reduction: a mean is linear too."""
 

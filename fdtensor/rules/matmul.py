@@ -8,7 +8,7 @@ import torch
 
 from fdtensor.notation.core import rule
 from fdtensor.notation.formula import formula
-from fdtensor.rules.pointwise import overloads
+from fdtensor.notation.ops import overloads
 
 aten = torch.ops.aten
 

@@ -12,12 +12,10 @@ from typing import Any
 import torch
 
 from fdtensor.graph import Full
-from fdtensor.notation.core import R
+from fdtensor.notation.core import MAX, MIN, R
 from fdtensor.notation.ops import on, tensors
 from fdtensor.placement import Partial
 from fdtensor.rules.pointwise import broadcast
-
-MAX, MIN = Partial("max"), Partial("min")
 
 
 def ordered(slope: float, *others: Any):

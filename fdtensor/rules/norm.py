@@ -23,7 +23,7 @@ from fdtensor.graph import Full
 from fdtensor.notation.core import P, R, S, U
 from fdtensor.notation.each import each
 from fdtensor.notation.empty import never_empty
-from fdtensor.rules.pointwise import overloads
+from fdtensor.notation.ops import overloads
 
 aten = torch.ops.aten
 

@@ -14,7 +14,7 @@ from fdtensor.notation.core import rule
 from fdtensor.notation.formula import formula
 from fdtensor.notation.ops import on, overloads, tensors
 
-__all__ = ["broadcast", "overloads", "tensors"]
+__all__ = ["broadcast"]
 
 
 def broadcast(ins: Sequence[Full], outs: int = 1) -> Iterator[tuple[Any, Any]]:

@@ -26,17 +26,13 @@ from math import inf, prod
 import torch
 
 from fdtensor.graph import Full
-from fdtensor.notation.core import P, S, rule
+from fdtensor.notation.core import MAX, MIN, PRODUCT, P, S, rule
 from fdtensor.notation.dtypes import highest, linear_in, lowest
 from fdtensor.notation.each import each
 from fdtensor.notation.ops import overloads
-from fdtensor.placement import Partial, Placement
+from fdtensor.placement import Placement
 
 aten = torch.ops.aten
-
-MAX = Partial("max")
-MIN = Partial("min")
-PRODUCT = Partial("product")
 
 
 def reduced_dims(x: Full | torch.Tensor, dims: Sequence[int] | int | None) -> set[int]:

@@ -13,7 +13,7 @@ from fdtensor.notation.core import At, Needs, P, R, S, U, rule
 from fdtensor.notation.empty import unless_empty
 from fdtensor.notation.formula import formula
 from fdtensor.notation.ops import on
-from fdtensor.notation.windows import Taps, cut_dims, each, taps
+from fdtensor.notation.windows import Taps, cut_dims, per_dim, taps
 from fdtensor.placement import StridedShard
 
 aten = torch.ops.aten
@@ -21,7 +21,7 @@ aten = torch.ops.aten
 
 def _only(values: Any, n: int, d: int, other: Any) -> tuple[Any, ...]:
     """The value of dim `d`, and `other` for each other dim."""
-    return tuple(value if i == d else other for i, value in enumerate(each(values, n)))
+    return tuple(value if i == d else other for i, value in enumerate(per_dim(values, n)))
 
 
 def _averaged(n, d, kernel, stride=(), padding=0, ceil=False, include=True, divisor=None):

@@ -9,10 +9,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import attrs
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from tests.operators.progress import bar
 from tests.operators.samples import entries
 from tests.operators.sweep import Extent, known, sweep
 
@@ -36,21 +36,15 @@ def main() -> int:
     extent = Extent(given.samples, given.line, given.square, given.seed, given.dtype, given.seconds)
     every = entries(getattr(torch, given.dtype))
     names = [n for n in every if not given.ops or any(n.startswith(o) for o in given.ops)]
-    found = {} if given.again else known(given.results)
+    found = {} if given.again else known(given.results, extent)
     rest = [n for n in names if n not in found]
     given.results.parent.mkdir(parents=True, exist_ok=True)
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as progress, given.results.open("a") as file:
+    with bar() as progress, given.results.open("a") as file:
         task = progress.add_task("ops", total=len(names), completed=len(names) - len(rest))
         for name, results in sweep(rest, extent, given.workers):
             found[name] = results
-            file.write(json.dumps({"op": name, "results": results}) + "\n")
+            line = {"op": name, "extent": attrs.asdict(extent), "results": results}
+            file.write(json.dumps(line) + "\n")
             file.flush()
             progress.update(task, advance=1, description=name[:32])
             for kind in BAD:

@@ -29,7 +29,7 @@ from fdtensor.testing.values import block, scatter
 from fdtensor.tree import flatten
 from tests.operators.samples import Sample, float_tensors
 
-__all__ = ["Checked", "Result", "even", "sharded"]
+__all__ = ["Checked", "Result", "even", "gradient_of", "sharded", "tensors_in"]
 
 BYTES = attrs.evolve(NCCL, name="bytes", bandwidth=NCCL.bandwidth / 1e6)
 """Prices by which bytes decide, as they do for larger tensors than those of the database."""
@@ -55,7 +55,8 @@ class Result:
     """Of the forward, against that on replicated operands."""
 
 
-def _tensors(out: Any) -> list[torch.Tensor]:
+def tensors_in(out: Any) -> list[torch.Tensor]:
+    """The tensors of a pytree."""
     return [t for t in flatten(out)[0] if isinstance(t, torch.Tensor)]
 
 
@@ -64,13 +65,13 @@ class Checked:
 
     def __init__(self, sample: Sample, derivatives: bool) -> None:
         self.sample = sample
-        self.due = _tensors(sample.f(*sample.tensors))
+        self.due = tensors_in(sample.f(*sample.tensors))
         self.fulls = [Full(tuple(t.shape), t.dtype) for t in sample.tensors]
         self.gradient = None
         self.due_gradient: list[torch.Tensor] = []
         smooth = float_tensors(sample.tensors)
         if derivatives and smooth and any(map(_smooth, self.due)):
-            self.gradient = _gradient(sample.f, smooth)
+            self.gradient = gradient_of(sample.f, smooth)
             try:
                 self.due_gradient = list(self.gradient(*sample.tensors))
             except (RuntimeError, NotImplementedError):
@@ -82,7 +83,7 @@ class Checked:
         if backward not in self.graphs:
             f: Any = self.gradient if backward else self.sample.f
             try:
-                made = record(lambda tensors: _tensors(f(*tensors)), self.fulls)
+                made = record(lambda tensors: tensors_in(f(*tensors)), self.fulls)
                 self.graphs[backward] = rewritten(made)
             except FdtensorError as error:
                 self.graphs[backward] = error
@@ -210,12 +211,12 @@ def _smooth(t: torch.Tensor) -> bool:
     return t.dtype.is_floating_point or t.dtype.is_complex
 
 
-def _gradient(f: Callable[..., Any], smooth: Sequence[int]) -> Callable[..., Any]:
+def gradient_of(f: Callable[..., Any], smooth: Sequence[int]) -> Callable[..., Any]:
     """The gradients of a weighted sum of what `f` gives."""
 
     def loss(*tensors: torch.Tensor) -> torch.Tensor:
         total = torch.zeros(())
-        for out in _tensors(f(*tensors)):
+        for out in tensors_in(f(*tensors)):
             if _smooth(out):
                 real = torch.view_as_real(out.resolve_conj()) if out.is_complex() else out
                 weights = torch.arange(real.numel(), dtype=torch.float32).cos().reshape(real.shape)
@@ -242,10 +243,12 @@ def _few(t: torch.Tensor) -> str:
 
 
 def sharded(types: Sequence[TensorType]) -> bool:
+    """Whether a tensor is cut."""
     return any(type.layout.cuts(d) for type in types for d in range(len(type.shape)))
 
 
 def even(type: TensorType) -> bool:
+    """Whether its axes divide every dim that they cut."""
     for d, n in enumerate(type.shape):
         count = 1
         for axis in type.layout.cuts(d):

@@ -18,8 +18,6 @@ from typing import Any
 import attrs
 import torch
 import torch.distributed as dist
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, _dispatch, placement_types
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -33,8 +31,9 @@ from fdtensor.notation.core import rule_of
 from fdtensor.placement import Partial, Placement, Shard
 from fdtensor.recorder import record
 from fdtensor.rules import Row
-from tests.operators.check import _gradient, _smooth, _tensors
-from tests.operators.samples import entries, samples_of
+from tests.operators.check import gradient_of, tensors_in
+from tests.operators.progress import bar
+from tests.operators.samples import entries, float_tensors, samples_of
 
 __all__ = ["Recalled", "calls_of", "fake_mesh", "recalled"]
 
@@ -58,10 +57,10 @@ class Recalled:
 def calls_of(name: str, samples: int) -> Iterator[tuple[Any, Any, Any]]:
     """The aten calls of an entry of the database and of its gradients: op, args, kwargs."""
     for sample in samples_of(name, samples):
-        smooth = [i for i, t in enumerate(sample.tensors) if _smooth(t)]
+        wanted = float_tensors(sample.tensors)
         ways = [sample.f]
-        if smooth and entries()[name].supports_autograd:
-            ways.append(_gradient(sample.f, smooth))
+        if wanted and entries()[name].supports_autograd:
+            ways.append(gradient_of(sample.f, wanted))
         for way in ways:
             yield from _calls(way, sample.tensors)
 
@@ -71,7 +70,7 @@ def _calls(f: Any, tensors: Sequence[torch.Tensor]) -> Iterator[tuple[Any, Any, 
     types = [Full(tuple(t.shape), t.dtype) for t in tensors]
     with warnings.catch_warnings(), contextlib.suppress(Exception):  # some cannot be recorded
         warnings.simplefilter("ignore")
-        graph = record(lambda given: _tensors(f(*given)), types)
+        graph = record(lambda given: tensors_in(f(*given)), types)
         env: dict[Var, Any] = dict(zip(graph.inputs, tensors)) | dict(graph.constants)
         for call in graph.calls:
             args, kwargs = substituted((call.args, call.kwargs), env.__getitem__)
@@ -87,7 +86,7 @@ def chosen(found: Iterable[tuple[Any, Any, Any]], most: int) -> dict[Any, list[A
     """At most so many calls of each op that has a rule, those whose dims tell most first."""
     by_op: dict[Any, dict[str, tuple[float, Any]]] = {}
     for op, args, kwargs in found:
-        tensors = _tensors((args, tuple(kwargs.values())))
+        tensors = tensors_in((args, tuple(kwargs.values())))
         if rule_of(op) is None or not tensors or any(t.numel() > LARGEST for t in tensors):
             continue
         sizes = [n for t in tensors for n in t.shape]
@@ -112,7 +111,7 @@ def recalled(op: Any, args: Any, kwargs: Any, mesh: DeviceMesh) -> list[Recalled
     found = discover(op, (args, kwargs))
     missing = set(found.missing())
     shapes = ", ".join(str(list(t.shape)) for t in sample.tensors)
-    rest = [a for a in (*args, *kwargs.items()) if not _tensors((a,))]
+    rest = [a for a in (*args, *kwargs.items()) if not tensors_in((a,))]
     text = f"{shapes}; {rest}" if rest else shapes
     return [
         Recalled(str(op), text, str(r), _plain(r), r not in missing, by_dtensor(sample, r, mesh))
@@ -203,16 +202,9 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     names = [n for n in entries() if not given.ops or any(n.startswith(o) for o in given.ops)]
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
     found: list[Recalled] = []
     given.results.parent.mkdir(parents=True, exist_ok=True)
-    with Progress(*columns, console=console) as progress, given.results.open("w") as file:
+    with bar() as progress, given.results.open("w") as file:
         task = progress.add_task("recording", total=len(names))
         seen = []
         for name in names:

@@ -139,9 +139,10 @@ def _rows(said: Sequence[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
     return [{"sample": text, **result} for text, result in said]
 
 
-def known(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """The results in a file of lines, by op."""
+def known(path: Path, extent: Extent) -> dict[str, list[dict[str, Any]]]:
+    """The results of this extent in a file of lines, by op."""
     if not path.exists():
         return {}
     lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
-    return {line["op"]: line["results"] for line in lines}
+    wanted = attrs.asdict(extent)
+    return {line["op"]: line["results"] for line in lines if line.get("extent") == wanted}
