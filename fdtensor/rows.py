@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import attrs
+
 from fdtensor.dtypes import reducible
 from fdtensor.errors import RuleError
 from fdtensor.graph import Call, Full, Var, substituted
@@ -154,25 +156,21 @@ def variants(row: Row, kinds: Iterable[Placement], shapes: Sequence[Full | None]
     for kind in kinds:
         match kind:
             case Ragged(_, blocks) if sizes and {sum(blocks)} == set(sizes) and not row.exact:
-                yield _recut(row, lambda p, k=kind: Ragged(p.dim, k.sizes))
-            case StridedShard(_, factor) if len(set(sizes)) == 1 and not (
-                row.exact or row.contiguous
-            ):
-                yield _recut(row, lambda p, f=factor: StridedShard(p.dim, f))
-            case Partial("avg") if P in row.ins and not any(map(_is_cut, row.ins)):
+                yield _recut(row, kind)
+            case StridedShard() if len(set(sizes)) == 1 and not (row.exact or row.contiguous):
+                yield _recut(row, kind)
+            case Partial("avg") if P in row.ins and not any(isinstance(p, Cut) for p in row.ins):
                 swap = {P: kind}
                 ins = tuple([swap.get(p, p) for p in row.ins])  # type: ignore[call-overload]
                 outs = tuple([swap.get(p, p) for p in row.outs])  # type: ignore[call-overload]
                 yield Row(ins, outs, row.exact, row.contiguous)
 
 
-def _is_cut(p: Placement) -> bool:
-    return isinstance(p, Cut)
+@functools.lru_cache(maxsize=65536)
+def _recut(row: Row, kind: Ragged | StridedShard) -> Row:
+    """The row with cuts of this kind in place of its S."""
 
+    def cut(p: Placement) -> Placement:
+        return attrs.evolve(kind, dim=p.dim) if isinstance(p, Shard) else p
 
-def _recut(row: Row, of: Callable[[Shard], Placement]) -> Row:
-    return Row(
-        tuple(of(p) if isinstance(p, Shard) else p for p in row.ins),
-        tuple(of(p) if isinstance(p, Shard) else p for p in row.outs),
-        contiguous=row.contiguous,
-    )
+    return Row(tuple(map(cut, row.ins)), tuple(map(cut, row.outs)), contiguous=row.contiguous)
