@@ -38,7 +38,10 @@ from tests.operators.samples import entries, float_tensors, samples_of
 __all__ = ["Recalled", "calls_of", "fake_mesh", "recalled"]
 
 LARGEST = 20_000
-"""Elements of an operand, and attempts on a call, beyond which it is left out."""
+"""Elements of an operand beyond which a call is left out."""
+
+MOST = 4_000
+"""Attempts on a call beyond which it is left out: ops of many operands would take hours."""
 
 
 @attrs.frozen(eq=False)
@@ -106,7 +109,7 @@ def chosen(found: Iterable[tuple[Any, Any, Any]], most: int) -> dict[Any, list[A
 def recalled(op: Any, args: Any, kwargs: Any, mesh: DeviceMesh) -> list[Recalled]:
     """The rows of a call that hold, and who has each."""
     sample = Sample.of(op, args, kwargs)
-    if sum(1 for _ in attempts(sample)) > LARGEST:
+    if sum(1 for _ in attempts(sample)) > MOST:
         raise FdtensorError(f"{op} takes too many tensors.")
     found = discover(op, (args, kwargs))
     missing = set(found.missing())
