@@ -184,7 +184,8 @@ def _exchanged(step: Step, rank: int, x: torch.Tensor) -> torch.Tensor:
             sizes[place[parcel.peer]] = parcel.part.numel
         counts = [part.numel() for part in parts]
         wire = _ops.all_to_all_single(to_wire(torch.cat(parts)), sizes, counts, group_name(ranks))
-        slots = torch.split_with_sizes(from_wire(_wait(wire), x.dtype), sizes)
+        came = from_wire(_wait(wire), x.dtype)
+        slots = torch.split_with_sizes(came, sizes)
         arrived = [slots[place[p.peer]].view(p.part.shape) for p in now.recvs]
         news = cut(target, now.target)
         for parcel, term in zip(now.recvs, arrived):
@@ -192,6 +193,9 @@ def _exchanged(step: Step, rank: int, x: torch.Tensor) -> torch.Tensor:
                 news[parcel.index][0].copy_(term)
         keep(now, olds, news)
         settle(now, collective.reduce_op, olds, news, arrived)
+        if not any(sizes):  # others wait for this rank, which must not skip what it does not need
+            out = torch.cat([out.reshape(-1), came]).view(out.shape)
+            target = flat(out)
     if collective.reduce_op == "avg":
         divide(out, talk(src, dst).terms)
     return out

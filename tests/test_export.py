@@ -66,6 +66,19 @@ def test_a_module_sends_what_the_program_says():
         assert len(waits) >= len(program.collectives)
 
 
+def test_every_rank_takes_part_in_an_exchange():
+    src = Layout(MESH, [Shard(0), Replicate()])
+    dst = Layout(MESH, [Shard(0), Shard(0)], {0: ("tp", "dp")})
+    type = TensorType((6, 8), torch.float32, src)
+    program = trace(lambda x: x * 2, type, out_layouts=dst)
+    sent = []
+    for rank in MESH.ranks:
+        nodes = program.to_fx(rank).graph.nodes
+        sent.append([str(n.target) for n in nodes if str(n.target).startswith("_c10d_functional")])
+    assert sent[0]
+    assert all(names == sent[0] for names in sent)
+
+
 def test_closed_over_tensors_are_buffers():
     module = programs()[0].to_fx(1)
     assert any(torch.equal(b, CONSTANT) for b in module.buffers())
