@@ -97,6 +97,8 @@ def _rows(
     rows = [replicated]
     for given in found.rows(*args, **kwargs):
         row = _row(key.op, given, ins, outs, count, found.contiguous)
+        if row is None:
+            continue
         pairs = zip((*row.ins, *row.outs), (*ins, *outs))
         if all(
             f is None or not isinstance(p, Partial) or reducible(f.dtype, p.reduce_op)
@@ -113,7 +115,7 @@ def _row(
     outs: Sequence[Full | None],
     count: int,
     contiguous: bool,
-) -> Row:
+) -> Row | None:
     """A row as a rule wrote it, with its units resolved and its dims checked."""
     before, after = row
     after = after if isinstance(after, tuple) else (after,) * 1
@@ -127,12 +129,14 @@ def _row(
     special = (U, Window, Needs, Ragged, StridedShard, Spans)
     exact = any(isinstance(p, special) for p in (*before, *after))
 
-    def resolved(pattern: Any, full: Full | None) -> Placement:
+    def resolved(pattern: Any, full: Full | None) -> Any:
         if full is None:  # an output that nobody reads has no type
             return pattern if isinstance(pattern, Partial) else R
         placed = pattern
         if isinstance(pattern, (U, Window, Needs)):
             placed = pattern.of(full.shape[pattern.dim], count)
+            if placed is None:
+                return None
         if not isinstance(placed, (Replicate, Partial)) and placed.dim >= full.ndim:
             raise RuleError(
                 f"a row of the rule for {op} cuts dim {placed.dim} of a tensor that has "
@@ -143,6 +147,8 @@ def _row(
         return placed
 
     placed = tuple(map(resolved, before, ins)), tuple(map(resolved, after, outs))
+    if None in placed[0] or None in placed[1]:  # there is no such placement on these sizes
+        return None
     return Row(*placed, exact, contiguous)
 
 

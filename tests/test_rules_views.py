@@ -11,7 +11,7 @@ from fdtensor.blocks import chunk
 from fdtensor.graph import Full
 from fdtensor.notation.core import P, R, S
 from fdtensor.notation.reshape import groups
-from fdtensor.placement import Partial, Shard
+from fdtensor.placement import Partial, Shard, StridedShard
 from fdtensor.rows import rows_of
 from fdtensor.rules import Row
 from fdtensor.verify import call_of, verify
@@ -222,3 +222,14 @@ def test_a_bias_is_added_once():
     rows = [(row.ins, row.outs) for row in rows_of(call, types, 2)]
     assert ((P, S(1), S(0)), (P,)) in rows
     assert ((R, S(1), S(0)), (P,)) not in rows
+
+
+def test_a_dim_amid_others_may_be_cut():
+    call, types = types_of(aten.view.default, ints(2, 24), [2, 3, 2, 4])
+    rows = {(row.ins[0], row.outs[0]) for row in rows_of(call, types, 2)}
+    assert (StridedShard(1, 3), Shard(2)) in rows  # the heads of queries, keys and values
+    call, types = types_of(aten.view.default, ints(5, 6, 8), [5 * 6 * 2, 4])
+    assert (Shard(2), StridedShard(0, 30)) in {
+        (row.ins[0], row.outs[0]) for row in rows_of(call, types, 2)
+    }
+    assert not verify(aten.view.default, [(ints(5, 6, 8), [60, 4])], count=2)

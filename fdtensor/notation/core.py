@@ -6,6 +6,7 @@ too, in order) and one for each tensor that the op returns. The row of all `R` n
     R            the whole on every rank
     S(d)         any cut of dim d; all the S of a row are the same cut of equally long dims
     U(d, unit)   contiguous blocks of whole units, as `torch.chunk` cuts the units
+    U(d, unit, n)  the same in each of n blocks of the dim; no row where no StridedShard is that
     Window(d..)  what the blocks of a dim leave of a slice of it, or gain by padding
     Needs(d..)   the part of a dim that each block of another one is made from, with its halo
     P            a term of a pending sum (in `ins` also of an average: such a row is linear)
@@ -32,6 +33,7 @@ from fdtensor.placement import (
     Replicate,
     Shard,
     Spans,
+    StridedShard,
 )
 from fdtensor.record import Record
 
@@ -63,13 +65,18 @@ PRODUCT = Partial("product")
 
 @attrs.frozen(eq=False)
 class U(Record):
-    """Contiguous blocks of dim `dim` in whole units of `unit` elements."""
+    """Blocks of dim `dim`, or of each of `blocks` of it, in whole units of `unit` elements."""
 
     dim: int
     unit: int
+    blocks: int = 1
 
-    def of(self, size: int, count: int) -> Placement:
+    def of(self, size: int, count: int) -> Placement | None:
         """The placement that this is on a dim of `size` over an axis of `count` ranks."""
+        if self.blocks > 1:
+            block = size // self.blocks
+            even = -(-block // count) == self.unit * -(-block // (self.unit * count))
+            return StridedShard(self.dim, self.blocks) if even else None
         units = -(-size // self.unit)
         ends = [chunk(units, count, i) for i in range(count)]
         sizes = [min(size, b * self.unit) - min(size, a * self.unit) for a, b in ends]

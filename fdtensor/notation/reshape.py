@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from math import lcm, prod
+from math import gcd, lcm, prod
 
 from fdtensor.notation.core import S, U
-from fdtensor.placement import StridedShard
 
 __all__ = ["groups", "reshaped"]
 
@@ -34,8 +33,7 @@ def groups(shape: Sequence[int], size: Sequence[int]) -> Iterator[tuple[list[int
 def reshaped(shape: Sequence[int], size: Sequence[int]):
     """The rows of a reshape from `shape` to `size`, which have the same number of elements.
 
-    Of each group the leading dims may be cut, in units that neither splits an element of the
-    other; and the last dims, where one of them holds whole runs of the other.
+    Each factor that a dim before and one after have in common may be cut.
     """
     if prod(shape) == 0:
         return
@@ -43,12 +41,16 @@ def reshaped(shape: Sequence[int], size: Sequence[int]):
         if len(before) == len(after) == 1:
             yield (S(before[0]),), S(after[0])
             continue
-        i, j, total = before[0], after[0], prod(shape[k] for k in before)
-        unit = lcm(total // shape[i], total // size[j])
-        if unit < total:
-            yield (U(i, unit * shape[i] // total),), U(j, unit * size[j] // total)
-        i, j = before[-1], after[-1]
-        if size[j] % shape[i] == 0:
-            yield (S(i),), StridedShard(j, size[j] // shape[i])
-        elif shape[i] % size[j] == 0:
-            yield (StridedShard(i, shape[i] // size[j]),), S(j)
+        for i, low, high in _spans(before, shape):
+            for j, first, last in _spans(after, size):
+                unit, block = lcm(low, first), gcd(high, last)
+                if unit < block and block % unit == 0:
+                    yield (U(i, unit // low, high // block),), U(j, unit // first, last // block)
+
+
+def _spans(dims: Sequence[int], shape: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Dims, each with how many elements one index of it has, and how many all of them have."""
+    high = prod(shape[d] for d in dims)
+    for d in dims:
+        yield d, high // shape[d], high
+        high //= shape[d]
