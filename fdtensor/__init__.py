@@ -32,6 +32,7 @@ from fdtensor.cost import GLOO, NCCL, CostModel
 from fdtensor.discovery import Discovered, discover
 from fdtensor.dtensor import DTensor
 from fdtensor.errors import (
+    CheckpointError,
     CommError,
     DataDependentError,
     FdtensorError,
@@ -79,15 +80,22 @@ from fdtensor.transition import transition
 from fdtensor.verify import verify
 
 if TYPE_CHECKING:
+    from fdtensor.checkpoint import checkpoint_contents, load_checkpoint, save_checkpoint
     from fdtensor.funcol import FuncolComm
     from fdtensor.interop import from_torch, to_torch
     from fdtensor.process_groups import groups
+    from fdtensor.safetensors import load_safetensors, save_safetensors
 
 _LAZY = {
     "FuncolComm": "funcol",
     "groups": "process_groups",
     "from_torch": "interop",
     "to_torch": "interop",
+    "checkpoint_contents": "checkpoint",
+    "load_checkpoint": "checkpoint",
+    "save_checkpoint": "checkpoint",
+    "load_safetensors": "safetensors",
+    "save_safetensors": "safetensors",
 }
 
 
@@ -101,12 +109,11 @@ def __getattr__(name: str) -> object:
 
 
 __all__ = [
-    "GLOO",
-    "NCCL",
     "AllGather",
     "AllReduce",
     "AllToAll",
     "Broadcast",
+    "CheckpointError",
     "Collective",
     "Comm",
     "CommError",
@@ -119,11 +126,13 @@ __all__ = [
     "FdtensorError",
     "FuncolComm",
     "Fused",
+    "GLOO",
     "Layout",
     "LayoutError",
     "Mask",
     "Mesh",
     "MeshError",
+    "NCCL",
     "Pad",
     "Partial",
     "Placement",
@@ -149,6 +158,7 @@ __all__ = [
     "axis_size",
     "calibrate",
     "call",
+    "checkpoint_contents",
     "connect",
     "constrain",
     "discover",
@@ -159,6 +169,8 @@ __all__ = [
     "from_torch",
     "fuse",
     "groups",
+    "load_checkpoint",
+    "load_safetensors",
     "plan",
     "pmax",
     "pmean",
@@ -170,6 +182,8 @@ __all__ = [
     "rule",
     "run",
     "run_fused",
+    "save_checkpoint",
+    "save_safetensors",
     "shard_map",
     "shards",
     "spmd",

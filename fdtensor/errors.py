@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "CheckpointError",
     "CommError",
     "DataDependentError",
     "FdtensorError",
@@ -82,3 +83,7 @@ class DataDependentError(TraceError):
 
 class ValueTreeError(FdtensorError):
     """A pytree of values or layouts that do not fit together."""
+
+
+class CheckpointError(FdtensorError):
+    """Files of tensors that cannot be read or written, or do not hold what is asked of them."""

@@ -1,4 +1,4 @@
-"""Tests of fdtensor/interop.py: beside torch.distributed.tensor, on real processes."""
+"""Tests of fdtensor/interop: beside torch.distributed.tensor, on real processes."""
 
 import itertools
 import subprocess
@@ -191,11 +191,12 @@ def test_uneven_strided_shards_are_read_as_what_the_rank_holds(fake_rank, by_ord
     assert str(raised.value).replace(echo, "") == NEITHER
 
 
-def test_importing_the_library_leaves_torch_distributed_tensor_alone():
+def test_importing_the_library_leaves_what_it_needs_late_alone():
     script = (
         "import sys, fdtensor, fdtensor.funcol, fdtensor.interop; "
         "fdtensor.from_torch, fdtensor.to_torch; "
-        "print([name for name in sys.modules if name.startswith('torch.distributed.tensor')])"
+        "late = ('torch.distributed.tensor', 'torch.distributed.checkpoint', 'safetensors'); "
+        "print([name for name in sys.modules if name.startswith(late)])"
     )
     env_path = [entry for entry in sys.path if entry]
     run = subprocess.run(
@@ -742,7 +743,8 @@ REFUSALS = {
     "a plain tensor": """\
 got a Tensor, not a torch DTensor.
 
-Pass a torch.distributed.tensor.DTensor; for plain tensors there are distribute and from_local.""",
+Pass a torch.distributed.tensor.DTensor or a pytree that has some, such as \
+dict(model.named_parameters()); for plain tensors there are distribute and from_local.""",
     "a simulated comm": """\
 a torch DTensor has the local tensor of one rank, but a value of this Comm has those of all.
 
