@@ -45,6 +45,14 @@ from fdtensor.errors import (
 )
 from fdtensor.explanation import explain
 from fdtensor.fused import Fused, fuse
+from fdtensor.gradients import (
+    clip_grad_norm,
+    clip_grad_norm_,
+    found_inf,
+    gradients,
+    local_tensors,
+    total_norm,
+)
 from fdtensor.interpreter import run, run_fused
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
@@ -72,10 +80,13 @@ from fdtensor.planner import Plan, plan
 from fdtensor.program import Eqn, Program
 from fdtensor.recorder import constrain
 from fdtensor.rules import rule
+from fdtensor.saved import saved_as
+from fdtensor.scaling import GradScaler, LossScale
 from fdtensor.shard_map import shard_map
 from fdtensor.simulator import SimulatedComm
 from fdtensor.spmd import call, spmd
 from fdtensor.tracer import trace
+from fdtensor.transforms.input_reshard import input_reshard, remove_input_reshard
 from fdtensor.transition import transition
 from fdtensor.verify import verify
 
@@ -127,8 +138,10 @@ __all__ = [
     "FuncolComm",
     "Fused",
     "GLOO",
+    "GradScaler",
     "Layout",
     "LayoutError",
+    "LossScale",
     "Mask",
     "Mesh",
     "MeshError",
@@ -159,18 +172,24 @@ __all__ = [
     "calibrate",
     "call",
     "checkpoint_contents",
+    "clip_grad_norm",
+    "clip_grad_norm_",
     "connect",
     "constrain",
     "discover",
     "distribute",
     "estimate",
     "explain",
+    "found_inf",
     "from_local",
     "from_torch",
     "fuse",
+    "gradients",
     "groups",
+    "input_reshard",
     "load_checkpoint",
     "load_safetensors",
+    "local_tensors",
     "plan",
     "pmax",
     "pmean",
@@ -179,15 +198,18 @@ __all__ = [
     "psum",
     "redistribute",
     "reduce_scatter",
+    "remove_input_reshard",
     "rule",
     "run",
     "run_fused",
     "save_checkpoint",
     "save_safetensors",
+    "saved_as",
     "shard_map",
     "shards",
     "spmd",
     "to_torch",
+    "total_norm",
     "trace",
     "transition",
     "verify",

@@ -10,6 +10,7 @@ import attrs
 import optree
 import torch
 
+from fdtensor.apart import ALIAS
 from fdtensor.errors import TraceError
 from fdtensor.graph import Var
 from fdtensor.layout import TensorType
@@ -18,6 +19,7 @@ from fdtensor.runner import compiled, runner_of
 from fdtensor.schedule import scheduled
 from fdtensor.tracer import TENSOR, Traced, name_of
 from fdtensor.tree import flatten, unflatten
+from fdtensor.watch import mark, mark_operands, watching
 
 __all__ = ["Adjoint", "adjoint"]
 
@@ -44,17 +46,24 @@ class Adjoint:
 
     def runner(self, comm: Any) -> Callable[[Sequence[Any]], Sequence[Any]]:
         """What gives the outputs, as values with derivatives."""
+        count = len(self.out_types)
+
+        @functools.cache
+        def halves() -> Any:
+            return runner_of(self.forward, comm), runner_of(self.backward, comm)
+
+        def run(values: Sequence[Any]) -> Sequence[Any]:
+            if watching():
+                mark_operands(values, self.forward.in_types, comm)
+            made = _Run.apply(self, comm, halves(), len(values), *_flat(values, comm))
+            return _grouped(made, count, comm)
+
         if self.local and _is_real(comm) and self.forward.mesh.position(comm.rank) is not None:
             function = compiled(self.forward, comm)
             constants = [tensor for _, tensor in self.forward.constants]
-            return lambda values: function(*values, *constants)
-        halves = runner_of(self.forward, comm), runner_of(self.backward, comm)
-        count = len(self.out_types)
-
-        def run(values: Sequence[Any]) -> Sequence[Any]:
-            made = _Run.apply(self, comm, halves, len(values), *_flat(values, comm))
-            return _grouped(made, count, comm)
-
+            # what torch saves inside of a block has no type that could be told
+            return lambda values: run(values) if watching() else function(*values, *constants)
+        halves()
         return run
 
 
@@ -86,6 +95,9 @@ class _Run(torch.autograd.Function):
     ) -> Any:
         made = halves[0](_grouped(flat, count, comm))
         outs, rest = made[: len(it.out_types)], made[len(it.out_types) :]
+        if watching():
+            for value, type in zip(rest, it.forward.out_types[len(outs) :]):
+                mark(comm.leaves(value), type)
         ctx.it, ctx.comm, ctx.backward_half = it, comm, halves[1]
         ctx.count, ctx.rest = count, len(rest)
         ctx.save_for_backward(*flat, *_flat(rest, comm))
@@ -211,12 +223,13 @@ def _smooth(type: TensorType) -> bool:
 def _halves(whole: Program, inputs: int, outs: int) -> tuple[Program, Program, tuple[int, ...]]:
     """What does not depend on cotangents, and the rest; views are taken again, not kept."""
     given, cotangents = whole.inputs[:inputs], whole.inputs[inputs:]
-    late = set(cotangents)
+    late, early = set(cotangents), _needed(whole.eqns, whole.outs[:outs])
     first: list[Eqn] = []
     second: list[Eqn] = []
     maker: dict[Var, Eqn] = {}
     for eqn in whole.eqns:
-        after = any(v in late for v in eqn.ins)
+        after = eqn.op is ALIAS or any(v in late for v in eqn.ins)  # what is kept is read late
+        after = after and id(eqn) not in early
         (second if after else first).append(eqn)
         for v in eqn.outs:
             if v is not None:
@@ -250,22 +263,29 @@ def _halves(whole: Program, inputs: int, outs: int) -> tuple[Program, Program, t
     return forward, backward, kept
 
 
+def _needed(eqns: Sequence[Eqn], outs: Sequence[Var]) -> set[int]:
+    """The ids of the lines that these outputs need."""
+    needed, found = set(outs), set()
+    for eqn in reversed(eqns):
+        if any(v in needed for v in eqn.outs if v is not None):
+            found.add(id(eqn))
+            needed.update(eqn.ins)
+    return found
+
+
 def _used(
     whole: Program, half: str, inputs: Sequence[Var], eqns: Sequence[Eqn], outs: Sequence[Var]
 ) -> Program:
     """The lines that these outputs need, as a program of its own."""
-    needed = set(outs)
-    lines = []
-    for eqn in reversed(eqns):
-        if any(v in needed for v in eqn.outs if v is not None):
-            lines.append(eqn)
-            needed.update(eqn.ins)
+    kept = _needed(eqns, outs)
+    lines = [eqn for eqn in eqns if id(eqn) in kept]
+    needed = {*outs, *(v for eqn in lines for v in eqn.ins)}
     made = attrs.evolve(
         whole,
         name=f"{whole.name}.{half}",
         inputs=tuple(inputs),
         constants=tuple(pair for pair in whole.constants if pair[0] in needed),
-        eqns=tuple(reversed(lines)),
+        eqns=tuple(lines),
         outs=tuple(outs),
         origin=None,
     )

@@ -8,7 +8,17 @@ from typing import Any, Literal
 
 import attrs
 
-from fdtensor.choice import Body, Choice, Ends, chosen, has_rule, views_of_inputs
+from fdtensor.apart import ALIAS, KEPT
+from fdtensor.choice import (
+    UNBOUND,
+    Body,
+    Bounds,
+    Choice,
+    Ends,
+    chosen,
+    has_rule,
+    views_of_inputs,
+)
 from fdtensor.collective import Slice, Step
 from fdtensor.cost import CostModel
 from fdtensor.errors import RuleError
@@ -37,6 +47,8 @@ class Origin:
     choices: Chosen
     values: Mapping[Var, Var]
     """The value of the program that each value of the graph first became."""
+    calls: Mapping[Var, Call]
+    """The call of the graph for which each value of the program is made; none for outputs."""
     wants: tuple[Layout | None, ...]
     """The layouts that were asked for; None for an output whose layout was chosen."""
     regather: bool
@@ -53,12 +65,13 @@ def assembled(
     regather: bool = False,
     on_missing_rule: OnMissingRule = "replicate",
     packed: bool = True,
+    bounds: Bounds = UNBOUND,
 ) -> Program:
     """The program of `graph` for inputs of these types, that takes the least time by `cost`.
 
     `wants` has the layouts of the outputs; where one is None it is chosen too, and not pending.
     With `regather`, what inputs are gathered to is freed after each use and gathered again. Small
-    collectives travel together unless `packed` is False.
+    collectives travel together unless `packed` is False. `bounds` are what the choice keeps to.
     """
     graph = unshared(graph) if regather else graph
     choices: dict[str, Choice] = {}
@@ -68,7 +81,9 @@ def assembled(
             tuple("free" if w is None else w[axis] for w in wants),
         )
         others = {a: choice for a, choice in choices.items() if a != axis}
-        choices[axis] = chosen(graph, mesh, axis, ends, others, cost, regather)
+        choices[axis] = chosen(
+            graph, mesh, axis, ends, others, bounds.cost or cost, regather, bounds=bounds
+        )
     build = _Builder(mesh, cost, on_missing_rule)
     again = views_of_inputs(graph) if regather else frozenset()
     env = {v: build.value(t) for v, t in zip(graph.inputs, in_types)}
@@ -84,7 +99,7 @@ def assembled(
         outs,
         tuple(build.types),
         cost,
-        Origin(graph, choices, env, tuple(wants), regather),
+        Origin(graph, choices, env, build.makers, tuple(wants), regather),
     )
     return scheduled(program, ahead=not regather) if packed else program
 
@@ -99,11 +114,20 @@ class _Builder:
         self.constants: list[tuple[Var, Any]] = []
         self.versions: dict[Var, dict[TensorType, Var]] = {}
         """Every value in the layouts that it has been moved to."""
+        self.makers: dict[Var, Call] = {}
+        self.now: Call | None = None
+        """The call of the whole graph whose lines are being added."""
 
     def value(self, type: TensorType) -> Var:
+        made = self._new(type)
+        self.versions[made] = {type: made}
+        return made
+
+    def _new(self, type: TensorType) -> Var:
         made = Var(len(self.types))
         self.types.append(type)
-        self.versions[made] = {type: made}
+        if self.now is not None:
+            self.makers[made] = self.now
         return made
 
     def moved(self, v: Var, type: TensorType, keep: bool = True) -> Var:
@@ -120,8 +144,7 @@ class _Builder:
         return source
 
     def _step(self, step: Step, source: Var, versions: dict[TensorType, Var]) -> Var:
-        made = Var(len(self.types))
-        self.types.append(step.dst)
+        made = self._new(step.dst)
         self.eqns.append(Eqn(step, (source,), (), (made,)))
         self.versions[made] = versions
         versions.setdefault(step.dst, made)
@@ -135,7 +158,9 @@ class _Builder:
             full = graph.types[v.index]
             env[v] = self.value(TensorType(full.shape, full.dtype, self.mesh.layout()))
             self.constants.append((env[v], tensor))
+        whole = self.now is None
         for i, call in enumerate(graph.calls):
+            self.now = call if whole else self.now
             options = {axis: choices[axis].calls[i] for axis in self.mesh.axes}
             pin = pinned(call)
             if pin is not None:
@@ -144,10 +169,15 @@ class _Builder:
                 self._inline(graph, call, options, env, again)
             else:
                 self._apply(graph, call, {a: o.note for a, o in options.items()}, env, again)
+        self.now = None if whole else self.now
 
     def _pinned(self, graph: Graph, call: Call, pin: Layout, env: dict[Var, Var]) -> Var:
         full = graph.types[call.ins[0].index]
-        return self.moved(env[call.ins[0]], TensorType(full.shape, full.dtype, pin))
+        made = self.moved(env[call.ins[0]], TensorType(full.shape, full.dtype, pin))
+        if call.op is KEPT:  # other layouts are made of this one alone
+            source, made = made, self.value(self.types[made.index])
+            self.eqns.append(Eqn(ALIAS, (source,), (), (made,), "kept"))
+        return made
 
     def _apply(
         self,
@@ -275,13 +305,13 @@ def unshared(graph: Graph) -> Graph:
         types.append(types[v.index])
         args, kwargs = substituted((call.args, call.kwargs), fresh)
         outs = tuple(made if o is v else None for o in call.outs)
-        calls.append(Call(call.op, args, kwargs, outs))
+        calls.append(Call(call.op, args, kwargs, outs, call.mark))
         return made
 
     for call in graph.calls:
         if any(v in of_inputs for v in call.outs if v is not None):
             continue
         args, kwargs = substituted((call.args, call.kwargs), fresh)
-        calls.append(Call(call.op, args, kwargs, call.outs))
+        calls.append(Call(call.op, args, kwargs, call.outs, call.mark))
     outs = tuple(fresh(v) for v in graph.outs)
     return Graph(graph.inputs, graph.constants, tuple(calls), outs, tuple(types))

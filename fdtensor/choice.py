@@ -17,7 +17,7 @@ import torch
 
 from fdtensor.cost import CostModel, seconds
 from fdtensor.decompositions import DECOMPOSITIONS, decomposition_of
-from fdtensor.errors import FdtensorError
+from fdtensor.errors import FdtensorError, TraceError
 from fdtensor.graph import Call, Full, Graph, Var, is_view, tensors_of
 from fdtensor.layout import Layout, TensorType
 from fdtensor.lift import agreeable
@@ -39,7 +39,7 @@ from fdtensor.rows import Exact, arguments, rows_of, variants
 from fdtensor.solver import Node, Option, cheapest
 from fdtensor.work import work
 
-__all__ = ["Body", "Choice", "Ends", "Nodes", "chosen", "decomposed"]
+__all__ = ["UNBOUND", "Body", "Bounds", "Choice", "Ends", "Nodes", "chosen", "decomposed"]
 
 Free = Literal["free"]
 """An end whose placement may be any but a pending one; of an operand, one that nobody reads."""
@@ -75,6 +75,23 @@ class Choice:
     """How each value is made."""
 
 
+@attrs.frozen(eq=False)
+class Bounds:
+    """What the choice for a whole graph keeps to besides its ends."""
+
+    fixed: frozenset[Var] = frozenset()
+    """Values that do not move while there is another way."""
+    uncut: Mapping[Var, frozenset[int]] = attrs.field(factory=dict)
+    """Dims of values that nothing cuts."""
+    like: Mapping[str, Choice] | None = None
+    """The choice for a graph of the same calls on other sizes, which is made again."""
+    cost: CostModel | None = None
+    """Prices for the choice alone."""
+
+
+UNBOUND = Bounds()
+
+
 def chosen(
     graph: Graph,
     mesh: Mesh,
@@ -84,9 +101,10 @@ def chosen(
     cost: CostModel,
     regather: bool = False,
     depth: int = 0,
+    bounds: Bounds = UNBOUND,
 ) -> Choice:
     """The cheapest options of a graph on one axis, given those of the axes `before`."""
-    made = Nodes(graph, mesh, axis, ends, before, cost, depth)
+    made = Nodes(graph, mesh, axis, ends, before, cost, depth, bounds)
     nodes = made.nodes()
     again = views_of_inputs(graph) if regather else frozenset()
     picks = cheapest(nodes, made.price, lambda v: Var(v) not in again, inner_values(graph))
@@ -130,9 +148,12 @@ class Nodes:
         before: Mapping[str, Choice],
         cost: CostModel,
         depth: int,
+        bounds: Bounds = UNBOUND,
     ) -> None:
         self.graph, self.mesh, self.axis, self.ends = graph, mesh, axis, ends
         self.before, self.cost, self.depth = before, cost, depth
+        self.bounds = bounds
+        self.like = None if bounds.like is None else bounds.like[axis]
         self.count = mesh.axis_size(axis)
         self.domain: dict[Var, dict[Placement, None]] = {}
         self.left = [self._left(Var(i), full) for i, full in enumerate(graph.types)]
@@ -154,7 +175,8 @@ class Nodes:
         if exact:  # these cuts are of the whole dim
             sizes = enumerate(zip(full.shape, left.shape))
             left = Full(tuple([n if d in exact else m for d, (n, m) in sizes]), full.dtype)
-        return move_seconds(left, p, q, self.axis, self.count, self.cost)
+        kept = FIXED if Var(v) in self.bounds.fixed else 0.0
+        return kept + move_seconds(left, p, q, self.axis, self.count, self.cost)
 
     def nodes(self) -> list[Node]:
         graph, found = self.graph, []
@@ -177,6 +199,8 @@ class Nodes:
                 kept = (p for p in self.domain[v] if not (_ragged(p) and p.dim in ragged))
                 wanted = [p for p in kept if not isinstance(p, Partial)]
                 wanted = list(dict.fromkeys([*wanted, *self._any(v)]))
+                if self.like is not None:
+                    wanted = [self.like.outs[k]]
             found.append(Node((v.index,), (), tuple(Option((q,), (), 0.0) for q in wanted)))
         return found
 
@@ -185,8 +209,8 @@ class Nodes:
         return Node((), (v.index,), tuple(Option((), (p,), 0.0) for p in placements))
 
     def _any(self, v: Var) -> list[Placement]:
-        shape = self.graph.types[v.index].shape
-        return [R, *(Shard(d) for d, n in enumerate(shape) if n > 1)]
+        shape, uncut = self.graph.types[v.index].shape, self.bounds.uncut.get(v, ())
+        return [R, *(Shard(d) for d, n in enumerate(shape) if n > 1 and d not in uncut)]
 
     def _options(self, i: int, call: Call) -> list[Option]:
         graph = self.graph
@@ -212,7 +236,28 @@ class Nodes:
             known = options.get((option.ins, option.outs))
             if known is None or known.seconds > option.seconds:
                 options[option.ins, option.outs] = option
-        return list(options.values())
+        return self._bounded(i, call, list(options.values()))
+
+    def _bounded(self, i: int, call: Call, options: list[Option]) -> list[Option]:
+        """The options that keep to the bounds."""
+        if self.like is not None:
+            past = self.like.calls[i]
+            options = [o for o in options if (o.ins, o.outs) == (past.ins, past.outs)]
+            if not options:
+                raise TraceError(
+                    f"{call.op} takes other rows for other sizes that are not known yet.",
+                    call=call.mark,
+                    hint="Export the program with these sizes fixed.",
+                )
+        uncut = self.bounds.uncut
+        if uncut:
+            sides = [uncut.get(v, ()) if v is not None else () for v in (*call.ins, *call.outs)]
+            options = [
+                o
+                for o in options
+                if not any(_cut(p) and p.dim in dims for p, dims in zip((*o.ins, *o.outs), sides))
+            ]
+        return options
 
     def _agrees(self, call: Call, past: Sequence[tuple[str, Option]], row: Row) -> bool:
         rows = {axis: option.note for axis, option in past if isinstance(option.note, Row)}
@@ -364,9 +409,22 @@ def overlapped(cost: CostModel) -> CostModel:
 
     Collectives start early, and small ones of a kind travel together.
     """
-    launch = tuple((kind, HIDDEN * value) for kind, value in cost.launch)
-    return attrs.evolve(cost, latency=HIDDEN * cost.latency, launch=launch)
+    return _scaled(cost, HIDDEN)
 
+
+def in_order(cost: CostModel) -> CostModel:
+    """Prices with which a choice feels launches and latencies in full, and nothing else is work."""
+    free = attrs.evolve(cost, copy=float("inf"), flops=float("inf"))
+    return _scaled(free, 1 / HIDDEN)
+
+
+def _scaled(cost: CostModel, by: float) -> CostModel:
+    launch = tuple((kind, by * value) for kind, value in cost.launch)
+    return attrs.evolve(cost, latency=by * cost.latency, launch=launch)
+
+
+FIXED = 1.0
+"""The seconds that are added to a move of what is to stay: less than what cannot be costs."""
 
 HIDDEN = 1 / 16
 """The part of a launch that is still felt when steps overlap and travel together."""

@@ -66,6 +66,8 @@ class Call:
     kwargs: tuple[tuple[str, Any], ...]
     outs: tuple[Var | None, ...]
     """One for each tensor that the op returns, lists flattened; None where nobody reads it."""
+    mark: Any = None
+    """What the recorder was told that it comes from."""
 
     ins: tuple[Var, ...] = attrs.field(init=False)
     """The tensors it takes, in order, those of lists too."""
@@ -176,6 +178,6 @@ def pruned(graph: Graph) -> Graph:
     for call in reversed(kept):
         args, kwargs = substituted((call.args, call.kwargs), number)
         outs = tuple(number(v) if v in needed else None for v in call.outs)
-        calls.append(Call(call.op, args, kwargs, outs))
+        calls.append(Call(call.op, args, kwargs, outs, call.mark))
     types = tuple(graph.types[v.index] for v in order)
     return Graph(inputs, constants, tuple(calls), tuple(map(number, graph.outs)), types)

@@ -29,6 +29,7 @@ from fdtensor.mesh import Mesh
 from fdtensor.planner import Plan
 from fdtensor.program import Program
 from fdtensor.runner import run_locally
+from fdtensor.watch import mark, watching
 
 __all__ = ["admit", "digest_of", "run", "run_fused"]
 
@@ -64,8 +65,12 @@ def run(found: Any, value: Any, comm: Any, *, check: Check | None = None) -> Any
         return run_program(found, value, comm, check)
     admit(found, comm, [found.src], [value], check)
     if tracked([value]) and not _absent(found, comm):
-        return differentiable(found, [value], comm, _go)[0]
-    return execute(found, value, comm)
+        out = differentiable(found, [value], comm, _go)[0]
+    else:
+        out = execute(found, value, comm)
+    if watching():
+        mark(comm.leaves(out), found.dst)
+    return out
 
 
 def run_fused(
@@ -74,8 +79,13 @@ def run_fused(
     """Each of `values` after its plan, with one message a pair of ranks for all of them."""
     admit(found, comm, [p.src for p in found.plans], values, check)
     if tracked(values) and not _absent(found, comm):
-        return differentiable(found, values, comm, _go)
-    return execute_fused(found, values, comm)
+        outs = differentiable(found, values, comm, _go)
+    else:
+        outs = execute_fused(found, values, comm)
+    if watching():
+        for out, p in zip(outs, found.plans):
+            mark(comm.leaves(out), p.dst)
+    return outs
 
 
 def run_program(

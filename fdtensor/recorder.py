@@ -23,13 +23,14 @@ from torch._subclasses.fake_tensor import (
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fdtensor.apart import CONSTRAIN, KEPT, apart, phase
 from fdtensor.errors import DataDependentError, LayoutError, TraceError
 from fdtensor.graph import Call, Full, Graph, Var, pruned, tensors_of
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
 from fdtensor.placement import Cut, Partial, Ragged, Replicate, Shard, StridedShard
 
-__all__ = ["constrain", "pinned", "record", "recorded_as", "recording"]
+__all__ = ["behind", "constrain", "pinned", "record", "recorded_as", "recording"]
 
 aten = torch.ops.aten
 _C: Any = torch  # what torch does not declare
@@ -64,11 +65,12 @@ def recording() -> bool:
 class _Recorder(TorchDispatchMode):
     """Writes down every call below functionalization."""
 
-    def __init__(self, fakes: FakeTensorMode) -> None:
+    def __init__(self, fakes: FakeTensorMode, mark: Callable[[], Any]) -> None:
         super().__init__()
-        self.fakes = fakes
+        self.fakes, self.mark = fakes, mark
         self.types: list[Full] = []
         self.calls: list[Call] = []
+        self.phases: list[int] = []
         self.constants: list[tuple[Var, torch.Tensor]] = []
         self.vars: dict[int, Var] = {}
         self.alive: list[torch.Tensor] = []  # an id means a tensor only while the tensor lives
@@ -121,7 +123,8 @@ class _Recorder(TorchDispatchMode):
         known = _frozen((args, tuple(kwargs.items())), lambda t: self.vars[id(t)])
         if func in _PHYSICAL and isinstance(args[0], torch.Tensor):  # a number has no bits
             func = _PHYSICAL[func]
-        self.calls.append(Call(func, known[0], known[1], outs))
+        self.calls.append(Call(func, known[0], known[1], outs, self.mark()))
+        self.phases.append(phase())
         return out
 
     def _batch_norm(self, args: Any) -> Any:
@@ -149,15 +152,17 @@ def record(
     *,
     device: str | torch.device = "cpu",
     requires_grad: Sequence[bool] = (),
+    mark: Callable[[], Any] = lambda: None,
 ) -> Graph:
     """The graph of `f`, which takes a list of tensors of these types and returns a list.
 
+    Each call is given what `mark()` returns when it is made.
     Raises `DataDependentError` where shapes or Python control flow depend on the values of tensors,
     and `TraceError` for what cannot be a pure function: in-place writes to closed-over tensors,
     random numbers, gradients left in closed-over tensors.
     """
     fakes = FakeTensorMode(allow_non_fake_inputs=False)
-    recorder = _Recorder(fakes)
+    recorder = _Recorder(fakes, mark)
     grads = list(requires_grad) or [False] * len(types)
     with fakes:
         bare = [torch.empty(t.shape, dtype=t.dtype, device=device) for t in types]
@@ -194,13 +199,9 @@ def record(
     finally:
         _DEPTH[0] -= 1
     _no_gradients_left(recorder)
-    calls, constants = tuple(recorder.calls), tuple(recorder.constants)
+    calls, outs = apart(recorder.calls, recorder.phases, outs, recorder.types)
+    constants = tuple(recorder.constants)
     return pruned(Graph(inputs, constants, calls, outs, tuple(recorder.types)))
-
-
-torch.library.define("fdtensor::constrain", "(Tensor x, str layout) -> Tensor")
-torch.library.impl("fdtensor::constrain", "CompositeExplicitAutograd", lambda x, layout: x.clone())
-_CONSTRAIN = torch.ops.fdtensor.constrain.default
 
 
 class _Constrain(torch.autograd.Function):
@@ -208,7 +209,7 @@ class _Constrain(torch.autograd.Function):
 
     @staticmethod
     def forward(x: torch.Tensor, layout: Layout, back: Layout) -> torch.Tensor:
-        return _CONSTRAIN(x, repr(layout))
+        return CONSTRAIN(x, repr(layout))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -226,10 +227,10 @@ class _Constrain(torch.autograd.Function):
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
         x, layout, back = args
         x = x.movedim(in_dims[0], 0)
-        return _Constrain.apply(x, _behind(layout), _behind(back)), 0
+        return _Constrain.apply(x, behind(layout), behind(back)), 0
 
 
-def _behind(layout: Layout) -> Layout:
+def behind(layout: Layout) -> Layout:
     """The layout of a stack of tensors, along a new first dim that is not cut."""
     moved = [attrs.evolve(p, dim=p.dim + 1) if isinstance(p, Cut) else p for p in layout.placements]
     return Layout(layout.mesh, moved, {d + 1: axes for d, axes in layout.order})
@@ -249,8 +250,8 @@ def constrain(x: Any, layout: Layout) -> Any:
 
 
 def pinned(call: Call) -> Layout | None:
-    """The layout that a call of `constrain` pins, or None for another call."""
-    return parse_layout(call.args[1]) if call.op is _CONSTRAIN else None
+    """The layout that a call of `constrain` or `saved_as` pins, or None for another call."""
+    return parse_layout(call.args[1]) if call.op in (CONSTRAIN, KEPT) else None
 
 
 @functools.lru_cache(maxsize=1024)
@@ -280,10 +281,17 @@ def _transparent() -> Iterator[None]:
     quiet, log.disabled = log.disabled, True  # it prints every error, which is raised too
     onednn = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
+    saving: Any = torch._C._autograd  # type: ignore[attr-defined]
+    hooks = []
+    while saving._top_saved_tensors_default_hooks(True) is not None:  # nothing is saved here
+        hooks.append(saving._top_saved_tensors_default_hooks(True))
+        saving._pop_saved_tensors_default_hooks()
     try:
         with _Plain():
             yield
     finally:
+        for pack, unpack in reversed(hooks):
+            saving._push_saved_tensors_default_hooks(pack, unpack)
         torch._C._set_mkldnn_enabled(onednn)
         log.disabled = quiet
         torch.backends.mha.set_fastpath_enabled(fast)

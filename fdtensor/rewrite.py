@@ -53,7 +53,7 @@ def _from_end(call: Call, makers: dict[Var, Call]) -> Call | None:
     if first.args[1:] != call.args[1:] or dict(scan.kwargs).get("dtype") is not None:
         return None
     (dim,) = call.args[1]
-    return Call(BACKWARD_SCANS[scan.op], (first.args[0], dim), (), call.outs)
+    return Call(BACKWARD_SCANS[scan.op], (first.args[0], dim), (), call.outs, call.mark)
 
 
 def _scan_of(call: Call, makers: dict[Var, Call]) -> Call | None:

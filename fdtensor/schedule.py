@@ -13,6 +13,7 @@ from typing import Any
 
 import attrs
 
+from fdtensor.apart import ALIAS
 from fdtensor.collective import AllGather, AllReduce, Exchange, ReduceScatter, Step, is_local
 from fdtensor.graph import Var
 from fdtensor.layout import TensorType
@@ -170,7 +171,8 @@ def _gathered(program: Program, eqns: list[Eqn], bucket_bytes: int, ahead: bool)
     ready: set[int] = set()
     for i, eqn in enumerate(eqns):
         if all(v in early for v in eqn.ins) and eqn.ins:
-            local = is_view_line(eqn) or (isinstance(eqn.op, Step) and is_local(eqn.op))
+            view = is_view_line(eqn) and eqn.op is not ALIAS  # what is kept comes when it is read
+            local = view or (isinstance(eqn.op, Step) and is_local(eqn.op))
             kind = _kind(eqn)
             moves = kind is not None and kind[0] in (AllGather, Exchange) and not _reduces(eqn)
             if local or moves:

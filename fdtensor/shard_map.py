@@ -24,6 +24,7 @@ from fdtensor.placement import Replicate
 from fdtensor.places import Call, Place, RealPlace, Table, at
 from fdtensor.tree import broadcast_prefix, flatten, mismatches, paths, unflatten
 from fdtensor.varying import enter, followed, leave, replicated
+from fdtensor.watch import mark
 
 __all__ = ["shard_map"]
 
@@ -102,6 +103,7 @@ class _Run:
         given = list(self.leaves)
         for i, tensor in zip(self.places, tensors, strict=True):
             given[i] = enter(place, tensor, self.leaves[i].layout)
+            mark([given[i]], None, own=True)  # f may give each rank something else
         with at(place):
             result = self.f(*unflatten(self.tree, given))
         leaves, spec = flatten(result)

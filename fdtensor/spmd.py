@@ -32,6 +32,7 @@ from fdtensor.program import Program
 from fdtensor.runner import runner_of
 from fdtensor.tracer import Traced, asked_layouts, is_typed, one_mesh, trace, traced
 from fdtensor.tree import argument, flatten, paths, unflatten
+from fdtensor.watch import mark, watching
 
 __all__ = ["Spmd", "call", "spmd"]
 
@@ -60,6 +61,9 @@ class _Entry:
     def result(self, outs: Sequence[Any], comm: Any) -> Any:
         """What the function returns, with these values."""
         assert self.traced is not None
+        if watching():
+            for out, type in zip(outs, self.types):
+                mark(comm.leaves(out), type)
         made = [DTensor(out, type, comm) for out, type in zip(outs, self.types)]
         return made[0] if self.traced.bare else self.traced.result(made)
 

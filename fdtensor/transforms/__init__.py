@@ -1,0 +1,1 @@
+"""Transforms: from modules and exported programs to those of one rank."""
