@@ -87,6 +87,13 @@ from fdtensor.simulator import SimulatedComm
 from fdtensor.spmd import call, spmd
 from fdtensor.tracer import trace
 from fdtensor.transforms.input_reshard import input_reshard, remove_input_reshard
+from fdtensor.transforms.styles import (
+    Colwise,
+    Rowwise,
+    SequenceParallel,
+    VocabParallel,
+    layouts_for,
+)
 from fdtensor.transition import transition
 from fdtensor.verify import verify
 
@@ -96,10 +103,12 @@ if TYPE_CHECKING:
     from fdtensor.interop import from_torch, to_torch
     from fdtensor.process_groups import groups
     from fdtensor.safetensors import load_safetensors, save_safetensors
+    from fdtensor.transforms.tensor_parallel import tensor_parallel
 
 _LAZY = {
     "FuncolComm": "funcol",
     "groups": "process_groups",
+    "tensor_parallel": "transforms.tensor_parallel",
     "from_torch": "interop",
     "to_torch": "interop",
     "checkpoint_contents": "checkpoint",
@@ -126,6 +135,7 @@ __all__ = [
     "Broadcast",
     "CheckpointError",
     "Collective",
+    "Colwise",
     "Comm",
     "CommError",
     "CostModel",
@@ -155,8 +165,10 @@ __all__ = [
     "Ragged",
     "ReduceScatter",
     "Replicate",
+    "Rowwise",
     "RuleError",
     "Scale",
+    "SequenceParallel",
     "Shard",
     "SimulatedComm",
     "Slice",
@@ -165,6 +177,7 @@ __all__ = [
     "TensorType",
     "TraceError",
     "ValueTreeError",
+    "VocabParallel",
     "all_gather",
     "all_to_all",
     "axis_index",
@@ -187,6 +200,7 @@ __all__ = [
     "gradients",
     "groups",
     "input_reshard",
+    "layouts_for",
     "load_checkpoint",
     "load_safetensors",
     "local_tensors",
@@ -208,6 +222,7 @@ __all__ = [
     "shard_map",
     "shards",
     "spmd",
+    "tensor_parallel",
     "to_torch",
     "total_norm",
     "trace",

@@ -11,9 +11,12 @@ import torch.fx
 from fdtensor.errors import TraceError
 from fdtensor.graph import Var
 from fdtensor.local_program import Line, Spelling, constant, local_program
+from fdtensor.placement import Replicate
 from fdtensor.program import Program
 
-__all__ = ["to_fx"]
+__all__ = ["is_whole", "places", "to_fx"]
+
+aten = torch.ops.aten
 
 
 def to_fx(
@@ -23,7 +26,9 @@ def to_fx(
 
     It takes the blocks of `rank` in the order of `program.inputs` and returns a tuple of the blocks
     of the outputs; closed-over tensors become buffers. It runs by itself where the process groups
-    that it names are there: `groups(mesh)` makes them. Raises `TraceError` for a rank outside.
+    that it names are there: `groups(mesh)` makes them. Its results have no derivatives, which would
+    be those of one rank: take them in the function that is traced. Raises `TraceError` for a rank
+    outside.
     """
     if program.mesh.position(rank) is None:
         raise TraceError(
@@ -42,10 +47,18 @@ def to_fx(
         nodes[v] = _buffer(module, graph, f"constant_{i}", tensor)
     for line in found.lines:
         _add(line, module, graph, nodes)
-    graph.output(tuple(nodes[v] for v in found.outs))
+    outs = [nodes[v] for v in found.outs]
+    if not is_whole(program):
+        outs = [graph.call_function(aten.detach.default, (node,)) for node in outs]
+    graph.output(tuple(outs))
     made = torch.fx.GraphModule(module, graph, class_name=program.name.replace(".", "_"))
     graph.lint()
     return made
+
+
+def is_whole(program: Program) -> bool:
+    """Whether all ranks have all of every value: only then are derivatives of one those of all."""
+    return all(isinstance(p, Replicate) for t in program.types for p in t.layout.placements)
 
 
 def _buffer(
@@ -76,12 +89,12 @@ def _add(
         assert first is not None
         nodes[first] = made
         return
-    for place, v in zip(_places(line), line.outs):
+    for place, v in zip(places(line), line.outs):
         if v is not None:
             nodes[v] = graph.call_function(operator.getitem, (made, place))
 
 
-def _places(line: Line) -> list[int]:
+def places(line: Line) -> list[int]:
     """Where the tensors are among what an op returns, numbers and what a mask leaves out apart."""
     returns = line.op._schema.returns
     if len(returns) == 1:

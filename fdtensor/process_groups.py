@@ -22,6 +22,7 @@ __all__ = [
     "group_of",
     "groups",
     "make_group",
+    "this_rank",
     "up",
 ]
 
@@ -145,6 +146,13 @@ def up() -> bool:
         dist.init_process_group(backend="nccl" if torch.cuda.is_available() else "gloo")
         return True
     return False
+
+
+def this_rank() -> int | None:
+    """The rank of this process; None where there is no process group, nor torchrun around it."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank()
+    return int(os.environ["RANK"]) if "RANK" in os.environ else None
 
 
 def default_device() -> str:

@@ -79,6 +79,12 @@ def test_every_rank_takes_part_in_an_exchange():
     assert all(names == sent[0] for names in sent)
 
 
+def test_results_have_no_derivatives_of_one_rank_alone():
+    for program in programs():
+        outs = program.to_fx(0).graph.output_node().args[0]
+        assert all(node.target is torch.ops.aten.detach.default for node in outs)
+
+
 def test_closed_over_tensors_are_buffers():
     module = programs()[0].to_fx(1)
     assert any(torch.equal(b, CONSTANT) for b in module.buffers())
