@@ -16,6 +16,7 @@ from fdtensor import (
     SequenceParallel,
     Shard,
     SimulatedComm,
+    StridedShard,
     VocabParallel,
     distribute,
     layouts_for,
@@ -148,6 +149,23 @@ def _same_but(a, b, k):
     return len(a) == len(b) and all(x == y for i, (x, y) in enumerate(zip(a, b)) if i != k)
 
 
+def test_styles_print_as_they_are_written():
+    styles = (Colwise(), Colwise(parts=3), Rowwise(output=Replicate()), SequenceParallel(2))
+    assert [repr(s) for s in styles] == [
+        "Colwise()",
+        "Colwise(parts=3)",
+        "Rowwise(output=Replicate())",
+        "SequenceParallel(dim=2)",
+    ]
+    assert all(eval(repr(s)) == s for s in styles)
+
+
+def test_parts_of_a_weight_are_cut_each_by_itself():
+    found = layouts_for(nn.Sequential(nn.Linear(4, 12)), MESH, {"0": Colwise(parts=3)})
+    assert found["0.weight"] == found["0.bias"]
+    assert found["0.weight"] == Layout(MESH, [Replicate(), StridedShard(0, 3)])
+
+
 def test_a_name_means_more_than_a_glob():
     found = matched({"up": Rowwise(), "*": Colwise()}, ["up", "down"])
     assert found == {"up": Rowwise(), "down": Colwise()}
@@ -223,8 +241,8 @@ SequenceParallel().""",
         """\
 module 'layers.0.up' is given two styles.
 
-  layers.*.up: Colwise(input=None, output=None)
-  layers.0.*:  Rowwise(input=None, output=None)
+  layers.*.up: Colwise()
+  layers.0.*:  Rowwise()
 
 Name it without a glob, or make the globs narrower.""",
     ),

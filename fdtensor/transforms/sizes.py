@@ -55,9 +55,10 @@ def symbols_of(program: torch.export.ExportedProgram) -> tuple[Symbol, ...]:
 
 
 def _symbol(symbol: Any, size: torch.SymInt, known: Any) -> Symbol:
-    bounded = known is not None and known.upper <= LARGEST
-    low = max(2, int(known.lower)) if known is not None and known.lower >= 2 else 2
-    high = max(low, int(known.upper)) if bounded else LARGEST
+    low, high = 2, LARGEST
+    if known is not None:
+        low = int(known.lower) if known.lower >= 2 else 2
+        high = max(low, int(known.upper)) if known.upper <= LARGEST else LARGEST
     usual = size.node.hint if size.node.expr == symbol and size.node.has_hint() else 8
     return Symbol(str(symbol), low, high, min(max(low, int(usual)), high))
 

@@ -45,7 +45,14 @@ End = int | Placement | None
 or as is cheapest."""
 
 
-@attrs.frozen
+def _short(self: Any) -> str:
+    """A style as it is written, without what is so by default."""
+    fields = [(a.name, getattr(self, a.name), a.default) for a in attrs.fields(type(self))]
+    said = ", ".join(f"{name}={value!r}" for name, value, default in fields if value != default)
+    return f"{type(self).__name__}({said})"
+
+
+@attrs.frozen(repr=False)
 class Colwise:
     """The weight is cut by what it gives: a linear layer's rows, a convolution's channels out, an
     embedding's columns; the bias with it. `input` and `output` pin what goes in and comes out.
@@ -57,8 +64,10 @@ class Colwise:
     output: End = None
     parts: int = attrs.field(default=1, validator=attrs.validators.ge(1))
 
+    __repr__ = _short
 
-@attrs.frozen
+
+@attrs.frozen(repr=False)
 class Rowwise:
     """The weight is cut by what it reads: a linear layer's columns, a convolution's channels in, an
     embedding's rows; the bias is whole. `input` and `output` pin what goes in and comes out."""
@@ -66,20 +75,26 @@ class Rowwise:
     input: End = None
     output: End = None
 
+    __repr__ = _short
 
-@attrs.frozen
+
+@attrs.frozen(repr=False)
 class VocabParallel:
     """An embedding or an output layer of which each rank has a part of the vocabulary."""
 
     input: End = None
     output: End = None
 
+    __repr__ = _short
 
-@attrs.frozen
+
+@attrs.frozen(repr=False)
 class SequenceParallel:
     """The parameters are whole; what goes in and comes out is cut along `dim`."""
 
     dim: int = 1
+
+    __repr__ = _short
 
     @property
     def input(self) -> End:
