@@ -21,6 +21,7 @@ __all__ = [
     "group_name",
     "group_of",
     "groups",
+    "initialized",
     "make_group",
     "this_rank",
     "up",
@@ -148,9 +149,14 @@ def up() -> bool:
     return False
 
 
+def initialized() -> bool:
+    """Whether a process group is up."""
+    return dist.is_available() and dist.is_initialized()
+
+
 def this_rank() -> int | None:
     """The rank of this process; None where there is no process group, nor torchrun around it."""
-    if dist.is_available() and dist.is_initialized():
+    if initialized():
         return dist.get_rank()
     return int(os.environ["RANK"]) if "RANK" in os.environ else None
 

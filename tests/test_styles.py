@@ -166,6 +166,11 @@ def test_parts_of_a_weight_are_cut_each_by_itself():
     assert found["0.weight"] == Layout(MESH, [Replicate(), StridedShard(0, 3)])
 
 
+def test_a_glob_does_not_mean_the_whole():
+    assert set(matched({"*": Colwise()}, ["", "up", "up.a"])) == {"up"}
+    assert set(matched({"": Colwise()}, ["", "up"])) == {""}
+
+
 def test_a_name_means_more_than_a_glob():
     found = matched({"up": Rowwise(), "*": Colwise()}, ["up", "down"])
     assert found == {"up": Rowwise(), "down": Colwise()}

@@ -18,7 +18,6 @@ from fdtensor import (
     Rowwise,
     SequenceParallel,
     VocabParallel,
-    groups,
     layouts_for,
     shards,
     tensor_parallel,
@@ -513,7 +512,6 @@ def splits_and_runs(name):
     file = io.BytesIO()
     torch.export.save(program, file)
     file.seek(0)
-    groups(case.mesh)
     args = case.later[0] if case.later else case.args
     with torch.no_grad():
         return (

@@ -198,7 +198,7 @@ def matched(styles: Mapping[str, Any], names: Collection[str]) -> dict[str, Styl
     missing: dict[str, str] = {}
     for pattern, given in styles.items():
         style = styled(given)
-        here = [n for n in names if n == pattern] or [n for n in names if _means(pattern, n)]
+        here = [n for n in names if n == pattern] or [n for n in names if n and _means(pattern, n)]
         if not here:
             near = difflib.get_close_matches(pattern, list(names), n=3, cutoff=0.4)
             missing[pattern] = f"near it: {', '.join(near)}" if near else "nothing is near it"

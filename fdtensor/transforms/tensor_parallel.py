@@ -22,7 +22,7 @@ from fdtensor.layout import Layout
 from fdtensor.local_program import Spelling, local_program
 from fdtensor.mesh import Mesh
 from fdtensor.placement import Cut, Replicate
-from fdtensor.process_groups import this_rank
+from fdtensor.process_groups import groups, initialized, this_rank
 from fdtensor.program import Program
 from fdtensor.recorder import pinned
 from fdtensor.rewrite import rewritten
@@ -61,13 +61,15 @@ def tensor_parallel(
     Gradients of an exported training step have the layouts of their parameters; results have no
     derivatives of their own, which would be those of one rank.
 
-    `rank` is by default this one; the program of any rank can be made without processes. It runs
-    where the groups that it names are there: `groups(mesh)` makes them. `device` is by default that
-    of the parameters. The program that is given is left as it is. Sizes that are not known yet are
-    not cut. Raises `TraceError` for names and styles that fit no module, `MeshError` for an axis or
-    rank that is not there, `DataDependentError` where shapes depend on the values of tensors.
+    `rank` is by default this one, whose process groups are made too; the program of any rank can be
+    made without processes. Where it is loaded again, `groups(mesh)` makes the groups that it names.
+    `device` is by default that of the parameters. The program that is given is left as it is. Sizes
+    that are not known yet are not cut. Raises `TraceError` for names and styles that fit no module,
+    `MeshError` for an axis or rank that is not there, `DataDependentError` where shapes depend on
+    the values of tensors.
     """
     axes = axes_of(mesh, axis)
+    here = rank is None
     rank = _this(mesh) if rank is None else rank
     if mesh.position(rank) is None:
         raise MeshError(
@@ -76,6 +78,8 @@ def tensor_parallel(
             hint="Ask for a rank of the mesh.",
         )
     mesh, out_layouts = _along(mesh, axes, rank, out_layouts)
+    if here and initialized():
+        groups(mesh)
     exported = opened(exported_program)
     found = matched(styles, _modules(exported))
     layouts = _layouts(exported, found, mesh, axes)
