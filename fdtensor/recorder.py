@@ -30,7 +30,7 @@ from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
 from fdtensor.placement import Cut, Partial, Ragged, Replicate, Shard, StridedShard
 
-__all__ = ["behind", "constrain", "pinned", "record", "recorded_as", "recording"]
+__all__ = ["behind", "constrain", "pinned", "record", "recorded_as", "recording", "refuse_random"]
 
 aten = torch.ops.aten
 _C: Any = torch  # what torch does not declare
@@ -346,13 +346,18 @@ def _no_gradients_left(recorder: _Recorder) -> None:
 
 
 def _refuse(func: Any, args: Any) -> None:
+    refuse_random(func, args)
+    if func._schema.is_mutable:
+        raise _writes(str(func))
+
+
+def refuse_random(func: Any, args: Any) -> None:
+    """Raises `TraceError` for a call of an op that draws random numbers."""
     if torch.Tag.nondeterministic_seeded in func.tags and not _is_quiet(func, args):
         raise TraceError(
             f"{func} draws random numbers, and each rank would draw its own.",
             hint="Pass the numbers in as an argument, or switch dropout off with eval().",
         )
-    if func._schema.is_mutable:
-        raise _writes(str(func))
 
 
 def _whole_memory(tensor: torch.Tensor) -> None:

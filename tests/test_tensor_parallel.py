@@ -492,6 +492,16 @@ def test_shapes_that_depend_on_values_are_refused():
     assert str(error.value) == CHOSEN
 
 
+def test_random_numbers_are_refused_in_branches_too():
+    class Noisy(nn.Module):
+        def forward(self, x):
+            return torch.cond(x.sum() > 0, lambda x: F.dropout(x, 0.5), lambda x: x * 2, (x,))
+
+    for model in (nn.Dropout(0.5), Noisy()):
+        with pytest.raises(TraceError, match="draws random numbers"):
+            tensor_parallel(export(model, ROWS), LINE, {}, rank=0)
+
+
 def test_sizes_that_are_not_known_are_not_cut():
     exported = export(Mlp(), ROWS, dynamic_shapes=({0: BATCH},))
     with pytest.raises(TraceError) as error:

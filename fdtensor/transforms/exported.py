@@ -19,7 +19,7 @@ from fdtensor.errors import DataDependentError
 from fdtensor.graph import Full, Graph
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
-from fdtensor.recorder import constrain, record
+from fdtensor.recorder import constrain, record, refuse_random
 from fdtensor.transforms.sizes import Point, value_at
 from fdtensor.transforms.styles import BIAS, Role
 
@@ -258,6 +258,9 @@ def _opaque(node: torch.fx.Node, args: Any, kwargs: Any, point: Point) -> Any:
     """What a higher-order op gives, as a call that stands for it."""
     tensors: list[torch.Tensor] = []
     sizes: list[int] = []
+    for graph in _leaves((args, kwargs)):
+        if isinstance(graph, torch.fx.GraphModule):
+            _quiet(graph)
     for value, given in zip(_leaves((node.args, node.kwargs)), _leaves((args, kwargs))):
         if isinstance(given, torch.Tensor):
             tensors.append(given)
@@ -274,6 +277,16 @@ def _opaque(node: torch.fx.Node, args: Any, kwargs: Any, point: Point) -> Any:
     made = iter(OPAQUE(tensors, sizes, key))
     out = [next(made) if isinstance(t, torch.Tensor) else _plain(t, point) for t in results]
     return out[0] if isinstance(node.meta["val"], torch.Tensor) else tuple(out)
+
+
+def _quiet(module: torch.fx.GraphModule) -> None:
+    """Refuses a graph in which each rank would draw random numbers of its own."""
+    for node in module.graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload):
+            refuse_random(node.target, node.args)
+    for inner in module.children():
+        if isinstance(inner, torch.fx.GraphModule):
+            _quiet(inner)
 
 
 def _leaves(tree: Any) -> Iterator[Any]:
