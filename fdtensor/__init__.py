@@ -11,6 +11,7 @@ processes or on a simulated one, all ranks in this process. No tensor subclass a
 
 from typing import TYPE_CHECKING
 
+from fdtensor import random  # not in __all__: a wildcard would hide Python's own
 from fdtensor.api import connect, distribute, from_local, redistribute, shards
 from fdtensor.calibrate import calibrate, estimate
 from fdtensor.collective import (

@@ -15,6 +15,7 @@ __all__ = [
     "mismatches",
     "paths",
     "register",
+    "register_value",
     "unflatten",
 ]
 
@@ -61,6 +62,12 @@ def paths(spec: optree.PyTreeSpec, name: str) -> list[str]:
 def register(record: type) -> None:
     """Makes an attrs record a node, but for its fields with the metadata `pytree_node=False`."""
     optree.integrations.attrs.register_node(record, namespace=NAMESPACE)
+
+
+def register_value(kind: type) -> None:
+    """Makes a hashable kind of value a node without leaves."""
+    remake: Any = lambda value, _: value  # noqa: E731
+    optree.register_pytree_node(kind, lambda x: ((), x), remake, namespace=NAMESPACE)
 
 
 def argument(path: str) -> str:

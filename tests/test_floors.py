@@ -11,7 +11,7 @@ ROOT = Path(__file__).parent.parent / "fdtensor"
 FLOORS = (
     ("errors", "record", "tree", "placement", "mesh"),
     ("blocks", "dtypes", "wire", "layout"),
-    ("collective", "exchange", "transition", "random"),
+    ("collective", "exchange", "transition", "random_bits"),
     ("traffic", "tiling", "memory", "cost", "search", "plan_json", "plan_text", "planner", "fused"),
     (
         "graph",
@@ -58,6 +58,7 @@ FLOORS = (
         "adjoint",
         "spmd",
         "api",
+        "random",
         "gradients",
         "scaling",
         "fibers",
