@@ -113,6 +113,37 @@ class Odd(nn.Module):
         return {"y": self.head(h).view(n * 5, 18), "three": 3, "size": n * 2, "h": h, "x": x}
 
 
+@torch.library.custom_op("exported::summed", mutates_args=())
+def summed(x: torch.Tensor) -> torch.Tensor:
+    return x.cumsum(-1) * 2
+
+
+@summed.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+class Unknown(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mlp = Mlp()
+
+    def forward(self, x):
+        return self.mlp.down(summed(self.mlp.up(x)))
+
+
+class Named(nn.Module):
+    """Takes keywords, returns what is no tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.mlp = Mlp()
+
+    def forward(self, x, *, mask=None, scale=2.0):
+        y = self.mlp(x) * scale
+        return y if mask is None else y.masked_fill(mask, 0), None, {"rest": [x, 1.5, "s"]}
+
+
 class Branch(nn.Module):
     def __init__(self):
         super().__init__()
@@ -208,6 +239,13 @@ CASES = {
             "linear2": Rowwise(),
         },
         {"all_reduce": 2},
+        Mesh(tp=2),
+    ),
+    "an op without a rule": Case(
+        Unknown,
+        ROWS,
+        {"mlp.up": Colwise(), "mlp.down": Rowwise()},
+        {"all_gather_into_tensor": 1, "all_reduce": 1},
         Mesh(tp=2),
     ),
     "a branch with parameters": Case(
@@ -411,6 +449,16 @@ def test_outputs_of_a_dict_have_layouts_of_their_own():
     for rank, block in zip(LINE.order, shards(wanted["a"].detach(), layouts["a"])):
         alike(wanted["z"], found[rank]["z"])
         alike(block, found[rank]["a"])
+
+
+def test_arguments_may_come_by_keyword():
+    model, mesh = Named(), Mesh(tp=2)
+    mask = torch.rand(6, 8) > 0.5
+    exported = export(model, ROWS, {"mask": mask})
+    styles = {"mlp.up": Colwise(), "mlp.down": Rowwise()}
+    modules = {r: tensor_parallel(exported, mesh, styles, rank=r).module() for r in mesh.ranks}
+    for found in together(modules, mesh, *ROWS, mask=mask).values():
+        alike(model(*ROWS, mask=mask), found)
 
 
 class Loss(nn.Module):
