@@ -17,7 +17,7 @@ import attrs
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from fdtensor.bench import compute, planning, tables
+from fdtensor.bench import compute, draws, planning, tables
 from fdtensor.bench import overhead as overheads
 from fdtensor.bench.cases import CASES, LARGE, SMALL, Shape
 from fdtensor.bench.overhead import OVERHEADS, Overhead
@@ -67,10 +67,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a bench. Returns the exit status: 1 where a result was wrong, 2 for bad input."""
     parser = argparse.ArgumentParser(
         prog="python -m fdtensor bench",
-        description="fdtensor, PyTorch DTensor and hand-written torch.distributed calls, "
-        "side by side: redistribute on 4 gloo processes of this machine, compute on one of them.",
+        description="fdtensor beside PyTorch: redistribute on 4 gloo processes of this machine, "
+        "with DTensor and calls by hand; compute with DTensor; random with torch's own draws.",
     )
-    parser.add_argument("what", choices=["redistribute", "compute"], help="what to measure")
+    choices = ["redistribute", "compute", "random"]
+    parser.add_argument("what", choices=choices, help="what to measure")
     parser.add_argument("--json", metavar="FILE", help="write all that was measured")
     parser.add_argument("--quick", action="store_true", help="less than a minute, rougher")
     parser.add_argument("--rounds", type=int, metavar="N", help="time everything N times")
@@ -81,6 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if options.what == "compute":
         return _compute(options)
+    if options.what == "random":
+        return _random(options)
     effort = QUICK if options.quick else FULL
     if options.rounds:
         rounds = tuple((size, options.rounds) for size, _ in effort.rounds)
@@ -101,6 +104,17 @@ def _compute(options: argparse.Namespace) -> int:
     with _ticking(console, compute.total()) as tick, GlooPool(1) as alone:
         found = compute.measure(alone, effort, tick)
     _show(console, found, compute.show)
+    _write(options.json, effort, found)
+    return 0
+
+
+def _random(options: argparse.Namespace) -> int:
+    effort = draws.QUICK if options.quick else draws.FULL
+    effort = attrs.evolve(effort, rounds=options.rounds or effort.rounds)
+    console = Console()
+    with _ticking(console, draws.total()) as tick:
+        found = draws.measure(effort, tick)
+    _show(console, found, draws.show)
     _write(options.json, effort, found)
     return 0
 
