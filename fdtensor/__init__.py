@@ -11,7 +11,6 @@ processes or on a simulated one, all ranks in this process. No tensor subclass a
 
 from typing import TYPE_CHECKING
 
-from fdtensor import random  # not in __all__: a wildcard would hide Python's own
 from fdtensor.api import connect, distribute, from_local, redistribute, shards
 from fdtensor.calibrate import calibrate, estimate
 from fdtensor.collective import (
@@ -99,6 +98,7 @@ from fdtensor.transition import transition
 from fdtensor.verify import verify
 
 if TYPE_CHECKING:
+    from fdtensor import random
     from fdtensor.checkpoint import checkpoint_contents, load_checkpoint, save_checkpoint
     from fdtensor.funcol import FuncolComm
     from fdtensor.interop import from_torch, to_torch
@@ -121,11 +121,13 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> object:
-    """The names that need torch.distributed, imported when first asked for."""
-    if name in _LAZY:
-        import importlib
+    """What takes long to import, or torch.distributed, imported when first asked for."""
+    import importlib
 
+    if name in _LAZY:
         return getattr(importlib.import_module(f"fdtensor.{_LAZY[name]}"), name)
+    if name == "random":  # not in __all__: a wildcard would hide Python's own
+        return importlib.import_module("fdtensor.random")
     raise AttributeError(f"module 'fdtensor' has no attribute {name!r}")
 
 

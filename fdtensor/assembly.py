@@ -84,7 +84,7 @@ def assembled(
         choices[axis] = chosen(
             graph, mesh, axis, ends, others, bounds.cost or cost, regather, bounds=bounds
         )
-    build = _Builder(mesh, cost, on_missing_rule)
+    build = _Builder(mesh, cost, bounds.cost or cost, on_missing_rule)
     again = views_of_inputs(graph) if regather else frozenset()
     env = {v: build.value(t) for v, t in zip(graph.inputs, in_types)}
     inputs = tuple(env[v] for v in graph.inputs)
@@ -107,8 +107,12 @@ def assembled(
 class _Builder:
     """Lines and types of a program as they are made."""
 
-    def __init__(self, mesh: Mesh, cost: CostModel, on_missing_rule: OnMissingRule) -> None:
+    def __init__(
+        self, mesh: Mesh, cost: CostModel, prices: CostModel, on_missing_rule: OnMissingRule
+    ) -> None:
         self.mesh, self.cost, self.on_missing_rule = mesh, cost, on_missing_rule
+        self.prices = prices
+        """Those that the choice was made by."""
         self.types: list[TensorType] = []
         self.eqns: list[Eqn] = []
         self.constants: list[tuple[Var, Any]] = []
@@ -235,7 +239,7 @@ class _Builder:
         for axis in self.mesh.axes:
             option = options[axis]
             ends = Ends(option.ins, tuple(option.outs[k] for k in read))
-            inside[axis] = _inside(note, self.mesh, axis, ends, tuple(inside.items()), self.cost)
+            inside[axis] = _inside(note, self.mesh, axis, ends, tuple(inside.items()), self.prices)
         here: dict[Var, Var] = {}
         for i, (v, inner) in enumerate(zip(call.ins, body.inputs)):
             full = graph.types[v.index]

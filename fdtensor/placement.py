@@ -16,7 +16,7 @@ from typing import Literal, get_args
 import attrs
 
 from fdtensor.errors import LayoutError
-from fdtensor.record import Record, integer
+from fdtensor.record import Record, integer, natural
 
 __all__ = [
     "Cut",
@@ -38,11 +38,8 @@ REDUCE_OPS: tuple[ReduceOp, ...] = get_args(ReduceOp)
 
 
 def _dim(value: object) -> int:
-    try:
-        dim = integer(value)
-    except (TypeError, AttributeError):
-        dim = -1
-    if dim < 0:
+    dim = natural(value)
+    if dim is None:
         raise LayoutError(
             f"{value!r} is not a tensor dim.",
             hint="A dim is an int counted from the front: 0, 1, ...",

@@ -141,7 +141,7 @@ def up() -> bool:
     """Whether a process group is up; brings one up where torchrun's environment is there."""
     if not dist.is_available():
         return False
-    if dist.is_initialized():
+    if initialized():
         return True
     if all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
         dist.init_process_group(backend="nccl" if torch.cuda.is_available() else "gloo")

@@ -34,7 +34,7 @@ from fdtensor.random_bits import (
 )
 from fdtensor.random_bits.floats import FLOATS, width_of
 from fdtensor.random_bits.keys import AnyKey, words_of
-from fdtensor.record import integer
+from fdtensor.record import integer, natural
 
 __all__ = [
     "Key",
@@ -247,11 +247,8 @@ def permutation(
             return _order(key, type.shape[0], device).index_select(0, place).to(type.dtype)
 
         return _drawn(key, type, comm, draw, device)
-    try:
-        count = integer(x)
-    except (TypeError, AttributeError):
-        count = -1
-    if count < 0:
+    count = natural(x)
+    if count is None:
         raise FdtensorError(
             f"{x!r} cannot be permuted.",
             hint="Pass how many, a tensor with dims, or a TensorType of one dim and a Comm.",

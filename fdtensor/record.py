@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 import attrs
 
-__all__ = ["Record", "fields_of", "integer", "intern"]
+__all__ = ["Record", "fields_of", "integer", "intern", "natural"]
 
 R = TypeVar("R", bound="Record")
 
@@ -63,6 +63,15 @@ def _names(kind: type) -> tuple[str, ...]:
 
 def _rebuild(kind: type[Any], values: tuple[object, ...]) -> object:
     return getattr(kind, "_make", kind)(*values)
+
+
+def natural(value: Any) -> int | None:
+    """`value` as an int, 0 or more; None for anything else."""
+    try:
+        found = integer(value)
+    except (TypeError, AttributeError):
+        return None
+    return found if found >= 0 else None
 
 
 def integer(value: Any) -> int:

@@ -9,7 +9,7 @@ import torch
 
 from fdtensor.errors import FdtensorError
 from fdtensor.random_bits.threefry import Words, hash_ints, hash_tensor
-from fdtensor.record import integer
+from fdtensor.record import integer, natural
 from fdtensor.tree import register_value
 
 __all__ = ["AnyKey", "Key", "fold_in", "key", "split", "words_of"]
@@ -87,11 +87,8 @@ def key(seed: int) -> Key:
 def split(key: AnyKey, num: int = 2) -> Any:
     """`num` new keys: a tuple of them; of a key in a tensor, a tensor of shape (num, 2)."""
     words = words_of(key)
-    try:
-        count = integer(num)
-    except (TypeError, AttributeError):
-        count = -1
-    if count < 0:
+    count = natural(num)
+    if count is None:
         raise FdtensorError(
             f"a key cannot be split into {num!r}.", hint="Pass how many keys you need, an int."
         )
@@ -116,11 +113,8 @@ def fold_in(key: AnyKey, data: int | torch.Tensor) -> Any:
             )
         low = data.to(torch.int64).to(torch.int32)
         return _tensor(*hash_tensor(words, torch.zeros_like(low), low))
-    try:
-        number = integer(data)
-    except (TypeError, AttributeError):
-        number = -1
-    if not 0 <= number <= _WORD:
+    number = natural(data)
+    if number is None or number > _WORD:
         raise FdtensorError(
             f"{data!r} cannot be folded into a key.", hint="Pass an int from 0 to 2**32 - 1."
         )

@@ -286,12 +286,19 @@ def _wants(
     wants = []
     for spec, val in zip(specs, vals):
         if isinstance(val, torch.Tensor):
-            like = layouts.get(spec.target or "")
+            like = layouts.get(spec.target) if spec.target and spec.kind in _OF_STATE else None
             wants.append(asked.get(id(spec)) or like or mesh.layout())
     return wants
 
 
 _USER = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
+
+_OF_STATE = (
+    OutputKind.BUFFER_MUTATION,
+    OutputKind.PARAMETER_MUTATION,
+    OutputKind.GRADIENT_TO_PARAMETER,
+)
+"""Results whose target is a parameter or buffer: an input may have the same name."""
 
 
 def _asked(exported: Exported, count: int, out_layouts: Any) -> list[Layout | None]:

@@ -27,8 +27,10 @@ from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from fdtensor.errors import TraceError
 from fdtensor.export import is_whole, places
 from fdtensor.graph import Var
+from fdtensor.kernel import local_step
 from fdtensor.layout import Layout, TensorType
 from fdtensor.local_program import Line, LocalProgram, constant
+from fdtensor.planner import plan
 from fdtensor.program import Program
 from fdtensor.transforms.exported import OPAQUE, Exported, stands_for
 from fdtensor.transforms.sizes import Sizes, emitted, value_at
@@ -38,7 +40,7 @@ __all__ = ["Made", "written"]
 
 aten = torch.ops.aten
 
-KEPT = ("nn_module_stack", "stack_trace", "source_fn_stack", "torch_fn", "from_node", "custom")
+CARRIED = ("nn_module_stack", "stack_trace", "source_fn_stack", "torch_fn", "from_node", "custom")
 """What a node takes over from the one that it comes from."""
 
 
@@ -92,14 +94,10 @@ def _blocks(
 
 
 def _block(tensor: torch.Tensor, layout: Layout, rank: int) -> torch.Tensor:
-    type = TensorType(tuple(tensor.shape), tensor.dtype, layout)
-    local = tensor.detach()
-    for d, held in enumerate(type.index(rank)):
-        if isinstance(held, range):
-            local = local.narrow(d, held.start if held else 0, len(held))
-        else:
-            local = local.index_select(d, torch.tensor(held, device=tensor.device))
-    local = local.clone(memory_format=torch.contiguous_format)
+    whole = TensorType(tuple(tensor.shape), tensor.dtype, layout.mesh.layout())
+    local = tensor.detach().clone() if whole.layout == layout else tensor.detach()
+    for step in plan(whole, whole.with_layout(layout)).steps:
+        local = local_step(step, rank, local)
     if isinstance(tensor, torch.nn.Parameter):
         return torch.nn.Parameter(local, requires_grad=tensor.requires_grad)
     return local
@@ -134,16 +132,21 @@ class _Writer:
         constants: dict[str, torch.Tensor] = {}
         program = self.made.lines[0]
         numbers = {n: i for i, n in enumerate(self.exported.tensors)}
+        ours = self._constants()
+
+        def take() -> None:
+            for line in ours:  # once: it is an iterator
+                name = f"fdtensor_{len(constants)}"
+                constants[name] = line.args[0]
+                specs.append(self._constant(name, line))
+
         for old, spec in zip(
             self.exported.placeholders.values(),
             self.exported.program.graph_signature.input_specs,
             strict=True,
         ):
-            if spec.kind == InputKind.USER_INPUT and not constants:
-                for line in self._constants():
-                    name = f"fdtensor_{len(constants)}"
-                    constants[name] = line.args[0]
-                    specs.append(self._constant(name, line))
+            if spec.kind == InputKind.USER_INPUT:
+                take()
             node = self.graph.placeholder(old.name)
             node.name = node.target = old.name  # also where it is that of a Python function
             node.meta = dict(old.meta)
@@ -152,6 +155,7 @@ class _Writer:
                 self._localize(node)
             self.given[old.name] = node
             specs.append(spec)
+        take()
         for i, (_, tensor) in enumerate(self.made.programs[0].constants):
             raise TraceError(
                 f"the exported program closes over a tensor of shape {tuple(tensor.shape)}.",
@@ -356,7 +360,7 @@ class _Writer:
         """A node with what it gives, and where it comes from unless it is `plain`."""
         node = self.graph.create_node("call_function", target, tuple(args), dict(kwargs), name=name)
         if source is not None:
-            node.meta.update({key: source.meta[key] for key in KEPT if key in source.meta})
+            node.meta.update({key: source.meta[key] for key in CARRIED if key in source.meta})
         elif not plain:
             node.meta["nn_module_stack"] = dict(self._outermost())
         read = map_arg((tuple(args), dict(kwargs)), lambda n: n.meta["val"])
