@@ -86,6 +86,16 @@ def test_classes_of_a_test_module_go_there_and_back(pool):
     ]
 
 
+def one_of_each_op():
+    aten = torch.ops.aten
+    return [torch.ops, aten, aten.add, aten.add.Tensor, torch.ops.higher_order.cond]
+
+
+def test_ops_of_torch_go_there_and_back(pool):
+    for found in pool.run(one_of_each_op):
+        assert all(a is b for a, b in zip(found, one_of_each_op(), strict=True))
+
+
 def test_an_error_on_all_ranks_is_told_once_and_the_ranks_stay_up(pool):
     before = pids(pool)
     with pytest.raises(WorkerError) as raised:

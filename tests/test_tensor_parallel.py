@@ -129,7 +129,7 @@ class Unknown(nn.Module):
         self.mlp = Mlp()
 
     def forward(self, x):
-        return self.mlp.down(summed(self.mlp.up(x)))
+        return self.mlp.down(torch.ops.exported.summed(self.mlp.up(x)))
 
 
 class Named(nn.Module):

@@ -6,17 +6,22 @@ in the middle of a collective, so none outlives the process that started it.
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
+from operator import attrgetter
 from queue import SimpleQueue
 from threading import Thread
+from typing import Any
 
 import attrs
 import cloudpickle
+import torch
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket, _OpNamespace
 
 __all__ = ["Failure", "failure", "packed", "search_path", "serve"]
 
@@ -50,12 +55,39 @@ def packed(fn: Callable[..., object], args: Sequence[object]) -> bytes:
     known = {"fdtensor", "__main__", *sys.stdlib_module_names}
     local = file and "site-packages" not in file and root not in known
     if not local or name in cloudpickle.list_registry_pickle_by_value():
-        return pickle.dumps((search_path(), cloudpickle.dumps((fn, args))))
+        return pickle.dumps((search_path(), _dumps((fn, args))))
     cloudpickle.register_pickle_by_value(module)
     try:
-        return pickle.dumps((search_path(), cloudpickle.dumps((fn, args))))
+        return pickle.dumps((search_path(), _dumps((fn, args))))
     finally:
         cloudpickle.unregister_pickle_by_value(module)
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Takes `torch.ops`, and what hangs from it, by name."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        match obj:
+            case _ if obj is torch.ops:
+                return getattr, (torch, "ops")
+            case _ if obj is torch.ops.higher_order:
+                return getattr, (torch.ops, "higher_order")
+            case _OpNamespace():
+                return getattr, (torch.ops, obj.name)
+            case OpOverloadPacket():
+                return attrgetter(obj._qualified_op_name.replace("::", ".")), (torch.ops,)
+            case OpOverload():
+                return getattr, (obj.overloadpacket, obj._overloadname)
+            case HigherOrderOperator():
+                return getattr, (torch.ops.higher_order, obj.name())
+            case _:
+                return super().reducer_override(obj)
+
+
+def _dumps(value: object) -> bytes:
+    file = io.BytesIO()
+    _Pickler(file).dump(value)
+    return file.getvalue()
 
 
 def search_path() -> list[str]:
@@ -85,7 +117,7 @@ def _answer(message: bytes) -> bytes:
     try:
         sys.path[:], call = pickle.loads(message)
         fn, args = pickle.loads(call)
-        return cloudpickle.dumps(fn(*args))
+        return _dumps(fn(*args))
     except BaseException as error:
         if error.__traceback__ and error.__traceback__.tb_next:
             error.__traceback__ = error.__traceback__.tb_next  # without the frame of this function
