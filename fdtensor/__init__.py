@@ -100,6 +100,7 @@ from fdtensor.verify import verify
 if TYPE_CHECKING:
     from fdtensor import random
     from fdtensor.checkpoint import checkpoint_contents, load_checkpoint, save_checkpoint
+    from fdtensor.cluster import LocalCluster, WorkerError, local_cluster
     from fdtensor.funcol import FuncolComm
     from fdtensor.interop import from_torch, to_torch
     from fdtensor.process_groups import groups
@@ -108,6 +109,9 @@ if TYPE_CHECKING:
 
 _LAZY = {
     "FuncolComm": "funcol",
+    "LocalCluster": "cluster",
+    "WorkerError": "cluster",
+    "local_cluster": "cluster",
     "groups": "process_groups",
     "tensor_parallel": "transforms.tensor_parallel",
     "from_torch": "interop",
@@ -154,6 +158,7 @@ __all__ = [
     "GradScaler",
     "Layout",
     "LayoutError",
+    "LocalCluster",
     "LossScale",
     "Mask",
     "Mesh",
@@ -181,6 +186,7 @@ __all__ = [
     "TraceError",
     "ValueTreeError",
     "VocabParallel",
+    "WorkerError",
     "all_gather",
     "all_to_all",
     "axis_index",
@@ -206,6 +212,7 @@ __all__ = [
     "layouts_for",
     "load_checkpoint",
     "load_safetensors",
+    "local_cluster",
     "local_tensors",
     "plan",
     "pmax",

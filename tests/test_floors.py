@@ -52,6 +52,7 @@ FLOORS = (
     (
         "dtensor",
         "distribution",
+        "cluster",
         "testing",
         "verify",
         "discovery",
@@ -95,7 +96,7 @@ DISTRIBUTED = {
     "funcol.py",
     "spelled.py",
     "process_groups.py",
-    "testing/pool.py",
+    "cluster",
     "interop",
     "checkpoint",
     "bench",
