@@ -53,6 +53,7 @@ from fdtensor.gradients import (
     local_tensors,
     total_norm,
 )
+from fdtensor.initialize import initialize
 from fdtensor.interpreter import run, run_fused
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
@@ -208,6 +209,7 @@ __all__ = [
     "fuse",
     "gradients",
     "groups",
+    "initialize",
     "input_reshard",
     "layouts_for",
     "load_checkpoint",

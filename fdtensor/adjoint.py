@@ -188,9 +188,9 @@ def adjoint(
     try:
         whole = traced().program
     except TraceError as error:
-        if "requires_grad" not in str(error):
+        if not any(what in str(error) for what in ("requires_grad", "saved tensor hooks")):
             raise
-        by_autograd = True  # f uses autograd itself, which vjp does not allow
+        by_autograd = True  # f uses autograd itself or checkpoints, which vjp does not allow
         whole = traced().program
     forward, backward, kept = _halves(whole, len(known), len(outs))
 

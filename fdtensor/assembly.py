@@ -85,6 +85,7 @@ def assembled(
             graph, mesh, axis, ends, others, bounds.cost or cost, regather, bounds=bounds
         )
     build = _Builder(mesh, cost, bounds.cost or cost, on_missing_rule)
+    build.wishes = _orders(graph, [t.layout for t in in_types], wants)
     again = views_of_inputs(graph) if regather else frozenset()
     env = {v: build.value(t) for v, t in zip(graph.inputs, in_types)}
     inputs = tuple(env[v] for v in graph.inputs)
@@ -113,6 +114,8 @@ class _Builder:
         self.mesh, self.cost, self.on_missing_rule = mesh, cost, on_missing_rule
         self.prices = prices
         """Those that the choice was made by."""
+        self.wishes: Mapping[Var, tuple[str, ...]] = {}
+        """The orders of axes in which values of the graph will be read, where one is special."""
         self.types: list[TensorType] = []
         self.eqns: list[Eqn] = []
         self.constants: list[tuple[Var, Any]] = []
@@ -221,7 +224,8 @@ class _Builder:
             kept = kept_cuts(type.layout, {a: rows[a].ins[i] for a in self.mesh.axes})
             if kept and type.nbytes > best[0]:
                 best = (type.nbytes, (*kept, *(a for a in self.mesh.axes if a not in kept)))
-        return best[1]
+        made = next((v for v in call.outs if v is not None), None)
+        return best[1] or (self.wishes.get(made, ()) if made is not None else ())
 
     def _inline(
         self,
@@ -280,6 +284,35 @@ class _Builder:
             layout = want or self._laid(made, [choices[a].outs[i] for a in self.mesh.axes])
             outs.append(self.moved(made, self.types[made.index].with_layout(layout)))
         return outs
+
+
+def _orders(
+    graph: Graph, layouts: Sequence[Layout], wants: Sequence[Layout | None]
+) -> dict[Var, tuple[str, ...]]:
+    """The order of axes in which each value is read or wanted, where one is not that of the mesh.
+
+    What is made of nothing, or of replicas, is cut so at once.
+    """
+    known = dict(zip(graph.inputs, map(_order_of, layouts)))
+    wanted = [() if w is None else _order_of(w) for w in wants]
+    if not any(known.values()) and not any(wanted):
+        return {}
+    for call in graph.calls:
+        found = next((known[v] for v in call.ins if known.get(v)), ())
+        known.update((v, found) for v in call.outs if v is not None)
+    wishes: dict[Var, tuple[str, ...]] = {v: w for v, w in zip(graph.outs, wanted) if w}
+    for call in reversed(graph.calls):
+        found = next((wishes[v] for v in call.outs if v in wishes), ())  # type: ignore[index]
+        found = found or next((known[v] for v in call.ins if known.get(v)), ())
+        for v in call.ins if found else ():
+            wishes.setdefault(v, found)
+    return wishes
+
+
+def _order_of(layout: Layout) -> tuple[str, ...]:
+    """The axes in the order of the cuts that are not in that of the mesh, then the others."""
+    special = tuple(axis for _, axes in layout.order for axis in axes)
+    return (*special, *(a for a in layout.mesh.axes if a not in special)) if special else ()
 
 
 @functools.lru_cache(maxsize=4096)

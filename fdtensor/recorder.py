@@ -29,8 +29,23 @@ from fdtensor.graph import Call, Full, Graph, Var, pruned, tensors_of
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
 from fdtensor.placement import Cut, Partial, Ragged, Replicate, Shard, StridedShard
+from fdtensor.randomness import (
+    Numbers,
+    is_quiet,
+    refuse_random,
+    replacement,
+    without_rejection,
+)
 
-__all__ = ["behind", "constrain", "pinned", "record", "recorded_as", "recording", "refuse_random"]
+__all__ = [
+    "behind",
+    "constrain",
+    "draw_from",
+    "pinned",
+    "record",
+    "recorded_as",
+    "recording",
+]
 
 aten = torch.ops.aten
 _C: Any = torch  # what torch does not declare
@@ -62,6 +77,11 @@ def recording() -> bool:
     return _DEPTH[0] > 0
 
 
+def draw_from(key: torch.Tensor) -> None:
+    """Lets the random ops of the function that runs, or is recorded, draw from a key."""
+    Numbers.active[-1].key = _unwrapped(key)
+
+
 class _Recorder(TorchDispatchMode):
     """Writes down every call below functionalization."""
 
@@ -75,6 +95,7 @@ class _Recorder(TorchDispatchMode):
         self.vars: dict[int, Var] = {}
         self.alive: list[torch.Tensor] = []  # an id means a tensor only while the tensor lives
         self.closed: dict[int, tuple[Var, torch.Tensor]] = {}
+        self.numbers = Numbers()
 
     def var(self, tensor: torch.Tensor) -> Var:
         """A new value, for a tensor that was just made."""
@@ -83,6 +104,14 @@ class _Recorder(TorchDispatchMode):
         self.vars[id(tensor)] = made
         self.alive.append(tensor)
         return made
+
+    def known(self, tensor: torch.Tensor) -> Var:
+        """The value that a tensor is."""
+        if id(tensor) not in self.vars:  # torch makes parameters of tensors behind all modes
+            same = next(t for t in reversed(self.alive) if _is_alias(t, tensor))
+            self.vars[id(tensor)] = self.vars[id(same)]
+            self.alive.append(tensor)
+        return self.vars[id(tensor)]
 
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
         """The fake of a real tensor that the function closes over."""
@@ -98,6 +127,9 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        drawn = replacement(func)
+        if drawn is not None and not is_quiet(func, args):
+            return self._drawn(drawn, func, args, kwargs)
         _refuse(func, args)
         if func is _BATCH_NORM and args[5] and args[3] is not None:
             if not all(isinstance(t, FakeTensor) for t in args[3:5]):
@@ -116,16 +148,27 @@ class _Recorder(TorchDispatchMode):
                 hint="Keep its indices and values as two dense tensors.",
             )
         if func in _SAME:
-            self.vars[id(out)] = self.vars[id(args[0])]
+            self.vars[id(out)] = self.known(args[0])
             self.alive.append(out)
             return out
         outs = tuple([self.var(t) for t in results])
-        known = _frozen((args, tuple(kwargs.items())), lambda t: self.vars[id(t)])
+        known = _frozen((args, tuple(kwargs.items())), self.known)
         if func in _PHYSICAL and isinstance(args[0], torch.Tensor):  # a number has no bits
             func = _PHYSICAL[func]
         self.calls.append(Call(func, known[0], known[1], outs, self.mark()))
         self.phases.append(phase())
         return out
+
+    def _drawn(self, drawn: Callable[..., Any], func: Any, args: Any, kwargs: Any) -> Any:
+        """A random op, as draws from a key."""
+        if kwargs.get("generator") is not None:
+            raise TraceError(
+                f"{func} draws from a generator, and each rank would draw its own numbers.",
+                hint="Leave the generator out, and pass key=random.key(0) in the call.",
+            )
+        args, kwargs = _mapped((args, kwargs), self._fake)
+        with self:
+            return drawn(functools.partial(self.numbers.draw, func), *args, **kwargs)
 
     def _batch_norm(self, args: Any) -> Any:
         """A batch norm that says what it writes to its running statistics."""
@@ -170,6 +213,8 @@ def record(
     _DEPTH[0] += 1
     try:
         with contextlib.ExitStack() as stack:
+            stack.enter_context(recorder.numbers)
+            stack.enter_context(without_rejection())
             stack.enter_context(_transparent())
             stack.enter_context(fakes)
             stack.enter_context(recorder)
@@ -181,7 +226,7 @@ def record(
                 results = [_unwrapped(t) for t in f(wrapped)]
             finally:
                 _C._disable_functionalization()
-            outs = tuple(recorder.vars[id(recorder._fake(t))] for t in results)
+            outs = tuple(recorder.known(recorder._fake(t)) for t in results)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise DataDependentError(
             f"what {error.func} gives depends on the values of tensors.",
@@ -351,13 +396,13 @@ def _refuse(func: Any, args: Any) -> None:
         raise _writes(str(func))
 
 
-def refuse_random(func: Any, args: Any) -> None:
-    """Raises `TraceError` for a call of an op that draws random numbers."""
-    if torch.Tag.nondeterministic_seeded in func.tags and not _is_quiet(func, args):
-        raise TraceError(
-            f"{func} draws random numbers, and each rank would draw its own.",
-            hint="Pass the numbers in as an argument, or switch dropout off with eval().",
-        )
+def _is_alias(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are the same elements of one memory."""
+
+    def place(t: torch.Tensor) -> Any:
+        return t.shape, t.stride(), t.storage_offset(), t.dtype, t.untyped_storage()._cdata
+
+    return place(a) == place(b)
 
 
 def _whole_memory(tensor: torch.Tensor) -> None:
@@ -375,19 +420,6 @@ def _writes(what: str) -> TraceError:
         f"{what} writes to a tensor that the function closes over.",
         hint="Pass the tensor as an argument and return its new value.",
     )
-
-
-def _is_quiet(func: Any, args: Any) -> bool:
-    """Whether a call of an op that may draw random numbers draws none: a dropout of 0."""
-    names = [a.name for a in func._schema.arguments]
-    for name in ("dropout_p", "dropout", "p"):
-        if name in names:
-            place = names.index(name)
-            given = (
-                args[place] if place < len(args) else func._schema.arguments[place].default_value
-            )
-            return given == 0
-    return False
 
 
 def _mapped(tree: Any, of: Callable[[torch.Tensor], torch.Tensor]) -> Any:

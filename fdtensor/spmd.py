@@ -26,9 +26,11 @@ from fdtensor.errors import (
 )
 from fdtensor.interpreter import admit, digest_of
 from fdtensor.kernel import empty
+from fdtensor.keyed import is_key, key_type, keyed
 from fdtensor.layout import TensorType
 from fdtensor.mesh import Mesh
 from fdtensor.program import Program
+from fdtensor.randomness import Drawing
 from fdtensor.runner import runner_of
 from fdtensor.tracer import Traced, asked_layouts, is_typed, one_mesh, trace, traced
 from fdtensor.tree import argument, flatten, paths, unflatten
@@ -89,6 +91,8 @@ class Spmd(Generic[F]):
         self.check: Check | None = check
         self.programs: OrderedDict[Any, _Entry] = OrderedDict()
         self.derived: dict[Any, Spmd[Any]] = {}
+        self.keyed: Spmd[Any] | None = None
+        """The same of the function with a key."""
         self.last: _Entry | None = None
         """What the last call ran."""
         functools.update_wrapper(self, f, updated=())
@@ -101,6 +105,9 @@ class Spmd(Generic[F]):
 
         Of DTensors it is collective, as a call is. Types are enough, for a look without processes.
         """
+        drawing = self._drawing(args, kwargs)
+        if drawing is not None:
+            return drawing.trace(*args, **kwargs)
         leaves, spec = flatten((args, kwargs), is_leaf=is_typed)
         if any(isinstance(leaf, DTensor) for leaf in leaves):
             found = self._found(leaves, spec)
@@ -120,6 +127,10 @@ class Spmd(Generic[F]):
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if "key" in kwargs:
+            drawing = self._drawing(args, kwargs)
+            if drawing is not None:
+                return drawing(*args, **kwargs)
         leaves, spec = flatten((args, kwargs), is_leaf=_is_dtensor)
         try:
             if any(isinstance(leaf, torch.Tensor) for leaf in leaves):
@@ -133,6 +144,47 @@ class Spmd(Generic[F]):
         return found.result(
             found.go([x.local for x in leaves if x.__class__ is DTensor]), found.comm
         )
+
+    def _drawing(self, args: Any, kwargs: dict[str, Any]) -> Spmd[Any] | None:
+        """What to call where random ops are to draw from `kwargs["key"]`, which becomes a DTensor.
+
+        None where there is no key, or it is just an argument of the function.
+        """
+        if "key" not in kwargs:
+            return None
+        leaves, _ = flatten((args, kwargs), is_leaf=_is_dtensor)
+        try:
+            if not is_key(self.f, kwargs["key"]):
+                return None
+        except FdtensorError as error:
+            self._tell(leaves, error)
+            raise
+        if self.keyed is None:
+            self.keyed = Spmd(
+                keyed(self.f),
+                out_layouts=self.out_layouts,
+                regather=self.regather,
+                on_missing_rule=self.on_missing_rule,
+                plain=self.plain,
+                check=self.check,
+            )
+        known = [leaf for leaf in leaves if isinstance(leaf, DTensor)]
+        key = kwargs["key"]
+        if known and not isinstance(key, (DTensor, TensorType)):
+            kwargs["key"] = self.keyed._distributed_key(key, known)
+        return self.keyed
+
+    def _distributed_key(self, key: Any, known: Sequence[DTensor[Any]]) -> DTensor[Any]:
+        """The key on every rank; they agree on it at the first call."""
+        comm = known[0].comm
+        type = key_type(one_mesh([leaf.type for leaf in known]))
+        check = self.check or comm.check
+        if check == "always" or (check != "never" and not self.programs):
+            words = key.tolist() if isinstance(key, torch.Tensor) else [key.high, key.low]
+            comm.agree("this key", digest_of(repr(words)), [type.mesh], None)
+        device = getattr(comm, "device", None)
+        whole = key.to(device, torch.int64) if isinstance(key, torch.Tensor) else key.tensor(device)
+        return DTensor(comm.value([whole] * comm.width(type)), type, comm)
 
     def _tell(self, leaves: Sequence[Any], error: FdtensorError) -> None:
         """Lets the other ranks fail too, where they wait to agree on a first program."""
@@ -273,7 +325,8 @@ class Spmd(Generic[F]):
             for i in range(len(comm.leaves(first))):
                 given = [comm.leaves(w)[i] if t else w for w, t in zip(wholes, tensors)]
                 args, kwargs = unflatten(spec, given)
-                results.append(flatten(self.f(*args, **kwargs)))
+                with Drawing():
+                    results.append(flatten(self.f(*args, **kwargs)))
         told = None
         if results:
             outs, tree = results[0]

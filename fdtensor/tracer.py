@@ -13,6 +13,7 @@ from fdtensor.assembly import OnMissingRule, assembled
 from fdtensor.cost import NCCL, CostModel
 from fdtensor.errors import TraceError, ValueTreeError
 from fdtensor.graph import Full, Graph
+from fdtensor.keyed import is_key, key_type, keyed
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
 from fdtensor.program import Program
@@ -66,8 +67,13 @@ def trace(
     Python values, and frozen into the program. `out_layouts` is a prefix of what `f` returns, with
     a Layout or None at each leaf. Where it is None the layout is that of the parameter where the
     output has the structure of an argument (gradients, updated parameters), else the cheapest one.
+    `key`, of which the value does not matter, lets the random ops of `f` draw from a key.
     Raises `TraceError` for what is no pure function, `RuleError` as `on_missing_rule` says.
     """
+    if "key" in kwargs and is_key(f, kwargs["key"]):
+        leaves, _ = flatten((args, kwargs), is_leaf=is_typed)
+        mesh = one_mesh([t for t in map(type_of, leaves) if t is not None])
+        f, kwargs = keyed(f), {**kwargs, "key": key_type(mesh)}
     leaves, spec = flatten((args, kwargs), is_leaf=is_typed)
     types = [type_of(leaf) for leaf in leaves]
     return traced(

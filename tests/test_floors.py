@@ -14,6 +14,7 @@ FLOORS = (
     ("collective", "exchange", "transition", "random_bits"),
     ("traffic", "tiling", "memory", "cost", "search", "plan_json", "plan_text", "planner", "fused"),
     (
+        "randomness",
         "graph",
         "rewrite",
         "apart",
@@ -31,6 +32,7 @@ FLOORS = (
         "program",
         "schedule",
         "assembly",
+        "keyed",
         "tracer",
     ),
     (
@@ -58,6 +60,7 @@ FLOORS = (
         "discovery",
         "adjoint",
         "spmd",
+        "initialize",
         "api",
         "random",
         "gradients",

@@ -69,6 +69,16 @@ def test_a_program_gives_each_rank_its_block_of_what_the_plain_function_gives(na
     law()
 
 
+def test_what_is_made_of_nothing_is_cut_in_the_order_that_it_is_read_in():
+    cut = MESH.layout(None, ("tp", "dp"))
+    x = TensorType((4, 8), torch.float32, cut)
+    made = trace(lambda x: x.relu() * torch.arange(8.0).exp(), x, out_layouts=cut)
+    assert made.received_bytes == 0
+    nothing = trace(lambda x: torch.ones(4, 8).cos(), x, out_layouts=cut)
+    assert nothing.received_bytes == 0
+    assert nothing.type_of(nothing.eqns[0].outs[0]).layout == cut
+
+
 @some
 @given(any_setting)
 def test_a_program_receives_the_bytes_that_it_announces(setting):
@@ -388,9 +398,9 @@ tests.unruled.default has no rule, and its operands are not replicated.
 Give it one with @fdtensor.rule, or pass on_missing_rule="replicate"."""
 
 RANDOM = """\
-aten.bernoulli.p draws random numbers, and each rank would draw its own.
+aten.bernoulli.p draws random numbers, and has no key to draw from.
 
-Pass the numbers in as an argument, or switch dropout off with eval()."""
+Pass one in the call: key=random.key(0); or switch dropout off with eval()."""
 
 
 def other():

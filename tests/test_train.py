@@ -3,6 +3,7 @@
 import argparse
 import itertools
 
+import attrs
 import pytest
 import torch
 
@@ -118,6 +119,7 @@ def test_a_caller_may_pin_the_activations():
     [
         ({"width": 10, "heads": 4}, "4 heads cannot share a width of 10."),
         ({"layers": 0}, "a GPT cannot have layers 0."),
+        ({"dropout": 1}, "a GPT cannot drop 1 of its activations."),
     ],
 )
 def test_a_size_that_cannot_be_is_refused(size, sentence):
@@ -301,6 +303,16 @@ def test_the_losses_on_a_mesh_are_those_of_one_process(mesh):
 def test_the_losses_are_right_where_blocks_are_uneven(mesh):
     found = list(losses(TINY, SimulatedComm(mesh)))
     assert found == pytest.approx(list(plain_losses(TINY)), rel=1e-9)
+
+
+DROPPING = attrs.evolve(TINY, size=attrs.evolve(TINY.size, dropout=0.3))
+
+
+@pytest.mark.parametrize("mesh", MESHES[1:8:2], ids=str)
+def test_with_dropout_the_losses_on_a_mesh_are_those_of_one_rank(mesh):
+    alone = list(losses(DROPPING, SimulatedComm(Mesh(dp=1))))
+    assert list(losses(DROPPING, SimulatedComm(mesh))) == pytest.approx(alone, rel=1e-9)
+    assert alone != pytest.approx(list(plain_losses(TINY)), rel=1e-3)
 
 
 @pytest.mark.mesh

@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--layers", type=int, default=size.layers, help=f"(default {size.layers})")
     add("--width", type=int, default=size.width, help=f"(default {size.width})")
     add("--heads", type=int, default=size.heads, help=f"(default {size.heads})")
+    add("--dropout", type=float, default=0.0, metavar="P", help="in training (default 0)")
     add("--lr", type=float, default=AdamW().lr, help=f"learning rate (default {AdamW().lr:g})")
     add("--seed", type=int, default=job.seed, help=f"of weights and text (default {job.seed})")
     add("--every", type=int, default=20, metavar="N", help="a line each N steps (default 20)")
@@ -58,7 +59,7 @@ def train(mesh: Mesh, options: argparse.Namespace) -> int:
     On the simulated mesh, on the ranks of torchrun, or else on gloo processes of its own.
     """
     tokens_layout(mesh)  # refuses other names of axes before any process starts
-    size = Size(options.layers, options.width, options.heads, options.length)
+    size = Size(options.layers, options.width, options.heads, options.length, options.dropout)
     job = Job(size, AdamW(lr=options.lr), options.steps, options.batch, options.seed)
     show = _Show(max(1, options.every), options.program, options.regather)
     if options.simulate:

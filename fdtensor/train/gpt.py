@@ -1,7 +1,7 @@
 """`GPT`: a decoder-only transformer in plain torch, which knows nothing of meshes.
 
 Radford et al., "Language Models are Unsupervised Multitask Learners" (2019): layer norms come
-first, the head is tied to the embedding. No dropout.
+first, the head is tied to the embedding.
 """
 
 from __future__ import annotations
@@ -36,13 +36,21 @@ class Size:
     heads: int = 4
     length: int = 64
     """How many tokens it sees at once."""
+    dropout: float = 0.0
+    """The part of embeddings, of attention and of what blocks add that is dropped in training."""
 
     def __attrs_post_init__(self) -> None:
-        for name, value in attrs.asdict(self).items():
-            if value < 1:
+        for name in ("layers", "width", "heads", "length"):
+            if getattr(self, name) < 1:
                 raise FdtensorError(
-                    f"a GPT cannot have {name} {value}.", hint="Sizes are ints, 1 or more."
+                    f"a GPT cannot have {name} {getattr(self, name)}.",
+                    hint="Sizes are ints, 1 or more.",
                 )
+        if not 0 <= self.dropout < 1:
+            raise FdtensorError(
+                f"a GPT cannot drop {self.dropout} of its activations.",
+                hint="Give a number from 0 up to, but without, 1.",
+            )
         if self.width % self.heads:
             raise FdtensorError(
                 f"{self.heads} heads cannot share a width of {self.width}.",
@@ -62,11 +70,12 @@ class GPT(nn.Module):
         self.position = nn.Embedding(size.length, size.width)
         self.blocks = nn.ModuleList([Block(size, pin) for _ in range(size.layers)])
         self.norm = nn.LayerNorm(size.width)
+        self.dropout = size.dropout
         self.pin = pin or _itself
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.token(tokens) + self.position.weight[: tokens.shape[1]]
-        x = self.pin(x, "residual")
+        x = self.pin(F.dropout(x, self.dropout), "residual")
         for block in self.blocks:
             x = block(x)
         return F.linear(self.norm(x), self.token.weight)
@@ -81,11 +90,12 @@ class Block(nn.Module):
         self.attention = Attention(size, pin)
         self.norm2 = nn.LayerNorm(size.width)
         self.mlp = MLP(size, pin)
+        self.dropout = size.dropout
         self.pin = pin or _itself
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.pin(x + self.attention(self.norm1(x)), "residual")
-        return self.pin(x + self.mlp(self.norm2(x)), "residual")
+        x = self.pin(x + F.dropout(self.attention(self.norm1(x)), self.dropout), "residual")
+        return self.pin(x + F.dropout(self.mlp(self.norm2(x)), self.dropout), "residual")
 
 
 class Attention(nn.Module):
@@ -94,6 +104,7 @@ class Attention(nn.Module):
     def __init__(self, size: Size, pin: Pin | None) -> None:
         super().__init__()
         self.heads = size.heads
+        self.dropout = size.dropout
         self.pin = pin or _itself
         self.query = nn.Linear(size.width, size.width)
         self.key = nn.Linear(size.width, size.width)
@@ -102,7 +113,7 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = (self._by_head(linear(x)) for linear in (self.query, self.key, self.value))
-        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        seen = F.scaled_dot_product_attention(q, k, v, None, self.dropout, is_causal=True)
         return self.out(seen.transpose(1, 2).flatten(2))
 
     def _by_head(self, x: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ from fdtensor.errors import FdtensorError
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
 from fdtensor.program import Program
+from fdtensor.random_bits import fold_in, key
 from fdtensor.recorder import constrain
 from fdtensor.spmd import spmd
 from fdtensor.tracer import trace
@@ -63,7 +64,10 @@ class Job:
 
 
 def plain_losses(job: Job) -> Iterator[float]:
-    """The loss before each step, on this process alone, in torch without fdtensor."""
+    """The loss before each step, on this process alone, in torch without fdtensor.
+
+    What is dropped, torch's own generator says.
+    """
     step = training(job.size, job.numbers)
     params, state = job.start()
     for tokens in job.text():
@@ -88,12 +92,13 @@ def losses(
     step = spmd(training(job.size, job.numbers, pin(mesh)), regather=regather)
     start = job.start()
     params, state = _placed(start, _layouts(mesh, start), comm, device)
-    for tokens in job.text():
+    for i, tokens in enumerate(job.text()):
         here = distribute(tokens.to(device), tokens_layout(mesh), comm)
+        keys = {"key": fold_in(key(job.seed), i)} if job.size.dropout else {}
         if show is not None:
-            show(step.trace(params, state, here))
+            show(step.trace(params, state, here, **keys))
             show = None
-        params, state, loss = step(params, state, here)
+        params, state, loss = step(params, state, here, **keys)
         yield loss.full().item()
 
 
@@ -102,7 +107,8 @@ def program(
 ) -> Program:
     """The program of one step: what every rank computes and sends. No processes needed."""
     step = training(job.size, job.numbers, pin(mesh))
-    return trace(step, *types(job, mesh), cost=cost, regather=regather)
+    keys = {"key": key(job.seed)} if job.size.dropout else {}
+    return trace(step, *types(job, mesh), cost=cost, regather=regather, **keys)
 
 
 def types(job: Job, mesh: Mesh) -> tuple[Any, Any, TensorType]:
