@@ -42,6 +42,11 @@ def drawn():
     for placements in ([Shard(0), Shard(1)], [Partial(), Replicate()]):
         held = distribute(x, Layout(MESH, placements), comm)
         found.append(torch.equal(random.dropout(key, held, 0.5).full(), whole))
+    held = distribute(x / 15, Layout(MESH, [Shard(1), Shard(0)]), comm)
+    found.append(torch.equal(random.bernoulli(key, held).full(), random.bernoulli(key, x / 15)))
+    for dim in (0, 1):
+        order = random.permutation(key, held, dim=dim).full()
+        found.append(torch.equal(order, random.permutation(key, x / 15, dim=dim)))
     order = TensorType((9,), torch.int64, MESH.layout(("tp", "dp")))
     found.append(
         torch.equal(random.permutation(key, order, comm).full(), random.permutation(key, 9))
@@ -52,5 +57,5 @@ def drawn():
 @pytest.mark.mesh
 def test_real_ranks_draw_what_one_process_draws(pool4):
     for found in pool4.run(drawn, timeout=60):
-        assert len(found) == 15
+        assert len(found) == 18
         assert all(found)

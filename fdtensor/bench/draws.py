@@ -70,6 +70,10 @@ DRAWS: Mapping[str, Ways] = {
         lambda n: random.uniform(KEY, (n,), dtype=torch.float64),
         lambda n: torch.rand(n, dtype=torch.float64),
     ),
+    "normal f64": (
+        lambda n: random.normal(KEY, (n,), dtype=torch.float64),
+        lambda n: torch.randn(n, dtype=torch.float64),
+    ),
     "normal bf16": (
         lambda n: random.normal(KEY, (n,), dtype=torch.bfloat16),
         lambda n: torch.randn(n, dtype=torch.bfloat16),
@@ -77,6 +81,10 @@ DRAWS: Mapping[str, Ways] = {
     "bernoulli": (
         lambda n: random.bernoulli(KEY, 0.1, (n,)),
         lambda n: torch.empty(n, dtype=torch.bool).bernoulli_(0.1),
+    ),
+    "randint i32": (
+        lambda n: random.randint(KEY, (n,), 0, 1000, dtype=torch.int32),
+        lambda n: torch.randint(0, 1000, (n,), dtype=torch.int32),
     ),
     "randint i64": (
         lambda n: random.randint(KEY, (n,), 0, 1000),

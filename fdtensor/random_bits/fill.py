@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
 
-from fdtensor.random_bits.keys import AnyKey, words_of
+from fdtensor.random_bits.keys import AnyKey, recorded, words_of
 from fdtensor.random_bits.places import Places
 from fdtensor.random_bits.threefry import PIECE, Words, hash_array, hash_tensor
 
-__all__ = ["Convert", "Width", "filled", "recorded"]
+__all__ = ["Convert", "Width", "filled"]
 
 Width = Literal[32, 64]
 """How many bits an element takes."""
@@ -22,12 +22,11 @@ Convert = Callable[[torch.Tensor], torch.Tensor]
 
 LARGE_PIECE = 1 << 22
 """Elements that another device than the CPU makes at a time."""
-
-_torch: Any = torch  # what torch does not export
+_WORD = 0xFFFFFFFF
 
 
 def filled(
-    key: AnyKey,
+    key: AnyKey | tuple[AnyKey, ...],
     places: Places,
     dtype: torch.dtype,
     width: Width,
@@ -36,53 +35,58 @@ def filled(
 ) -> torch.Tensor:
     """The elements that `convert` makes of the bits of these places; contiguous.
 
-    By default on the device of a key that is a tensor, or on the CPU.
+    Of several keys it gets the bits stacked. By default on the device of a key that is a tensor,
+    or on the CPU.
     """
-    words = words_of(key)
-    if device is None:
-        device = key.device if isinstance(key, torch.Tensor) else "cpu"
-    device = torch.device(device)
-    if recorded() or not isinstance(words[0], int):
-        return convert(_bits(words, places.tensor(device), width)).to(dtype)
+    keys = key if isinstance(key, tuple) else (key,)
+    held = [k for k in keys if isinstance(k, torch.Tensor)]
+    device = torch.device(device or (held[0].device if held else "cpu"))
+    words = [words_of(k, device) for k in keys]
+    stacked = convert if isinstance(key, tuple) else lambda bits: convert(bits[0])
+    if recorded(*held):
+        numbers = places.tensor(device)
+        return stacked(torch.stack([_bits(each, numbers, width) for each in words])).to(dtype)
     out = torch.empty(places.count, dtype=dtype, device=device)
     if device.type == "cpu":
-        _fill(out, words, places, width, convert)
+        known = [(int(high) & _WORD, int(low) & _WORD) for high, low in words]
+        _fill(out, known, places, width, stacked)
     else:
-        _fill_there(out, words, places, width, convert)
+        _fill_there(out, words, places, width, stacked)
     return out.view(places.local_shape)
 
 
-def recorded() -> bool:
-    """Whether ops are recorded rather than run: then there is one piece, in torch ops."""
-    return torch.compiler.is_compiling() or bool(_torch._C._len_torch_dispatch_stack())
-
-
-def _fill(out: torch.Tensor, words: Any, places: Places, width: Width, convert: Convert) -> None:
+def _fill(
+    out: torch.Tensor,
+    words: Sequence[tuple[int, int]],
+    places: Places,
+    width: Width,
+    convert: Convert,
+) -> None:
     """On the CPU, by numpy, which has unsigned words and lighter calls."""
     size = min(PIECE, max(1, places.count))
     steps = np.arange(size, dtype=np.uint32)
     buffers = np.empty((3, size), np.uint32)
-    both = np.empty((size, 2) if width == 64 else (0, 2), np.uint32)
+    bits = np.empty((len(words), size), np.int64 if width == 64 else np.int32)
     done = 0
     for run in places.runs(PIECE):
         count = min(PIECE, out.numel() - done) if isinstance(run, int) else run.size
         x0, x1, spare = buffers[:, :count]
-        if isinstance(run, int) and run >> 32 == (run + count - 1) >> 32:
-            x0[:] = run >> 32
-            np.add(steps[:count], np.uint32(run & 0xFFFFFFFF), x1)
-        else:
-            numbers = run + np.arange(count) if isinstance(run, int) else run
-            x1[:] = numbers.astype(np.uint32)
-            x0[:] = (numbers >> 32).astype(np.uint32) if places.past_32_bits else 0
-        hash_array(words, x0, x1, spare)
-        if width == 32:
-            x0 ^= x1
-            bits = torch.from_numpy(x0.view(np.int32))
-        else:
-            both[:count, _HIGH] = x0
-            both[:count, 1 - _HIGH] = x1
-            bits = torch.from_numpy(both[:count].view(np.int64).reshape(-1))
-        out[done : done + count] = convert(bits)
+        for key, made in zip(words, bits[:, :count], strict=True):
+            if isinstance(run, int) and run >> 32 == (run + count - 1) >> 32:
+                x0[:] = run >> 32
+                np.add(steps[:count], np.uint32(run & 0xFFFFFFFF), x1)
+            else:
+                numbers = run + np.arange(count) if isinstance(run, int) else run
+                x1[:] = numbers.astype(np.uint32)
+                x0[:] = (numbers >> 32).astype(np.uint32) if places.past_32_bits else 0
+            hash_array(key, x0, x1, spare)
+            if width == 32:
+                np.bitwise_xor(x0, x1, made.view(np.uint32))
+            else:
+                both = made.view(np.uint32).reshape(count, 2)
+                both[:, _HIGH] = x0
+                both[:, 1 - _HIGH] = x1
+        out[done : done + count] = convert(torch.from_numpy(bits[:, :count]))
         done += count
 
 
@@ -91,7 +95,7 @@ _HIGH = int(np.little_endian)
 
 
 def _fill_there(
-    out: torch.Tensor, words: Words, places: Places, width: Width, convert: Convert
+    out: torch.Tensor, words: Sequence[Words], places: Places, width: Width, convert: Convert
 ) -> None:
     """On another device, by torch."""
     done = 0
@@ -102,7 +106,8 @@ def _fill_there(
         else:
             count = run.size
             numbers = torch.from_numpy(run).to(out.device)
-        out[done : done + count] = convert(_bits(words, numbers, width))
+        made = [_bits(key, numbers, width) for key in words]
+        out[done : done + count] = convert(torch.stack(made))
         done += count
 
 

@@ -2,25 +2,34 @@
 
 All arithmetic is in ops that IEEE 754 rounds in one way. Products that are added to something are
 exact, so that a compiler that fuses them changes nothing; `normal_of` is Giles 2010, "Approximating
-the erfinv function", by linear pieces, but for float64.
+the erfinv function", by linear pieces, and for float64 that of `double.py`.
 """
 
 from __future__ import annotations
 
 import functools
-from math import erf, inf, sqrt
+from math import erf, sqrt
 
 import numpy as np
 import torch
 
-from fdtensor.random_bits.fill import Convert, Width, recorded
+from fdtensor.random_bits.double import erfinv, log
+from fdtensor.random_bits.fill import Convert, Width
+from fdtensor.random_bits.keys import recorded
+from fdtensor.random_bits.rounding import MANTISSA, above, below, least, rounded
 
-__all__ = ["FLOATS", "gumbel_of", "normal_of", "truncated_of", "uniform_of", "width_of"]
+__all__ = [
+    "FLOATS",
+    "exponential_of",
+    "gumbel_of",
+    "normal_of",
+    "truncated_of",
+    "uniform_of",
+    "width_of",
+]
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 """The dtypes that can be drawn."""
-
-_MANTISSA = {torch.float32: 23, torch.float64: 52, torch.float16: 10, torch.bfloat16: 7}
 
 
 def width_of(dtype: torch.dtype) -> Width:
@@ -30,7 +39,7 @@ def width_of(dtype: torch.dtype) -> Width:
 
 def _fraction(bits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The bits of the mantissa, as an integer."""
-    mantissa = _MANTISSA[dtype]
+    mantissa = MANTISSA[dtype]
     if dtype in (torch.float32, torch.float64):
         return (bits >> (bits.dtype.itemsize * 8 - mantissa)) & ((1 << mantissa) - 1)
     taken = 16 if dtype == torch.float16 else 8  # JAX takes the low bits
@@ -43,23 +52,43 @@ def _unit(bits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return ((bits >> 9) & 0x7FFFFF | 0x3F800000).view(torch.float32) - 1
     if dtype == torch.float64:
         return (_fraction(bits, dtype) | 0x3FF0000000000000).view(torch.float64) - 1
-    return _fraction(bits, dtype).to(torch.float32) * 2.0 ** -_MANTISSA[dtype]
+    return _fraction(bits, dtype).to(torch.float32) * 2.0 ** -MANTISSA[dtype]
 
 
 def uniform_of(dtype: torch.dtype, low: float = 0.0, high: float = 1.0) -> Convert:
     """Uniform in [low, high)."""
     if (low, high) == (0.0, 1.0):
         return lambda bits: _unit(bits, dtype).to(dtype)
-    start, end = torch.tensor([low, high], dtype=torch.float64).to(dtype).tolist()
+    start, end = rounded(low, dtype), rounded(high, dtype)
     if dtype == torch.float64:
         return lambda bits: (_unit(bits, dtype) * (end - start) + start).clamp(min=start)
-    span = float(torch.tensor(end - start, dtype=torch.float64).to(dtype))
+    span = rounded(end - start, dtype)
     return lambda bits: _between(bits, dtype, start, span)
 
 
 def _between(bits: torch.Tensor, dtype: torch.dtype, start: float, span: float) -> torch.Tensor:
     """`unit * span + start`, rounded once; the product is exact in float64."""
-    return (_unit(bits, dtype).double() * span + start).to(dtype).clamp(min=start)
+    scaled = _unit(bits, dtype).double() * span
+    if dtype == torch.bfloat16:  # which JAX rounds after each operation
+        scaled = _nearest(scaled, dtype).double()
+    return _nearest(scaled + start, dtype).clamp(min=start)
+
+
+def _nearest(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Float64 as float32, and that as the nearest numbers of a half type.
+
+    The bits are rounded by hand where a compiler would keep half types in float32.
+    """
+    single = x.to(torch.float32)
+    if dtype == torch.float32 or not recorded(x):
+        return single.to(dtype)
+    less = 23 - MANTISSA[dtype]
+    whole = single.view(torch.int32)
+    even = whole + ((1 << less - 1) - 1) + ((whole >> less) & 1)
+    fixed = 1.5 * 2.0 ** (23 + least(dtype))
+    small = single.abs() < torch.finfo(dtype).tiny
+    near = (even >> less << less).view(torch.float32)
+    return torch.where(small, (single + fixed) - fixed, near).to(dtype)
 
 
 def normal_of(dtype: torch.dtype) -> Convert:
@@ -67,10 +96,10 @@ def normal_of(dtype: torch.dtype) -> Convert:
 
     2**-(mantissa + 1) in (-1, 1).
     """
-    mantissa = _MANTISSA[dtype]
+    mantissa = MANTISSA[dtype]
     if dtype == torch.float64:
         # exact: multiples of 2**-52, less than 1, and then an odd multiple of 2**-53
-        return lambda bits: torch.special.erfinv(_unit(bits, dtype) * 2 - (1 - 2.0**-53)) * sqrt(2)
+        return lambda bits: erfinv(_unit(bits, dtype) * 2 - (1 - 2.0**-53)) * sqrt(2)
     if dtype == torch.float32:
         return lambda bits: _normal(
             (((bits ^ -(1 << 31)) >> 7) & -4 | 1).to(torch.float32) * 2.0**-24
@@ -86,14 +115,11 @@ def normal_of(dtype: torch.dtype) -> Convert:
 def truncated_of(dtype: torch.dtype, lower: float, upper: float) -> Convert:
     """Normal numbers in (lower, upper)."""
     start, end = erf(lower / sqrt(2)), erf(upper / sqrt(2))
-    ends = torch.tensor([lower, upper], dtype=dtype)
-    first, last = torch.nextafter(ends, torch.tensor([inf, -inf], dtype=dtype)).tolist()
+    first, last = above(rounded(lower, dtype), dtype), below(rounded(upper, dtype), dtype)
     uniform = uniform_of(dtype, start, end)
     if dtype == torch.float64:
         most = 1 - 2.0**-53
-        return lambda bits: (
-            torch.special.erfinv(uniform(bits).clamp(-most, most)) * sqrt(2)
-        ).clamp(first, last)
+        return lambda bits: (erfinv(uniform(bits).clamp(-most, most)) * sqrt(2)).clamp(first, last)
     most = 1 - 2.0**-24
 
     def convert(bits: torch.Tensor) -> torch.Tensor:
@@ -106,7 +132,12 @@ def truncated_of(dtype: torch.dtype, lower: float, upper: float) -> Convert:
 def gumbel_of(dtype: torch.dtype) -> Convert:
     """`-log(-log(u))` for u uniform in (0, 1)."""
     uniform = uniform_of(dtype, torch.finfo(dtype).tiny, 1.0)
-    return lambda bits: (-torch.log(-torch.log(uniform(bits).double()))).to(dtype)
+    return lambda bits: (-log(-log(uniform(bits).double()))).to(dtype)
+
+
+def exponential_of(dtype: torch.dtype) -> Convert:
+    """`-log(1 - u)` for u uniform in [0, 1): of mean 1."""
+    return lambda bits: (-log(1 - _unit(bits, dtype).double())).to(dtype)
 
 
 # --- sqrt(2) * erfinv(u) / u as linear pieces of y = 1 - u * u -------------------------------

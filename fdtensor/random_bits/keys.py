@@ -12,10 +12,19 @@ from fdtensor.random_bits.threefry import Words, hash_ints, hash_tensor
 from fdtensor.record import integer, natural
 from fdtensor.tree import register_value
 
-__all__ = ["AnyKey", "Key", "fold_in", "key", "split", "words_of"]
+__all__ = ["AnyKey", "Key", "fold_in", "key", "recorded", "split", "words_of"]
 
 _INTEGERS = (torch.int64, torch.int32, torch.uint32, torch.uint64)
 _WORD = 0xFFFFFFFF
+_C: Any = torch._C  # what torch does not declare
+
+
+def recorded(*tensors: torch.Tensor) -> bool:
+    """Whether ops are recorded rather than run, or some of these tensors stand for others."""
+    if torch.compiler.is_compiling() or _C._len_torch_dispatch_stack():
+        return True
+    wrapped = _C._functorch.is_functorch_wrapped_tensor
+    return any(type(x) is not torch.Tensor or wrapped(x) for x in tensors)
 
 
 def _check_word(word: Any) -> None:
@@ -51,8 +60,8 @@ AnyKey: TypeAlias = Key | torch.Tensor
 """A key, or its two words as an integer tensor of shape (2,), which a traced function may take."""
 
 
-def words_of(key: AnyKey) -> Words:
-    """The words of a key; raises `FdtensorError` for what is none."""
+def words_of(key: AnyKey, device: torch.device | None = None) -> Words:
+    """The words of a key, those of a tensor on this device; raises `FdtensorError` for no key."""
     if isinstance(key, Key):
         return key.high, key.low
     if not isinstance(key, torch.Tensor):
@@ -64,7 +73,7 @@ def words_of(key: AnyKey) -> Words:
             f"a tensor of shape {tuple(key.shape)} and {key.dtype} is not a key.",
             hint="Pass random.key(seed), or its .tensor(): two words in int64, of shape (2,).",
         )
-    held = key.to(torch.int64).to(torch.int32)
+    held = key.to(device, torch.int64).to(torch.int32)
     return held[0], held[1]
 
 

@@ -66,6 +66,16 @@ class Places:
             return
         yield from _arrays(base, dims, most)
 
+    def block(self, full: torch.Tensor) -> torch.Tensor:
+        """What the block holds of a tensor of `shape`."""
+        for d, held in enumerate(self.box):
+            if len(held) == 1:
+                full = full.narrow(d, held[0][0], held[0][1] - held[0][0])
+            else:
+                parts = [full.narrow(d, start, stop - start) for start, stop in held]
+                full = torch.cat(parts or [full.narrow(d, 0, 0)], d)
+        return full
+
     def tensor(self, device: torch.device | str | None) -> torch.Tensor:
         """All numbers, as an int64 tensor of the block's shape."""
         total = torch.zeros((), dtype=torch.int64, device=device)

@@ -1,0 +1,52 @@
+"""`opaque`: an elementwise function of tensors that code compiled by torch calls as one op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+__all__ = ["compiled", "opaque"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def compiled() -> bool:
+    """Whether `torch.compile` reads this; not `torch.export`, which keeps torch's own ops."""
+    return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+
+
+def opaque(name: str, count: int, outs: int = 1) -> Callable[[F], F]:
+    """A decorator: an op of `count` tensors of one dtype, with `outs` results of their shape.
+
+    So the compiler has less to read, and neither fuses nor rounds otherwise what is inside.
+    """
+    taken = ", ".join(f"Tensor x{i}" for i in range(count))
+    given = ", ".join(["Tensor"] * outs)
+
+    def fake(*xs: torch.Tensor) -> Any:
+        shape = torch.broadcast_shapes(*[x.shape for x in xs])
+        made = [xs[0].new_empty(shape) for _ in range(outs)]
+        return made[0] if outs == 1 else tuple(made)
+
+    def batched(info: Any, dims: Any, *xs: torch.Tensor) -> Any:
+        most = max(x.dim() - (d is not None) for x, d in zip(xs, dims, strict=True))
+        aligned = [
+            x if d is None else (y := x.movedim(d, 0)).reshape(
+                y.shape[0], *[1] * (most + 1 - y.dim()), *y.shape[1:]
+            )
+            for x, d in zip(xs, dims, strict=True)
+        ]  # fmt: skip
+        made = op(*aligned)
+        return made, 0 if outs == 1 else (0,) * outs
+
+    def wrap(run: Any) -> Any:
+        torch.library.impl(f"fdtensor::{name}", "CompositeExplicitAutograd", run)
+        return lambda *xs: op(*xs) if compiled() else run(*xs)
+
+    torch.library.define(f"fdtensor::{name}", f"({taken}) -> ({given})")
+    torch.library.register_fake(f"fdtensor::{name}", fake)
+    torch.library.register_vmap(f"fdtensor::{name}", batched)
+    op = getattr(torch.ops.fdtensor, name).default
+    return wrap
