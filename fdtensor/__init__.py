@@ -7,6 +7,72 @@ processes or on a simulated one, all ranks in this process. No tensor subclass a
     mesh = Mesh(dp=2, tp=4)
     src = TensorType((8, 16), torch.float32, mesh.layout("dp", None, partial={"tp": "sum"}))
     print(plan(src, mesh.layout(None, "tp")))
+
+Where tensors lie:
+
+    Mesh                            ranks on named axes
+    Replicate, Shard, StridedShard, Ragged, Partial, Placement
+                                    what one axis does to a tensor
+    Layout, TensorType              a placement for each axis; with a shape and a dtype
+
+From one layout to another:
+
+    plan, Plan                      the steps that receive the fewest bytes
+    transition                      the one step that an axis takes by itself
+    explain, show                   why a plan is what it is, and a picture of it
+    Step, Collective, AllGather, AllReduce, AllToAll, Broadcast, Exchange, ReduceScatter, Mask,
+    Pad, Scale, Slice               what plans are made of
+    fuse, Fused                     several plans whose traffic goes together
+    CostModel, NCCL, GLOO, calibrate, estimate
+                                    the seconds of it, assumed or measured
+
+Tensors and what they run on:
+
+    connect                         the real mesh where there is one, else the simulated one
+    FuncolComm, SimulatedComm, Comm
+                                    this rank's place on real processes; all ranks in this one
+    run, run_fused                  a plan or program on a Comm
+    distribute, from_local, shards  tensors into layouts
+    DTensor                         a local tensor, its type and its Comm
+    redistribute                    DTensors, or pytrees of them, to other layouts
+    groups                          the process groups of a mesh
+    local_cluster, LocalCluster, WorkerError
+                                    real ranks on this machine, for a notebook
+
+Computing:
+
+    call                            any function of DTensors, now
+    spmd                            a plain torch function as one of pytrees of DTensors
+    trace, Program, Eqn             the program that it becomes: read it, price it, run it
+    constrain, saved_as             layouts of values inside, now and until the backward
+    shard_map, psum, pmean, pmax, pmin, all_gather, reduce_scatter, all_to_all, ppermute,
+    axis_index, axis_size           functions of local tensors that communicate by themselves
+    rule, verify, discover, Discovered
+                                    which layouts an op allows: written, proved, found
+
+Models:
+
+    initialize                      parameters in shards, drawn from a key
+    layouts_for, Colwise, Rowwise, VocabParallel, SequenceParallel
+                                    layouts by the names of modules
+    tensor_parallel                 the exported program of one rank
+    input_reshard, remove_input_reshard
+                                    activations that wait in shards
+    gradients, local_tensors, total_norm, clip_grad_norm, clip_grad_norm_, found_inf, GradScaler,
+    LossScale                       around torch's optimizers
+    random                          numbers by key and place: `from fdtensor import random`
+
+Files and torch's own tensors:
+
+    save_checkpoint, load_checkpoint, checkpoint_contents
+                                    through torch.distributed.checkpoint, on any mesh
+    save_safetensors, load_safetensors
+                                    each rank reads its blocks
+    from_torch, to_torch            torch.distributed.tensor, there and back
+
+Errors, each one sentence, the facts and what to do: FdtensorError, and of its kind LayoutError,
+MeshError, PlanError, CommError, TraceError, DataDependentError, RuleError, ValueTreeError and
+CheckpointError. Property tests of your own functions: `fdtensor.testing`.
 """
 
 from typing import TYPE_CHECKING
@@ -104,6 +170,7 @@ if TYPE_CHECKING:
     from fdtensor.cluster import LocalCluster, WorkerError, local_cluster
     from fdtensor.funcol import FuncolComm
     from fdtensor.interop import from_torch, to_torch
+    from fdtensor.pictures import show
     from fdtensor.process_groups import groups
     from fdtensor.safetensors import load_safetensors, save_safetensors
     from fdtensor.transforms.tensor_parallel import tensor_parallel
@@ -122,6 +189,7 @@ _LAZY = {
     "save_checkpoint": "checkpoint",
     "load_safetensors": "safetensors",
     "save_safetensors": "safetensors",
+    "show": "pictures",
 }
 
 
@@ -233,6 +301,7 @@ __all__ = [
     "saved_as",
     "shard_map",
     "shards",
+    "show",
     "spmd",
     "tensor_parallel",
     "to_torch",

@@ -27,9 +27,18 @@ fdtensor: distributed tensors as plain values.
   python -m fdtensor train --mesh dp=2,tp=2     train a GPT on Python's own sources
   python -m fdtensor plan --mesh dp=2,tp=4 --shape 8192,8192 --src "S(0),P(sum)" --dst "R,S(1)"
                                                 how a tensor gets from one layout to another
-  python -m fdtensor bench redistribute         fdtensor, DTensor and hand-written calls compared
+  python -m fdtensor bench redistribute         beside DTensor and hand-written calls
+  python -m fdtensor bench compute              call, spmd and programs beside torch and DTensor
+  python -m fdtensor bench random               draws by key beside torch.rand and its like
 
-Each of them takes --help."""
+Each of them takes --help. In a script or a notebook, after "import fdtensor as fd":
+
+  fd.plan(src, dst)             how a tensor gets from one layout to another, and what it costs
+  fd.distribute, fd.spmd        tensors in layouts, and plain torch functions of them
+  fd.trace(f, *types)           the program of a function: read it, price it, run it
+  fd.show(x), fd.explain(x)     pictures of types, plans and programs; why they are what they are
+  fd.local_cluster(4)           real ranks, kept alive from cell to cell
+  help(fd), notebooks/          all of it"""
 
 
 class _Parser(argparse.ArgumentParser):

@@ -100,6 +100,11 @@ class DTensor(Generic[Value]):
     def __repr__(self) -> str:
         return f"DTensor({self.type} on {self.mesh!r}, {self._text()})"
 
+    def _repr_html_(self) -> str:
+        from fdtensor.pictures import picture_of
+
+        return picture_of(self).html
+
     def _text(self) -> str:
         local: Any = self.local
         leaves = local if isinstance(local, (tuple, list)) else (local,)

@@ -25,7 +25,7 @@ from fdtensor.collective import (
     ReduceScatter,
     Step,
 )
-from fdtensor.comm import Check, contained, misfit, mistakes
+from fdtensor.comm import Check, Comm, contained, misfit, mistakes
 from fdtensor.cost import GLOO, NCCL, CostModel
 from fdtensor.errors import CommError
 from fdtensor.exchange import talk
@@ -100,7 +100,7 @@ class _Done:
         pass
 
 
-class FuncolComm:
+class FuncolComm(Comm[torch.Tensor]):
     """This rank's place on a mesh of processes. A value is this rank's local tensor.
 
     `check` says when ranks agree that they run the same plan. `cost` is that of the backend.

@@ -370,6 +370,11 @@ class TensorType(Record):
         pending = ",".join(f"{op}:{axis}" for axis, op in self.layout.partial.items())
         return f"{dtype_name(self.dtype)}[{dims}]" + (f"{{{pending}}}" if pending else "")
 
+    def _repr_html_(self) -> str:
+        from fdtensor.pictures import picture_of
+
+        return picture_of(self).html
+
 
 def _at(layout: Layout, dim: int) -> str:
     """How the cuts of a dim are written: `@dp`, `@(tp,dp)`, `@dp/2` strided, `@dp:3:5` ragged."""

@@ -1,8 +1,7 @@
-"""A plan as text and as HTML: a title, a row for each step, the total."""
+"""A plan as text: a title, a row for each step, the total."""
 
 from __future__ import annotations
 
-from html import escape
 from typing import TYPE_CHECKING
 
 from fdtensor.mesh import Mesh
@@ -11,7 +10,7 @@ from fdtensor.traffic import received
 if TYPE_CHECKING:
     from fdtensor.planner import Plan
 
-__all__ = ["as_html", "as_text", "bytes_text", "time_text"]
+__all__ = ["as_text", "bytes_text", "listing", "time_text"]
 
 
 def as_text(found: Plan) -> str:
@@ -20,24 +19,6 @@ def as_text(found: Plan) -> str:
     widths = [max((len(row[i]) for row in rows), default=0) for i in range(3)]
     lines = [f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}" for a, b, c in rows]
     return "\n".join([title, *lines, total])
-
-
-def as_html(found: Plan) -> str:
-    """The plan as a table, as notebooks show it."""
-    title, rows, total = listing(found)
-    cells = "".join(
-        f"<tr><td style='text-align:left'><code>{a}</code></td>"
-        f"<td style='text-align:left'><code>{b}</code></td>"
-        f"<td style='text-align:right'>{c}</td></tr>"
-        for a, b, c in ([escape(cell) for cell in row] for row in rows)
-    )
-    head = "<tr><th>step</th><th>type</th><th>received per rank</th></tr>"
-    facts = (
-        f"{escape(total)}; bound {bytes_text(found.lower_bound_bytes)}, "
-        f"peak {bytes_text(found.peak_bytes)}, {time_text(found.seconds)}"
-    )
-    table = f"<table>{head}{cells}</table>"
-    return f"<div><p><code>{escape(title)}</code></p>{table}<p>{facts}</p></div>"
 
 
 def listing(found: Plan) -> tuple[str, list[tuple[str, str, str]], str]:

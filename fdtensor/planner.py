@@ -18,7 +18,7 @@ from fdtensor.layout import Layout, TensorType
 from fdtensor.memory import peak_at
 from fdtensor.mesh import Mesh
 from fdtensor.plan_json import decode, encode
-from fdtensor.plan_text import as_html, as_text
+from fdtensor.plan_text import as_text
 from fdtensor.record import Record
 from fdtensor.search import candidates
 from fdtensor.traffic import least_total, lower_bound, received, received_at, sent, sent_at
@@ -138,7 +138,9 @@ class Plan(Record):
         return f"Plan.from_json({self.to_json()!r})"
 
     def _repr_html_(self) -> str:
-        return as_html(self)
+        from fdtensor.pictures import picture_of
+
+        return picture_of(self).html
 
 
 def plan(

@@ -6,7 +6,6 @@ import functools
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
 import attrs
@@ -179,7 +178,9 @@ class Program:
         return f"<Program {self.name} on {self.mesh!r}: {len(self.eqns)} lines, {self.digest[:8]}>"
 
     def _repr_html_(self) -> str:
-        return f"<pre>{escape(_text(self))}</pre>"
+        from fdtensor.pictures import picture_of
+
+        return picture_of(self).html
 
 
 def _check(program: Program) -> None:

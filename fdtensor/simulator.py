@@ -18,7 +18,7 @@ from fdtensor.collective import (
     ReduceScatter,
     Step,
 )
-from fdtensor.comm import Check, contained, misfit, mistakes
+from fdtensor.comm import Check, Comm, contained, misfit, mistakes
 from fdtensor.cost import NCCL, CostModel
 from fdtensor.exchange import talk
 from fdtensor.kernel import (
@@ -43,7 +43,7 @@ __all__ = ["SimulatedComm"]
 Tensors = tuple[torch.Tensor, ...]
 
 
-class SimulatedComm:
+class SimulatedComm(Comm[tuple[torch.Tensor, ...]]):
     """All ranks of a mesh in one process; it counts what a real mesh would move.
 
     A value is a tuple with each rank's local tensor, in mesh order. `received` counts the bytes

@@ -73,6 +73,7 @@ FLOORS = (
         "joint",
         "shard_map",
         "explanation",
+        "pictures",
         "calibrate",
         "interop",
         "checkpoint",
@@ -92,6 +93,10 @@ DOORS_UPWARD = {
     ("mesh.py", "layout"),
     ("program.py", "explanation"),
     ("program.py", "export"),
+    ("layout.py", "pictures"),
+    ("planner.py", "pictures"),
+    ("program.py", "pictures"),
+    ("dtensor.py", "pictures"),
 }
 """Imports inside of functions that may go up."""
 

@@ -1,0 +1,799 @@
+"""What `show` draws of types, DTensors, meshes, plans and programs, as text and as HTML."""
+
+import re
+import xml.etree.ElementTree as ElementTree
+from itertools import pairwise, product
+from math import prod
+
+import pytest
+import torch
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from fdtensor import (
+    GLOO,
+    DTensor,
+    Layout,
+    Mesh,
+    Ragged,
+    Replicate,
+    SimulatedComm,
+    StridedShard,
+    TensorType,
+    constrain,
+    distribute,
+    plan,
+    show,
+    trace,
+)
+from fdtensor.errors import FdtensorError
+from fdtensor.pictures import Picture, picture_of
+from fdtensor.pictures.canvas import spread
+from fdtensor.pictures.facts import Blocks, Facts, Move, Note, Table, Timeline, owners
+from fdtensor.pictures.holders import empty_ranks, ranks_text
+from fdtensor.pictures.palette import _luminance, _rgb, color, ink
+from fdtensor.pictures.schedule import line_seconds, scheduled
+from fdtensor.placement import Spans
+from fdtensor.testing.strategies import DTYPES, meshes, redistributions, types
+from fdtensor.testing.values import full_tensor, scatter
+
+MESH = Mesh(dp=2, tp=4)
+HUGE = Mesh(dp=32, tp=8, pp=64)
+
+
+def typed(shape, *dims, mesh=MESH, dtype=torch.float32, **partial):
+    return TensorType(shape, dtype, mesh.layout(*dims, partial=partial))
+
+
+def mlp(x, up, down):
+    return torch.relu(x @ up) @ down
+
+
+def program_of_mlp():
+    x, up, down = typed((8, 16), "dp"), typed((16, 64), None, "tp"), typed((64, 16), "tp")
+    return trace(mlp, x, up, down, out_layouts=MESH.layout("dp"))
+
+
+def sections(picture, kind):
+    return [s for s in picture.description.sections if isinstance(s, kind)]
+
+
+def panels(blocks):
+    return [panel for row in blocks.panels for panel in row if panel.cells]
+
+
+def cells(blocks):
+    return [c for panel in panels(blocks) for row in panel.cells for c in row if c is not None]
+
+
+def is_whole(blocks):
+    """Whether nothing is left out."""
+    drawn = [panel for row in blocks.panels for panel in row]
+    return all(
+        panel.cells and not any(band.left_out for band in (*panel.rows, *panel.cols))
+        for panel in drawn
+    )
+
+
+def elements(blocks, shape):
+    """Each element that is drawn, with its cell and its place in there."""
+    for panel in panels(blocks):
+        parts = re.fullmatch(r"\[(.*), :, :\]", panel.label)
+        lead = [ranged(text) for text in parts[1].split(", ")] if parts else []
+        for row, line in zip(panel.rows, panel.cells, strict=True):
+            for col, cell in zip(panel.cols, line, strict=True):
+                if row.left_out or col.left_out:
+                    continue
+                inside = range(row.start, row.stop), range(col.start, col.stop)
+                for i, j in product(*inside):
+                    for at in product(*lead):
+                        place = (*at, i, j)[len(at) + 2 - len(shape) :] if shape else ()
+                        yield place, cell, (i - row.start, j - col.start)
+
+
+def ranged(text):
+    start, _, stop = text.partition(":")
+    return range(int(start), int(stop or int(start) + 1))
+
+
+def html_texts(html):
+    """The texts of HTML, without style sheets and what only shows on a pointer."""
+    root = ElementTree.fromstring(html)
+    found = []
+
+    def walk(node):
+        if node.tag.rpartition("}")[2] in ("style", "title"):
+            return
+        found.append(node.text or "")
+        for child in node:
+            walk(child)
+            found.append(child.tail or "")
+
+    walk(root)
+    return [text for text in found if text.strip()]
+
+
+def facts_of(picture):
+    """Every text that both renderings must have."""
+    yield picture.description.title
+    for section in picture.description.sections:
+        match section:
+            case Facts(rows):
+                yield from (text for row in rows for text in row)
+            case Blocks(title, _, empty, notes):
+                yield from filter(None, [title, empty, *notes])
+                for panel in panels(section):
+                    yield from filter(None, [panel.label, panel.name])
+                    if panel.cols_of:
+                        yield str(panel.cols[0].start)
+                    if panel.rows_of:
+                        yield from (str(band.stop) for band in panel.rows)
+                yield from (cell.label for cell in cells(section))
+                yield from (v for c in cells(section) for line in c.values for v in line)
+            case Move(title, detail):
+                yield from (title, detail)
+            case Table(head, rows):
+                yield from filter(None, [*head, *(cell for row in rows for cell in row.cells)])
+            case Timeline(lanes, _, ends):
+                yield from (*(lane.name for lane in lanes), ends)
+            case Note(text):
+                yield text
+
+
+# --- who holds what --------------------------------------------------------------------------
+
+
+@given(types(dtype=None))
+def test_each_element_is_drawn_where_index_says(type):
+    """Every element is in one cell, whose ranks are those that hold it; if none is left out."""
+    (blocks,) = sections(picture_of(type), Blocks)
+    held = {}
+    for rank in type.mesh.ranks:
+        for place in product(*type.index(rank)):
+            held.setdefault(place, set()).add(rank)
+    drawn = {}
+    for place, cell, _ in elements(blocks, type.shape):
+        assert place not in drawn
+        drawn[place] = set(cell.ranks)
+        assert cell.pending == bool(type.layout.partial)
+        assert cell.label.removeprefix("+") in (
+            ranks_text(cell.ranks),
+            f"{cell.owner} (x{len(cell.ranks)})",
+        )
+    assert drawn == {place: held[place] for place in drawn}
+    if is_whole(blocks):
+        assert drawn == held
+    else:
+        assert any("are drawn" in note for note in blocks.notes)
+
+
+@given(types())
+@example(typed((1, 1), "dp", "tp"))
+def test_ranks_without_elements_are_told(type):
+    lacking = [r for r in type.mesh.ranks if prod(type.local_shape(r)) == 0]
+    (blocks,) = sections(picture_of(type), Blocks)
+    assert empty_ranks(type) == lacking
+    if type.numel and lacking:
+        assert re.fullmatch(f"ranks? {ranks_text(sorted(lacking))} holds? no element", blocks.empty)
+    else:
+        assert blocks.empty == ""
+    assert ("no elements: every block is empty" in blocks.notes) == (type.numel == 0)
+
+
+@given(types(dtype=None), st.integers(0, 9))
+def test_values_are_drawn_where_they_are(type, seed):
+    """The cells of each term have the values of its ranks, and all terms are there, or told."""
+    locals = scatter(full_tensor(type, seed), type, seed)
+    x = DTensor(locals, type, SimulatedComm(type.mesh))
+    picture = picture_of(x)
+    held = dict(zip(type.mesh.ranks, locals))
+    shown = set()
+    for blocks in sections(picture, Blocks):
+        if type.layout.partial and all(len(p.label.split("term at ")) == 2 for p in panels(blocks)):
+            continue  # terms side by side have the term for a label
+        for place, cell, (i, j) in elements(blocks, type.shape):
+            if cell.values:
+                for rank in cell.ranks:
+                    at = tuple(list(r).index(k) for r, k in zip(type.index(rank), place))
+                    value = held[rank][at].item()
+                    text = cell.values[i][j]
+                    assert text == ("T" if value else "F") if isinstance(value, bool) else True
+                    if not isinstance(value, bool):
+                        assert complex(text) == value
+                    shown.add((rank, place))
+    everything = {(r, p) for r in type.mesh.ranks for p in product(*type.index(r))}
+    if shown and not type.layout.partial and all(map(is_whole, sections(picture, Blocks))):
+        assert shown == everything
+
+
+def test_terms_of_a_pending_sum_have_their_own_values():
+    type = typed((1, 2), tp="sum", dtype=torch.int64)
+    locals = [torch.tensor([[10 * (r % 4), 1]]) for r in range(8)]
+    picture = picture_of(DTensor(tuple(locals), type, SimulatedComm(MESH)))
+    (blocks,) = sections(picture, Blocks)
+    drawn = [(p.label, c.label, c.values) for p in panels(blocks) for row in p.cells for c in row]
+    assert drawn == [
+        (f"the term at tp={t}", f"+{t},{t + 4}", ((str(10 * t), "1"),)) for t in range(4)
+    ]
+
+
+def test_replicas_that_differ_are_told():
+    locals = tuple(torch.full((2, 2), float(r == 5)) for r in range(8))
+    picture = picture_of(DTensor(locals, typed((4, 2), "dp"), SimulatedComm(MESH)))
+    told = "not the same on all ranks: 5 hold other values than those shown"
+    assert Note(told) in picture.description.sections
+
+
+def test_values_that_cannot_be_read_are_not_drawn():
+    type = typed((4, 2), "dp")
+    comm = SimulatedComm(MESH)
+    wrong = [None, "x", (torch.ones(2, 2),) * 3, (torch.ones(3, 2),) * 8, (object(),) * 8]
+    for local in [*wrong, (torch.ones(2, 2, device="meta"),) * 8]:
+        (blocks,) = sections(picture_of(DTensor(local, type, comm)), Blocks)
+        assert not any(cell.values for cell in cells(blocks))
+
+
+@given(types(), st.integers(0, 3))
+def test_on_a_real_mesh_the_values_are_those_of_this_rank(type, seed):
+    class Here:
+        rank = type.mesh.ranks[seed % type.mesh.size]
+
+        def leaves(self, value):
+            return (value,)
+
+    local = scatter(full_tensor(type, seed), type, seed)[type.mesh.position(Here.rank)]
+    picture = picture_of(DTensor(local, type, Here()))
+    told = Note(f"values are those that rank {Here.rank} holds")
+    assert (told in picture.description.sections) == (type.numel > 0)
+    for blocks in sections(picture, Blocks):
+        assert all((Here.rank in c.ranks) == bool(c.values) for c in cells(blocks) if local.numel())
+
+
+def test_ranges_that_overlap_are_drawn_with_all_that_read_them():
+    spans = Spans(0, (((0, 4),), ((3, 6),)))
+    type = TensorType((8,), torch.float32, Layout(Mesh(x=2), [spans]))
+    (blocks,) = sections(picture_of(type), Blocks)
+    (panel,) = panels(blocks)
+    assert [(b.start, b.stop) for b in panel.cols] == [(0, 3), (3, 4), (4, 6), (6, 8)]
+    assert [c and c.ranks for c in panel.cells[0]] == [(0,), (0, 1), (1,), None]
+
+
+@given(meshes())
+def test_each_rank_of_a_mesh_is_at_its_coordinates(mesh):
+    (blocks,) = sections(picture_of(mesh), Blocks)
+    found = {}
+    for panel in panels(blocks):
+        for row, line in zip(panel.rows, panel.cells):
+            for col, cell in zip(panel.cols, line):
+                named = ",".join(filter(None, [panel.label.replace(", ", ","), row.name, col.name]))
+                found[cell.label] = named
+    named = {
+        str(mesh.rank_at(c)): ",".join(f"{a}={i}" for a, i in zip(mesh.axes, c))
+        for c in product(*map(range, mesh.sizes))
+    }
+    assert found == named
+
+
+@given(st.sets(st.integers(0, 60), min_size=1))
+def test_ranks_as_text_say_which(ranks):
+    text = ranks_text(sorted(ranks))
+    assume("more" not in text)
+    parts = text.split("..")
+    runs = [tuple(map(int, (run.split("-") * 2)[:2])) for run in parts[0].split(",")]
+    if len(parts) == 2:
+        (a, b), (c, _) = runs[-2:]
+        last = int(parts[1].split("-")[0])
+        runs += [(s, s + b - a) for s in range(2 * c - a, last + 1, c - a)]
+    assert {r for a, b in runs for r in range(a, b + 1)} == ranks
+
+
+def test_the_text_of_many_ranks_is_short():
+    assert ranks_text(range(8)) == "0-7"
+    assert ranks_text([0, 4]) == "0,4"
+    assert ranks_text(range(0, 64, 4)) == "0,4..60"
+    assert ranks_text([0, 1, 8, 9, 16, 17, 24, 25]) == "0-1,8-9..24-25"
+    assert ranks_text([0, 2, 3, 7, 9, 14, 20, 30, 31]) == "0,2-3,7,9 and 4 more"
+
+
+# --- the two renderings ----------------------------------------------------------------------
+
+ANY = types(dtype=None) | redistributions().map(lambda pair: plan(*pair)) | meshes()
+
+
+@given(ANY)
+def test_text_and_html_tell_the_same_facts(thing):
+    picture = picture_of(thing)
+    text, html = picture.text(400), html_texts(picture.html)
+    for fact in facts_of(picture):
+        assert fact in text
+        assert fact in html
+
+
+@given(ANY, st.integers(40, 130))
+def test_text_keeps_to_its_columns(thing, width):
+    text = picture_of(thing).text(width)
+    assert max(map(len, text.split("\n"))) <= width
+    assert text.isascii()
+
+
+@given(ANY)
+def test_html_and_svg_are_well_formed_and_need_nothing_else(thing):
+    picture = picture_of(thing)
+    for markup in (picture.html, picture.svg):
+        root = ElementTree.fromstring(markup)
+        for node in root.iter():
+            assert node.tag.rpartition("}")[2] not in ("script", "img", "link", "image", "use")
+            assert not {"id", "href", "src", "onclick"} & set(node.attrib)
+        assert "http" not in markup.replace("http://www.w3.org/2000/svg", "")
+        assert "url(" not in markup
+    assert ElementTree.fromstring(picture.html).attrib["aria-label"] == picture.description.title
+
+
+@given(types(dtype=None))
+def test_blocks_do_not_overlap_in_html(type):
+    for svg in ElementTree.fromstring(picture_of(type).html).iter(
+        "{http://www.w3.org/2000/svg}svg"
+    ):
+        boxes = []
+        for group in svg.iter("{http://www.w3.org/2000/svg}g"):
+            box = group.find("{http://www.w3.org/2000/svg}rect").attrib
+            x, y, w, h = (float(box[name]) for name in ("x", "y", "width", "height"))
+            assert w > 0
+            assert h > 0
+            assert x + w <= float(svg.attrib["width"])
+            assert y + h <= float(svg.attrib["height"])
+            assert all(x >= a + c or a >= x + w or y >= b + d or b >= y + h for a, b, c, d in boxes)
+            boxes.append((x, y, w, h))
+
+
+def test_names_are_escaped():
+    mesh = Mesh.from_ranks([0, 1], ["<b>&"])
+    picture = picture_of(TensorType((4,), torch.int8, mesh.layout("<b>&")))
+    assert "<b>&=0" in html_texts(picture.html)
+    assert ElementTree.fromstring(picture.svg) is not None
+
+
+@given(st.integers(0, 200), st.lists(st.tuples(st.integers(0, 50), st.integers(1, 9)), min_size=1))
+def test_lengths_fill_what_there_is(total, pairs):
+    weights, least = zip(*pairs)
+    lengths = spread(total, weights, least)
+    assert all(n >= m for n, m in zip(lengths, least))
+    assert sum(lengths) <= max(total, sum(least))
+    assert all(a <= b for (v, a), (w, b) in product(zip(weights, lengths), repeat=2)
+               if v <= w and a > max(least))  # fmt: skip
+
+
+def test_colors_read_in_grey():
+    lights = [_luminance(_rgb(i / 100)) for i in range(101)]
+    assert lights == sorted(lights)
+    assert len(set(lights)) == 101
+    for light, t in zip(lights, (i / 100 for i in range(101))):
+        text = 1.0 if ink(t) == "#ffffff" else 0.0
+        high, low = max(text, light) + 0.05, min(text, light) + 0.05
+        assert high / low >= 4.5
+        assert re.fullmatch("#[0-9a-f]{6}", color(t))
+
+
+def test_a_rank_keeps_its_color_through_a_plan():
+    found = picture_of(plan(typed((8, 16), "dp", tp="sum"), MESH.layout(None, "tp")))
+    colors = owners(found.description.sections)
+    assert list(colors) == list(range(8))
+    assert sorted(colors.values()) == list(colors.values())
+    assert (colors[0], colors[7]) == (0.0, 1.0)
+    some = picture_of(Mesh.from_ranks([700, 5, 33], "x"))
+    assert owners(some.description.sections) == {5: 0.0, 33: 0.5, 700: 1.0}
+
+
+# --- large -----------------------------------------------------------------------------------
+
+
+LARGE = (
+    typed((8192, 8000), "dp", "tp", mesh=HUGE),
+    typed((8192, 8192), ("dp", "tp", "pp"), mesh=HUGE),
+    typed((8192, 8192), mesh=HUGE),
+    typed((8192, 8192), None, "tp", mesh=HUGE, dp="sum"),
+    typed((64, 64, 64, 64, 64), "dp", "tp", "pp", mesh=HUGE),
+    TensorType((1 << 20,), torch.int8, Layout(HUGE, [StridedShard(0, 64), *[Replicate()] * 2])),
+    HUGE,
+    Mesh.from_ranks(list(range(9999, -1, -1)), "x"),
+    plan(typed((8192, 8000), "dp", mesh=HUGE, tp="sum"), HUGE.layout(None, "tp")),
+    TensorType((4096,) * 6, torch.int8, Mesh(a=2, b=2, c=2, d=2).layout(*"abcd")),
+)
+
+
+@pytest.mark.parametrize("thing", LARGE, ids=str)
+def test_a_mesh_of_many_ranks_gives_a_small_picture(thing):
+    picture = picture_of(thing)
+    assert len(picture.html) < 200_000
+    assert len(picture.text().split("\n")) < 200
+    for width in (40, 57, 80, 120):
+        assert max(map(len, picture.text(width).split("\n"))) <= width
+    for blocks in sections(picture, Blocks):
+        assert 1 <= len(cells(blocks)) <= 400
+        assert is_whole(blocks) or blocks.notes
+
+
+# --- plans and programs ----------------------------------------------------------------------
+
+
+@given(redistributions(cross_mesh=True))
+def test_a_plan_is_drawn_before_and_after_each_step(pair):
+    found = plan(*pair)
+    picture = picture_of(found)
+    blocks, moves = sections(picture, Blocks), sections(picture, Move)
+    stages = [found.src, *(step.dst for step in found.steps)]
+    assert [b.title.partition(": ")[2] for b in blocks] == list(map(str, stages))
+    assert [m.title.partition(". ")[2] for m in moves] == [str(s.collective) for s in found.steps]
+    for blocks_of_stage, type in zip(blocks, stages):
+        for place, cell, _ in elements(blocks_of_stage, type.shape):
+            held = (place in set(product(*type.index(rank))) for rank in cell.ranks)
+            assert all(held)
+
+
+def test_a_program_is_drawn_with_all_its_lines():
+    program = program_of_mlp()
+    picture = picture_of(program)
+    (table,) = sections(picture, Table)
+    lines = [line.strip() for line in str(program).split("\n")]
+    assert [picture.description.title, *(row.cells[-1] for row in table.rows)] == lines
+    assert sum(row.share or 0.0 for row in table.rows) == pytest.approx(1)
+    (marked,) = [row for row in table.rows if row.marked]
+    assert "all_reduce" in marked.cells[-1]
+    assert marked.share == max(row.share for row in table.rows if row.share is not None)
+
+
+def test_a_long_program_is_drawn_with_its_costliest_lines():
+    def deep(x, w):
+        for _ in range(120):
+            x = torch.tanh(x) @ w
+        return x
+
+    program = trace(deep, typed((8, 16), "dp"), typed((16, 16)))
+    (table,) = sections(picture_of(program), Table)
+    folded = [row.cells[-1] for row in table.rows if row.cells[-1].startswith("...")]
+    assert len(folded) > 1
+    count = sum(int(text.split()[1]) for text in folded)
+    assert count + len(table.rows) - len(folded) == len(str(program).split("\n")) - 1
+    assert sum(row.share or 0.0 for row in table.rows) == pytest.approx(1)
+
+
+def test_seconds_are_those_of_the_cost_model():
+    program = program_of_mlp()
+    found = plan(typed((8, 16), "dp", tp="sum"), MESH.layout(None, "tp"))
+    for thing in (program, found):
+        fast, slow = picture_of(thing).text(), picture_of(thing, GLOO).text()
+        assert "cost model 'nccl'" in fast
+        assert "cost model 'gloo'" in slow
+        assert fast != slow
+
+
+def test_collectives_run_behind_compute_and_before_their_readers():
+    mesh = Mesh(dp=4)
+    x, w = typed((65536, 1024), "dp", mesh=mesh), typed((1024, 1024), "dp", mesh=mesh)
+    program = trace(lambda x, a, b, c: x @ a @ b @ c, x, w, w, w, out_layouts=mesh.layout("dp"))
+    timed = scheduled(program, program.cost)
+    assert [t.eqn for t in timed] == list(program.eqns)
+    made = {}
+    for t in timed:
+        assert t.seconds == pytest.approx(line_seconds(program, t.eqn, program.cost))
+        assert all(t.start >= made.get(v, 0.0) for v in t.eqn.ins)
+        made.update((v, t.stop) for v in t.eqn.outs if v is not None)
+    for sends in (False, True):
+        lane = [t for t in timed if t.eqn.is_collective is sends]
+        assert all(a.stop <= b.start for a, b in pairwise(lane))
+    assert len(lane) == 3
+    assert any(t.start < sent.stop < t.stop for sent in lane for t in timed if t not in lane)
+    sent = {v for t in lane for v in t.eqn.outs}
+    readers = [t for t in timed if sent & set(t.eqn.ins)]
+    assert len(readers) == 3
+
+
+def test_exchanges_run_where_they_stand():
+    mesh = Mesh(dp=4)
+    x = typed((63, 65), "dp", mesh=mesh)
+    columns = mesh.layout(None, "dp")
+    program = trace(lambda x, y: (constrain(x, columns), torch.tanh(y)), x, x, cost=GLOO)
+    moved, computed = scheduled(program, GLOO)
+    assert moved.eqn.is_collective
+    assert (moved.start, moved.stop) == (0.0, program.seconds)
+    assert computed.start == moved.stop
+
+
+def test_a_timeline_ends_with_its_last_line():
+    (timeline,) = sections(picture_of(program_of_mlp()), Timeline)
+    ends = [span.stop for lane in timeline.lanes for span in lane.spans]
+    assert max(ends) == pytest.approx(timeline.stop)
+    assert [lane.name for lane in timeline.lanes] == ["compute", "network"]
+    assert all(0 <= s.start <= s.stop for lane in timeline.lanes for s in lane.spans)
+
+
+# --- seen once -------------------------------------------------------------------------------
+
+
+def run(source, mode="exec", capsys=None):
+    exec(compile(source, "<test>", mode), {"show": show, "MESH": MESH})
+    return capsys.readouterr().out
+
+
+SEEN = (
+    ("show(MESH)", 1),
+    ("for _ in range(3): show(MESH)", 3),
+    ("p = show(MESH)", 0),
+    ("print(show(MESH))", 1),
+    ("p = show(MESH); print(p)", 1),
+    ("def f(): return show(MESH)\nprint(f())", 1),
+    ("def f(): show(MESH)\nf()", 1),
+    ("pictures = [show(MESH), show(MESH)]", 0),
+    ("show(MESH).text(60)", 0),
+    ("if show(MESH): pass", 0),
+)
+
+
+@pytest.mark.parametrize(("source", "times"), SEEN)
+def test_a_picture_is_seen_once_in_a_script(source, times, capsys):
+    assert run(source, capsys=capsys) == (MESH_TEXT + "\n") * times
+
+
+def test_a_picture_is_seen_once_at_a_prompt(capsys):
+    assert run("show(MESH)", "single", capsys) == MESH_TEXT + "\n"
+    assert run("p = show(MESH)", "single", capsys) == ""
+
+
+def test_a_picture_is_seen_once_at_a_prompt_on_a_terminal(capsys, monkeypatch):
+    monkeypatch.setattr("fdtensor.pictures.picture._at_terminal", lambda: True)
+    assert run("show(MESH)", "single", capsys) == MESH_TEXT + "\n"
+    assert isinstance(show(MESH), Picture)
+
+
+def test_only_the_first_process_of_torchrun_shows(capsys, monkeypatch):
+    monkeypatch.setenv("RANK", "3")
+    assert run("show(MESH)", capsys=capsys) == ""
+    assert run("print(show(MESH))", capsys=capsys) == MESH_TEXT + "\n"
+
+
+def test_a_terminal_gets_colors_and_lines():
+    from io import StringIO
+
+    from rich.console import Console
+
+    def printed(**options):
+        file = StringIO()
+        console = Console(file=file, force_terminal=True, width=80, legacy_windows=False, **options)
+        console.print(picture_of(MESH))
+        return file.getvalue()
+
+    assert "\x1b[" in printed(color_system="truecolor")
+    bare = re.sub("\x1b\\[[0-9;]*m", "", printed(color_system="truecolor"))
+    for box, plain in zip(
+        "\u2500\u2502\u250c\u2510\u2514\u2518\u251c\u2524\u252c\u2534\u253c", "-|+++++++++"
+    ):
+        bare = bare.replace(box, plain)
+    assert [line.rstrip() for line in bare.split("\n")] == [*MESH_TEXT.split("\n"), ""]
+    assert not re.search("\x1b\\[[0-9;]*4[0-9]", printed(color_system="truecolor", no_color=True))
+
+
+def test_notebooks_get_html_and_text():
+    for thing in (typed((4,), "dp"), MESH, program_of_mlp()):
+        picture = picture_of(thing)
+        assert picture._repr_mimebundle_() == {
+            "text/plain": str(picture),
+            "text/html": picture.html,
+        }
+    type = typed((4,), "dp")
+    x = distribute(torch.arange(4.0), type.layout, SimulatedComm(MESH))
+    for thing in (type, x, plan(type, MESH.layout()), program_of_mlp()):
+        assert thing._repr_html_() == picture_of(thing).html
+
+
+def test_pictures_are_saved(tmp_path):
+    picture = picture_of(typed((4, 4), "dp"))
+    for name in ("a.html", "a.svg", "a.txt"):
+        picture.save(tmp_path / name)
+    assert (tmp_path / "a.txt").read_text() == f"{picture}\n"
+    assert picture.html in (tmp_path / "a.html").read_text()
+    page = (tmp_path / "a.html").read_text().removeprefix("<!DOCTYPE html>\n")
+    assert ElementTree.fromstring(page).tag == "html"
+    root = ElementTree.fromstring((tmp_path / "a.svg").read_text())
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+
+
+# --- errors and whole texts ------------------------------------------------------------------
+
+
+def test_what_has_no_picture_is_refused(tmp_path):
+    with pytest.raises(FdtensorError) as error:
+        show(MESH.layout("dp"))
+    assert str(error.value) == NO_SHAPE
+    with pytest.raises(FdtensorError) as error:
+        show([1])
+    assert str(error.value) == NO_PICTURE
+    with pytest.raises(FdtensorError) as error:
+        picture_of(MESH).save("x.png")
+    assert str(error.value) == NO_ENDING
+
+
+def test_the_texts_of_pictures():
+    assert str(picture_of(MESH)) == MESH_TEXT
+    uneven = Layout(MESH, [StridedShard(0, 2), Ragged(1, (1, 0, 5, 3))])
+    assert str(picture_of(TensorType((6, 9), torch.float32, uneven))) == UNEVEN
+    deep = Mesh(dp=2, tp=2, pp=2)
+    assert str(picture_of(typed((4, 6, 8), "dp", "tp", mesh=deep, pp="sum"))) == DEEP
+    comm = SimulatedComm(MESH)
+    x = distribute(torch.arange(12).reshape(3, 4), MESH.layout("dp", "tp"), comm)
+    assert str(picture_of(x)) == VALUES
+    assert str(picture_of(plan(typed((8, 16), "dp", tp="sum"), MESH.layout(None, "tp")))) == PLAN
+    assert str(picture_of(program_of_mlp())) == PROGRAM
+
+
+def test_any_dtype_can_be_drawn():
+    for dtype in {*DTYPES, torch.float16, torch.float8_e4m3fn, torch.complex128}:
+        x = distribute(torch.ones(3).to(dtype), MESH.layout("tp"), SimulatedComm(MESH))
+        (blocks,) = sections(picture_of(x), Blocks)
+        ones = {v for cell in cells(blocks) for line in cell.values for v in line}
+        assert ones == {"T" if dtype is torch.bool else "1+0j" if dtype.is_complex else "1"}
+
+
+MESH_TEXT = """\
+Mesh(dp=2, tp=4)
+  ranks  8, row-major: the last axis counts fastest
+
+         tp=0   tp=1   tp=2   tp=3
+       +------+------+------+------+
+  dp=0 |  0   |  1   |  2   |  3   |
+       +------+------+------+------+
+  dp=1 |  4   |  5   |  6   |  7   |
+       +------+------+------+------+"""
+
+UNEVEN = """\
+f32[6@dp/2,9@tp:1:0:5:3] on Mesh(dp=2, tp=4)
+  dp=2    cuts dim 0 into 2 blocks and takes a part of each
+  tp=4    cuts dim 1 into 1, 0, 5, 3
+  blocks  8 blocks of at most 4x5
+  bytes   80 B a rank at most, 216 B in full
+
+         tp=0           tp=2              tp=3
+       0      1                      6             9
+     0 +------+----------------------+-------------+
+       |      |                      |             |
+  dp=0 |  0   |          2           |      3      |
+       |      |                      |             |
+     2 +------+----------------------+-------------+
+  dp=1 |  4   |          6           |      7      |
+     3 +------+----------------------+-------------+
+       |      |                      |             |
+  dp=0 |  0   |          2           |      3      |
+       |      |                      |             |
+     5 +------+----------------------+-------------+
+  dp=1 |  4   |          6           |      7      |
+     6 +------+----------------------+-------------+
+  ranks 1,5 hold no element
+  in each block: the ranks that hold it"""
+
+DEEP = """\
+f32[4@dp,6@tp,8]{sum:pp} on Mesh(dp=2, tp=2, pp=2)
+  dp=2    cuts dim 0 into 2
+  tp=2    cuts dim 1 into 2
+  pp=2    sum pending: each of 2 ranks holds a term
+  blocks  4 blocks of at most 2x3x8
+  bytes   192 B a rank at most, 768 B in full
+
+       [0:2, :, :]  dp=0                                [2:4, :, :]  dp=1
+       0                                       8        0                                       8
+     0 +---------------------------------------+      0 +---------------------------------------+
+  tp=0 |                 +0-1                  |   tp=0 |                 +4-5                  |
+     3 +---------------------------------------+      3 +---------------------------------------+
+  tp=1 |                 +2-3                  |   tp=1 |                 +6-7                  |
+     6 +---------------------------------------+      6 +---------------------------------------+
+  in each block: +, and the ranks that hold its terms"""
+
+VALUES = """\
+i64[3@dp,4@tp] on Mesh(dp=2, tp=4)
+  dp=2    cuts dim 0 into 2
+  tp=4    cuts dim 1 into 4
+  blocks  8 blocks of at most 2x1
+  bytes   16 B a rank at most, 96 B in full
+
+        tp=0  tp=1  tp=2  tp=3
+       0     1     2     3     4
+     0 + 0 --+ 1 --+ 2 --+ 3 --+
+       |   0 |   1 |   2 |   3 |
+  dp=0 |   4 |   5 |   6 |   7 |
+     2 + 4 --+ 5 --+ 6 --+ 7 --+
+  dp=1 |   8 |   9 |  10 |  11 |
+     3 +-----+-----+-----+-----+
+  in each block: the ranks that hold it"""
+
+PLAN = """\
+f32[8@dp,16]{sum:tp} -> f32[8,16@tp] on Mesh(dp=2, tp=4)
+  ########  received  256 B  by the busiest rank
+  ########  bound     256 B  reached
+
+  in all  2048 B received; bound 2048 B, reached
+  sent    256 B by the busiest rank
+  peak    576 B held at once by a rank
+  time    36 us by the cost model 'nccl'
+
+     step                                         gives            received   time
+  1  reduce_scatter[axis=tp dim=1 reduce_op=sum]  f32[8@dp,16@tp]     192 B  22 us
+  2  all_gather[axis=dp dim=0]                    f32[8,16@tp]         64 B  14 us
+
+before: f32[8@dp,16]{sum:tp}
+       0                                          16
+     0 +------------------------------------------+
+       |                                          |
+  dp=0 |                   +0-3                   |
+       |                                          |
+     4 +------------------------------------------+
+       |                                          |
+  dp=1 |                   +4-7                   |
+       |                                          |
+     8 +------------------------------------------+
+
+1. reduce_scatter[axis=tp dim=1 reduce_op=sum]
+   192 B received by the busiest rank, 1536 B by all, 22 us
+after 1: f32[8@dp,16@tp]
+           tp=0       tp=1       tp=2       tp=3
+       0          4          8          12         16
+     0 +----------+----------+----------+----------+
+       |          |          |          |          |
+  dp=0 |    0     |    1     |    2     |    3     |
+       |          |          |          |          |
+     4 +----------+----------+----------+----------+
+       |          |          |          |          |
+  dp=1 |    4     |    5     |    6     |    7     |
+       |          |          |          |          |
+     8 +----------+----------+----------+----------+
+
+2. all_gather[axis=dp dim=0]
+   64 B received by the busiest rank, 512 B by all, 14 us
+after: f32[8,16@tp]
+        tp=0       tp=1       tp=2       tp=3
+    0          4          8          12         16
+  0 +----------+----------+----------+----------+
+    |          |          |          |          |
+    |   0,4    |   1,5    |   2,6    |   3,7    |
+    |          |          |          |          |
+  8 +----------+----------+----------+----------+
+  in each block: +, and the ranks that hold its terms, or the ranks that hold it"""
+
+PROGRAM = """\
+mlp on Mesh(dp=2, tp=4)
+  received  384 B by the busiest rank in 1 collective
+  peak      2816 B held at once by a rank
+  time      34 us by the cost model 'nccl'
+  compute   0.0044 us
+  network   34 us
+
+                   time  line
+                         in   a:f32[8@dp,16]  b:f32[16,64@tp]  c:f32[64@tp,16]
+                0.00 us  d:f32[8@dp,64@tp]      = mm a b
+                0.00 us  e:f32[8@dp,64@tp]      = relu d
+                0.00 us  f:f32[8@dp,16]{sum:tp} = mm e c
+  ########  *  34.01 us  g:f32[8@dp,16]         = all_reduce[axis=tp reduce_op=sum] f  384 B
+                         out  g
+                         1 collective, 384 B received per rank
+
+  compute |.                                                                                      |
+  network |###########################################g###########################################|
+           0                                                                                 34 us
+  a collective starts once its operand is there and is waited for when its result is read; exchanges
+  run where they stand"""
+
+NO_SHAPE = """\
+the layout (dp=S(0), tp=R) has no shape to draw.
+
+  mesh: Mesh(dp=2, tp=4)
+
+Write show(TensorType(shape, dtype, layout))."""
+
+NO_PICTURE = """\
+there is no picture of a list.
+
+Show a TensorType, a DTensor, a Mesh, a Plan or a Program."""
+
+NO_ENDING = """\
+a picture cannot be saved as '.png'.
+
+  path: x.png
+
+End the path with .html, .svg or .txt."""
