@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 __all__ = [
     "CheckpointError",
     "CommError",
@@ -26,7 +28,7 @@ class FdtensorError(ValueError):
     def __init__(self, sentence: str, *, hint: str = "", **facts: object) -> None:
         self.sentence = sentence
         self.hint = hint
-        self.facts = {name: str(value) for name, value in facts.items()}
+        self.facts: dict[str, str] = {name: str(value) for name, value in facts.items()}
         super().__init__(sentence)
 
     def __str__(self) -> str:
@@ -43,7 +45,7 @@ class FdtensorError(ValueError):
             blocks.append(self.hint)
         return "\n\n".join(blocks)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.sentence, self.hint, self.facts)
 
 

@@ -129,8 +129,8 @@ class FuncolComm(Comm[torch.Tensor]):
                 hint="Start more processes, or make a smaller mesh.",
             )
         self.mesh = mesh
-        self.device = torch.device(device)
-        self.rank = dist.get_rank()
+        self.device: torch.device = torch.device(device)
+        self.rank: int = dist.get_rank()
         self.check: Check = check
         backend = backend_of(self.device)
         if backend is None:
@@ -139,8 +139,8 @@ class FuncolComm(Comm[torch.Tensor]):
                 backends=dist.get_backend_config(),
                 hint="Pass the device that it serves, or bring up a group that serves this one.",
             )
-        self.backend = backend
-        self.cost = cost or (GLOO if self.backend == "gloo" else NCCL)
+        self.backend: str = backend
+        self.cost: CostModel = cost or (GLOO if self.backend == "gloo" else NCCL)
         # not kept: a group that outlives `destroy_process_group` may abort Python at its end
         self._world = weakref.ref(dist.group.WORLD)  # type: ignore[arg-type]
         self._even = functools.lru_cache(maxsize=8192)(self._prepare_even)

@@ -32,13 +32,13 @@ class Record(metaclass=_Interned):
 
     __slots__ = ("__weakref__",)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), fields_of(self))
 
-    def __copy__(self):
+    def __copy__(self: R) -> R:
         return self
 
-    def __deepcopy__(self, memo: object):
+    def __deepcopy__(self: R, memo: object) -> R:
         return self
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:

@@ -31,7 +31,7 @@ class WorkerError(RuntimeError):
         super().__init__(sentence, failures, errors, lost)
         self.sentence = sentence
         self.failures = failures
-        self.errors = errors or {}
+        self.errors: Mapping[int, BaseException] = errors or {}
         self.lost = lost
 
     def __str__(self) -> str:

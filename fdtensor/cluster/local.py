@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["LocalCluster", "local_cluster"]
 
 T = TypeVar("T")
+C = TypeVar("C", bound="LocalCluster")
 
 _START_SECONDS = 180.0
 
@@ -76,7 +77,7 @@ class LocalCluster:
         self.timeout = timeout
         self.grace = grace
         self.threads = threads
-        self.env = dict(env or {})
+        self.env: dict[str, str] = dict(env or {})
         self.labels = labels
         self._workers: list[Worker] = []
         self._store: TCPStore | None = None
@@ -132,7 +133,7 @@ class LocalCluster:
         stop(self._workers, os.getpid())
         self._store = None
 
-    def __enter__(self) -> LocalCluster:
+    def __enter__(self: C) -> C:
         return self
 
     def __exit__(self, *exc: object) -> None:

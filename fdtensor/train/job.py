@@ -94,7 +94,7 @@ def losses(
     params, state = _placed(start, _layouts(mesh, start), comm, device)
     for i, tokens in enumerate(job.text()):
         here = distribute(tokens.to(device), tokens_layout(mesh), comm)
-        keys = {"key": fold_in(key(job.seed), i)} if job.size.dropout else {}
+        keys: dict[str, Any] = {"key": fold_in(key(job.seed), i)} if job.size.dropout else {}
         if show is not None:
             show(step.trace(params, state, here, **keys))
             show = None
@@ -107,7 +107,7 @@ def program(
 ) -> Program:
     """The program of one step: what every rank computes and sends. No processes needed."""
     step = training(job.size, job.numbers, pin(mesh))
-    keys = {"key": key(job.seed)} if job.size.dropout else {}
+    keys: dict[str, Any] = {"key": key(job.seed)} if job.size.dropout else {}
     return trace(step, *types(job, mesh), cost=cost, regather=regather, **keys)
 
 
