@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
@@ -19,6 +19,7 @@ from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
 from fdtensor.placement import Partial, Placement, Replicate, Shard
 from fdtensor.planner import Plan
+from fdtensor.progress import working
 from fdtensor.simulator import SimulatedComm
 from fdtensor.traffic import received
 from fdtensor.transition import by_exchange
@@ -50,6 +51,11 @@ def calibrate(comm: Any, *, rounds: int = 5) -> CostModel:
             comm=repr(comm),
             hint="Calibrate on a real mesh of two ranks or more; GLOO and NCCL are ready-made.",
         )
+    with working(f"measuring {mesh!r}"):
+        return _measured(comm, mesh, axes, rounds)
+
+
+def _measured(comm: Any, mesh: Mesh, axes: Sequence[str], rounds: int) -> CostModel:
     links = {axis: _fit(comm, _message(mesh, axis), rounds) for axis in axes}
     base, per_byte = links[axes[0]]
     count = mesh.axis_size(axes[0])

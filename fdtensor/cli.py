@@ -15,6 +15,7 @@ from fdtensor.errors import FdtensorError
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
 from fdtensor.placement import parse_placement
+from fdtensor.progress import working
 
 __all__ = ["main"]
 
@@ -113,19 +114,17 @@ def _parser() -> _Parser:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from fdtensor import demo
 
     if options.simulate:
         mesh = parse_mesh(options.simulate)
-        with Console(stderr=True).status(f"simulating {mesh.size} ranks"):
+        with working(f"simulating {mesh.size} ranks"):
             found = demo.simulated(mesh)
         return 0 if demo.report(found, print) else 1
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return _demo_under_torchrun(options)
     mesh = parse_mesh(options.mesh or "dp=2,tp=2")
-    with Console(stderr=True).status(f"starting {mesh.size} gloo processes"):
+    with working(f"starting {mesh.size} gloo processes"):
         found = demo.on_processes(mesh)
     return 0 if demo.report(found, print) else 1
 

@@ -30,9 +30,10 @@ from fdtensor.keyed import is_key, key_type, keyed
 from fdtensor.layout import TensorType
 from fdtensor.mesh import Mesh
 from fdtensor.program import Program
+from fdtensor.progress import working
 from fdtensor.randomness import Drawing
 from fdtensor.runner import runner_of
-from fdtensor.tracer import Traced, asked_layouts, is_typed, one_mesh, trace, traced
+from fdtensor.tracer import Traced, asked_layouts, is_typed, name_of, one_mesh, trace, traced
 from fdtensor.tree import argument, flatten, paths, unflatten
 from fdtensor.watch import mark, watching
 
@@ -257,7 +258,8 @@ class Spmd(Generic[F]):
             device=getattr(comm, "device", "cpu"),
         )
         try:
-            made = make(self.f, spec, leaves, types, out_layouts=self.out_layouts)
+            with working(f"tracing {name_of(self.f)}"):
+                made = make(self.f, spec, leaves, types, out_layouts=self.out_layouts)
         except DataDependentError:
             if self.on_missing_rule == "error":
                 raise
@@ -268,7 +270,8 @@ class Spmd(Generic[F]):
             if grads:
                 self._no_tracked(made)
                 args = spec, leaves, types, made, tracked, make, self._again
-                both = adjoint(self.f, *args)
+                with working(f"tracing the backward of {name_of(self.f)}"):
+                    both = adjoint(self.f, *args)
             first = program if both is None else both.forward  # so ranks agree on gradients too
             self._admit(first, leaves, comm)
             go = runner_of(program, comm) if both is None else both.runner(comm)

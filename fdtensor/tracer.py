@@ -17,6 +17,7 @@ from fdtensor.keyed import is_key, key_type, keyed
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
 from fdtensor.program import Program
+from fdtensor.progress import working
 from fdtensor.recorder import pinned, record
 from fdtensor.rewrite import rewritten
 from fdtensor.tree import (
@@ -76,16 +77,17 @@ def trace(
         f, kwargs = keyed(f), {**kwargs, "key": key_type(mesh)}
     leaves, spec = flatten((args, kwargs), is_leaf=is_typed)
     types = [type_of(leaf) for leaf in leaves]
-    return traced(
-        f,
-        spec,
-        leaves,
-        types,
-        out_layouts=out_layouts,
-        cost=cost or NCCL,
-        regather=regather,
-        on_missing_rule=on_missing_rule,
-    ).program
+    with working(f"tracing {name_of(f)}"):
+        return traced(
+            f,
+            spec,
+            leaves,
+            types,
+            out_layouts=out_layouts,
+            cost=cost or NCCL,
+            regather=regather,
+            on_missing_rule=on_missing_rule,
+        ).program
 
 
 def is_typed(leaf: Any) -> bool:

@@ -23,6 +23,7 @@ from fdtensor.bench.cases import CASES, LARGE, SMALL, Shape
 from fdtensor.bench.overhead import OVERHEADS, Overhead
 from fdtensor.bench.planning import Million, Planned
 from fdtensor.bench.traffic import Traffic, compare
+from fdtensor.progress import busy
 from fdtensor.testing.pool import GlooPool
 
 __all__ = ["Effort", "Found", "main", "measure"]
@@ -123,7 +124,8 @@ def _random(options: argparse.Namespace) -> int:
 def _ticking(console: Console, total: int) -> Iterator[Callable[..., None]]:
     """A progress bar, as the function that moves it."""
     columns = TextColumn("{task.description:30}"), BarColumn(), MofNCompleteColumn()
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+    bar = Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
+    with busy(), bar as progress:
         task = progress.add_task("starting", total=total)
 
         def tick(doing: str, done: int = 0) -> None:

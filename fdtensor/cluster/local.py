@@ -21,6 +21,7 @@ from fdtensor.cluster.worker import State, join, this_rank
 from fdtensor.comm import Check
 from fdtensor.errors import CommError
 from fdtensor.mesh import Mesh
+from fdtensor.progress import working
 from fdtensor.simulator import SimulatedComm
 
 if TYPE_CHECKING:
@@ -180,7 +181,8 @@ class LocalCluster:
         __tracebackhide__ = True
         try:
             if not self._workers:
-                failed = self._start()
+                with working(f"starting {self.n} ranks"):
+                    failed = self._start()
                 if failed:
                     return failed
             return self._ask(calls, timeout)

@@ -20,6 +20,7 @@ from fdtensor.discovery.trial import R, Trial, size_cut
 from fdtensor.errors import RuleError
 from fdtensor.notation.core import rule_of
 from fdtensor.placement import Partial, Placement
+from fdtensor.progress import working
 from fdtensor.rows import rows_of
 from fdtensor.rules import Row
 from fdtensor.verify import arguments_of, overload_of
@@ -100,7 +101,8 @@ def discover(op: Any, *samples: Any, isolated: bool = True) -> Discovered:
             fitting = [first + i for i, s in enumerate(known) if attempt.fits(s)]
             trials.append(Trial(attempt, tuple(fitting)))
         ends.append(len(trials))
-    results = found(draws, trials, isolated)
+    with working(f"trying {len(trials)} kinds of rows of {op}"):
+        results = found(draws, trials, isolated)
     made = []
     for known, start, stop in zip(cases.values(), [0, *ends], ends):
         rows = [f for f in results[start:stop] if f is not None]

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fdtensor.errors import FdtensorError, MeshError
 from fdtensor.mesh import Mesh
 from fdtensor.program import Program
+from fdtensor.progress import busy
 from fdtensor.train.gpt import Size
 from fdtensor.train.job import Job, losses
 from fdtensor.train.layouts import tokens_layout
@@ -100,7 +101,7 @@ class _Show:
             disable=not console.is_terminal,
         )
         loss = float("nan")
-        with bar:
+        with busy(), bar:
             task = bar.add_task("", total=job.steps, loss=loss)
             for i, loss in enumerate(losses(job, comm, device, regather=self.regather, show=show)):
                 bar.update(task, advance=1, loss=loss)
@@ -149,10 +150,6 @@ def _on_this_rank(job: Job, mesh: Mesh, show: _Show) -> None:
         _exhaust(losses(job, comm, device, regather=show.regather))
 
 
-def _ready() -> None:
-    """Nothing: a call that returns when the processes are up."""
-
-
 def _exhaust(values: Iterator[float]) -> None:
     for _ in values:
         pass
@@ -164,8 +161,6 @@ def _on_processes(job: Job, mesh: Mesh, show: _Show) -> None:
 
     with GlooPool(mesh.size, timeout=_WEEK) as pool:
         try:
-            with Console(stderr=True).status(f"starting {mesh.size} gloo processes"):
-                pool.run(_ready)
             pool.run(_on_this_rank, job, mesh, show)
         except WorkerError as error:
             raise FdtensorError(f"training failed: {error}") from error

@@ -24,6 +24,7 @@ from fdtensor.mesh import Mesh
 from fdtensor.placement import Cut, Replicate
 from fdtensor.process_groups import groups, initialized, this_rank
 from fdtensor.program import Program
+from fdtensor.progress import working
 from fdtensor.recorder import pinned
 from fdtensor.rewrite import rewritten
 from fdtensor.tracer import asked_layouts
@@ -85,7 +86,7 @@ def tensor_parallel(
     layouts = _layouts(exported, found, mesh, axes)
     wants = _wants(exported, layouts, out_layouts, mesh)
     backend = "nccl" if torch.device(device or _device(exported)).type == "cuda" else "gloo"
-    with opaque():
+    with opaque(), working(f"making the program of rank {rank}"):
         made = _made(exported, mesh, rank, layouts, _pins(found, mesh, axes), wants, backend)
         program = written(exported, made, layouts, rank)
     return program if device is None else move_to_device_pass(program, device)
