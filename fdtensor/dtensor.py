@@ -8,11 +8,10 @@ import attrs
 import torch
 
 from fdtensor.comm import Comm, Value
-from fdtensor.derivative import shared
+from fdtensor.derivative import shared, tracked
 from fdtensor.interpreter import run
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
-from fdtensor.placement import Replicate
 from fdtensor.planner import Plan, plan
 from fdtensor.tree import register
 
@@ -73,12 +72,15 @@ class DTensor(Generic[Value]):
     def full(self) -> torch.Tensor:
         """The full tensor, on every rank of the mesh. Differentiable, collective.
 
+        A rank may look at a replicated tensor alone, as long as no derivative is wanted.
         A loss that every rank computes from it has the gradient of a single process: it is counted
         once, however many ranks compute it. A rank outside the mesh gets an empty tensor, connected
         to the same graph, so that it can call `backward` too.
         """
         layout = self.type.layout
-        whole = Layout(layout.mesh, [Replicate()] * layout.mesh.ndim)
+        whole = layout.mesh.layout()
+        if layout is whole and not tracked([self.local]):
+            return self.comm.leaves(self.local)[0].clone()
         return self.comm.leaves(self.redistribute(whole).local)[0]
 
     def to_local(self) -> Value:

@@ -160,6 +160,26 @@ def test_a_real_dtensor_reads_well(pool4):
         assert text == f"DTensor(i64[5@x] on {mesh!r}, local={local})"
 
 
+def alone(layout):
+    """What rank 0 sees of a loss, while the others go on; then all move together."""
+    import torch.distributed as dist
+
+    from fdtensor import FuncolComm, call, distribute
+
+    comm = FuncolComm(layout.mesh)
+    x = distribute(torch.arange(4.0), layout, comm)
+    loss = call(torch.sum, x, out_layouts=layout.mesh.layout())
+    seen = loss.full().item() if dist.get_rank() == 0 else None
+    return seen, x.full().tolist()
+
+
+@pytest.mark.mesh
+def test_one_rank_may_look_at_a_replicated_tensor(pool4):
+    found = pool4.run(alone, Mesh(x=4).layout("x"))
+    assert [seen for seen, _ in found] == [6.0, None, None, None]
+    assert all(full == [0, 1, 2, 3] for _, full in found)
+
+
 def test_pending_terms_are_seen():
     layout = Layout(MESH, [Partial("avg"), Shard(1)])
     assert repr(dtensor(TYPE.with_layout(layout))).startswith("DTensor(f32[4,2@tp]{avg:dp} on ")
