@@ -188,9 +188,9 @@ def adjoint(
     try:
         whole = traced().program
     except TraceError as error:
-        if not any(what in str(error) for what in ("requires_grad", "saved tensor hooks")):
+        if not any(what in str(error) for what in _NOT_BY_VJP):
             raise
-        by_autograd = True  # f uses autograd itself or checkpoints, which vjp does not allow
+        by_autograd = True
         whole = traced().program
     forward, backward, kept = _halves(whole, len(known), len(outs))
 
@@ -199,6 +199,10 @@ def adjoint(
 
     local = not any(eqn.steps for eqn in whole.eqns)
     return Adjoint(forward, backward, outs, kept, wanted, through, cotangents_of, local)
+
+
+_NOT_BY_VJP = ("requires_grad", "saved tensor hooks", "setup_context")
+"""What torch says of functions with autograd or checkpoints inside, or with derivatives of ops."""
 
 
 def _by_autograd(

@@ -1,12 +1,12 @@
 """What all tests share: two pools of gloo ranks, and how many examples hypothesis draws."""
 
 import os
-from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from fdtensor.testing.fixtures import gloo_ranks  # noqa: F401  (a fixture)
 from fdtensor.testing.pool import GlooPool
 
 torch.set_num_threads(1)  # tensors are tiny: threads would only wait for each other
@@ -29,14 +29,12 @@ settings.load_profile(os.environ.get("FDTENSOR_PROFILE", "fast"))
 
 
 @pytest.fixture(scope="session")
-def pool4() -> Iterator[GlooPool]:
+def pool4(gloo_ranks) -> GlooPool:  # noqa: F811
     """Four gloo ranks, started by the first test that runs something on them."""
-    with GlooPool(4) as pool:
-        yield pool
+    return gloo_ranks(4)
 
 
 @pytest.fixture(scope="session")
-def pool8() -> Iterator[GlooPool]:
+def pool8(gloo_ranks) -> GlooPool:  # noqa: F811
     """Eight gloo ranks, started by the first test that runs something on them."""
-    with GlooPool(8) as pool:
-        yield pool
+    return gloo_ranks(8)

@@ -55,7 +55,7 @@ FLOORS = (
         "dtensor",
         "distribution",
         "cluster",
-        "testing",
+        "testing/values",
         "verify",
         "discovery",
         "adjoint",
@@ -75,6 +75,7 @@ FLOORS = (
         "explanation",
         "pictures",
         "calibrate",
+        "testing",
         "interop",
         "checkpoint",
         "safetensors",
@@ -105,6 +106,7 @@ DISTRIBUTED = {
     "spelled.py",
     "process_groups.py",
     "cluster",
+    "testing/fixtures.py",
     "interop",
     "checkpoint",
     "bench",
@@ -118,8 +120,9 @@ FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 
 
 def home(file: str) -> str:
-    """The name of a file or, for a file of a package, of the package."""
-    return file.partition("/")[0].removesuffix(".py")
+    """The name of a file or, where it is in a package and has no floor of its own, of that."""
+    name = file.removesuffix(".py")
+    return name if name in HEIGHT else name.partition("/")[0]
 
 
 def imported(source: str, file: str) -> Iterator[str]:
@@ -144,9 +147,11 @@ def imported(source: str, file: str) -> Iterator[str]:
 def of_fdtensor(name: str) -> str | None:
     """The file or package of fdtensor that the import of `name` needs, or None."""
     root, _, rest = name.partition(".")
-    first = rest.partition(".")[0]
+    first, inner, *_ = [*rest.split("."), ""]
     if root != "fdtensor":
         return None
+    if f"{first}/{inner}" in HEIGHT:
+        return f"{first}/{inner}"
     return first if first in HEIGHT or (ROOT / f"{first}.py").is_file() else "__init__"
 
 

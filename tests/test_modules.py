@@ -12,7 +12,7 @@ from fdtensor.layout import TensorType
 from fdtensor.mesh import Mesh
 from fdtensor.runner import run_lines
 from fdtensor.simulator import SimulatedComm
-from fdtensor.testing.strategies import layouts, meshes
+from fdtensor.testing.strategies import sharded
 from fdtensor.testing.values import scatter
 from fdtensor.tracer import trace
 from fdtensor.tree import flatten
@@ -42,15 +42,6 @@ def step_of(module):
     return torch.func.grad_and_value(loss, has_aux=True)
 
 
-@st.composite
-def laid(draw, tree, mesh):
-    """A tree of types, for a tree of tensors."""
-    return {
-        name: TensorType(tuple(t.shape), t.dtype, draw(layouts(mesh, tuple(t.shape), partial=())))
-        for name, t in tree.items()
-    }
-
-
 def spread(tree, types):
     return [scatter(t.detach(), type, 0) for t, type in zip(flatten(tree)[0], flatten(types)[0])]
 
@@ -59,10 +50,9 @@ def spread(tree, types):
 def places(draw, name):
     """A batch size, a mesh, prices, and types of parameters, buffers and the batch."""
     batch = draw(st.integers(2, 5))
-    mesh = draw(meshes(max_axes=2, max_ranks=6))
     _, params, buffers, x = made(name, batch)
-    types = [draw(laid(tree, mesh)) for tree in (params, buffers, {"x": x})]
-    return batch, mesh, draw(st.sampled_from([NCCL, GLOO])), types
+    types = draw(sharded((params, buffers, {"x": x}), partial=False, as_types=True))
+    return batch, types[2]["x"].mesh, draw(st.sampled_from([NCCL, GLOO])), types
 
 
 def check(name, place):

@@ -1,8 +1,13 @@
-"""What tests of distributed code need: strategies for every record, values to spread, real ranks.
+"""What tests of distributed code need: laws over all layouts, strategies, values, real ranks.
 
-`strategies` draws meshes, layouts, types and redistributions, `values` makes the tensors that go
-with them, and `pool` keeps gloo processes up. Each is imported at its first use: the pool does
-without hypothesis.
+    assert_same_on_every_layout(f, x, w)  # as in one process, whatever the layouts
+    @given(sharded((x, w)))  # any DTensors of these tensors, for a law of your own
+    pytest_plugins = ["fdtensor.testing.fixtures"]  # gloo_ranks(4): four real ranks in a test
+
+`every_layout` has the law and `strategies` draws meshes, layouts, types, redistributions and
+DTensors, by hypothesis; `values` makes the tensors that go with them, `pool` keeps gloo processes
+up and `fixtures` hands them to pytest. Each is imported at its first use: the pool does without
+hypothesis, and all but the fixtures without pytest.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fdtensor.testing.every_layout import assert_same_on_every_layout, assert_same_on_layouts
     from fdtensor.testing.pool import GlooPool, WorkerError
     from fdtensor.testing.strategies import (
         layouts,
@@ -18,6 +24,7 @@ if TYPE_CHECKING:
         placements,
         redistributions,
         shapes,
+        sharded,
         types,
     )
     from fdtensor.testing.values import block, full_tensor, gather_full, reduced, scatter
@@ -25,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = [
     "GlooPool",
     "WorkerError",
+    "assert_same_on_every_layout",
+    "assert_same_on_layouts",
     "block",
     "full_tensor",
     "gather_full",
@@ -35,12 +44,15 @@ __all__ = [
     "reduced",
     "scatter",
     "shapes",
+    "sharded",
     "types",
 ]
 
+_HOMES = ("pool", "values", "every_layout", "strategies")
+
 
 def __getattr__(name: str) -> object:
-    for home in ("pool", "values", "strategies") if name in __all__ else ():
+    for home in _HOMES if name in __all__ else ():
         module = import_module(f"{__name__}.{home}")
         if name in module.__all__:
             return getattr(module, name)

@@ -1,7 +1,12 @@
 """Hypothesis strategies, one a record: the definition of "any mesh", "any layout", "any type".
 
 In every strategy None draws an argument, and a value pins it. Sizes are tiny: dims of 0 to 7, up
-to 3 of them, meshes of up to 3 axes of up to 3 ranks.
+to 3 of them, meshes of up to 3 axes of up to 3 ranks. Examples shrink towards few ranks, then
+`Replicate`, then `Shard`.
+
+    @given(types(dtype=torch.float32))
+    def test_bytes_add_up(type):
+        assert type.nbytes <= sum(type.local_nbytes(rank) for rank in type.mesh.ranks)
 """
 
 from __future__ import annotations
@@ -10,6 +15,7 @@ import functools
 from collections.abc import Collection, Sequence
 from itertools import permutations
 from math import prod
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
@@ -28,8 +34,20 @@ from fdtensor.placement import (
     Shard,
     StridedShard,
 )
+from fdtensor.testing.setting import Setting
+from fdtensor.testing.values import full_tensor
+from fdtensor.tree import flatten, unflatten
 
-__all__ = ["layouts", "meshes", "placements", "redistributions", "shapes", "types"]
+__all__ = [
+    "layouts",
+    "meshes",
+    "placements",
+    "redistributions",
+    "settings_of",
+    "shapes",
+    "sharded",
+    "types",
+]
 
 Shape = tuple[int, ...]
 
@@ -55,7 +73,7 @@ _COUNTS = (0, 1, 2, 3, 1, 2, 3, 2, 3, 2)
 
 
 def shapes(max_ndim: int = 3) -> st.SearchStrategy[Shape]:
-    """Any shape of up to `max_ndim` dims of 0 to 7."""
+    """Any shape of up to `max_ndim` dims of 0 to 7: `shapes()` draws `()`, `(3,)`, `(2, 0, 5)`."""
     counts = st.sampled_from([n for n in _COUNTS if n <= max_ndim])
     return counts.flatmap(lambda n: st.tuples(*[st.sampled_from(_DIMS)] * n))
 
@@ -71,7 +89,8 @@ def meshes(
 ) -> Mesh:
     """Any mesh of up to `max_axes` axes of up to `max_size` ranks, in any order of the ranks.
 
-    Ranks count from 0 without gaps; with `world` they are any of these ranks, or of `range(world)`.
+    Ranks count from 0 without gaps; with `world` they are any of these ranks, or of `range(world)`:
+    `meshes(world=4)` fits a pool of 4. The mesh without axes, of one rank, is among them.
     """
     among = range(max_ranks) if world is None else range(world) if isinstance(world, int) else world
     sizes: list[int] = []
@@ -98,7 +117,8 @@ def placements(
 ) -> Placement:
     """Any placement that an axis of `count` ranks may give to a tensor of `shape`, cutting `dim`.
 
-    `partial` says whether it may be pending, or with which reduce ops; `kinds` what else it may be.
+    `partial` says whether it may be pending, or with which reduce ops; `kinds` what else it may be:
+    `placements((6, 4), 2, partial=["sum"], kinds=[Replicate, Shard])`.
     """
     shape = draw(shapes()) if shape is None else shape
     count = draw(st.integers(1, 3)) if count is None else count
@@ -132,7 +152,8 @@ def layouts(
     """Any layout of a tensor of `shape` on `mesh`, with any order of the axes that cut a dim.
 
     All partial axes have one reduce op. Often all cuts are of one dim, one inside the other; there
-    a second ragged shard becomes a Shard.
+    a second ragged shard becomes a Shard. `layouts(Mesh(dp=2, tp=2), (8, 5), partial=False)` draws
+    those that have nothing pending.
     """
     mesh = draw(meshes()) if mesh is None else mesh
     shape = draw(shapes()) if shape is None else shape
@@ -165,7 +186,10 @@ def types(
     partial: bool | Collection[ReduceOp] = True,
     kinds: Sequence[type[Placement]] = MOVEMENT,
 ) -> TensorType:
-    """Any tensor type; only the reduce ops that its dtype has are pending."""
+    """Any tensor type; only the reduce ops that its dtype has are pending.
+
+    `dtype=None` draws one of each kind and width; `types(Mesh(x=4), (6, 5))` draws layouts alone.
+    """
     shape = draw(shapes()) if shape is None else shape
     dtype = draw(st.sampled_from(DTYPES)) if dtype is None else dtype
     ops: tuple[ReduceOp, ...] = tuple(op for op in _ops(partial) if op in _reduce_ops(dtype))
@@ -190,6 +214,10 @@ def redistributions(
     `mesh` pins that of the source, `dst_partial` is `partial` of the destination where it differs.
     Two meshes are over `range(world)`, 8 ranks where not given: overlapping, disjoint, or with the
     same ranks in another order.
+
+        @given(redistributions(dtype=torch.float32, dst_partial=False))
+        def test_no_plan_receives_less(pair):
+            assert plan(*pair).received_bytes >= plan(*pair).lower_bound_bytes
     """
     if cross_mesh and world is None:
         world = 8
@@ -197,6 +225,66 @@ def redistributions(
     other = draw(_others(src.mesh, world)) if cross_mesh and world is not None else src.mesh
     ending = partial if dst_partial is None else dst_partial
     return src, draw(types(other, src.shape, src.dtype, partial=ending, kinds=kinds))
+
+
+@st.composite
+def sharded(
+    draw: st.DrawFn,
+    args: Any,
+    *,
+    mesh: Mesh | None = None,
+    max_ranks: int = 6,
+    partial: bool | Collection[ReduceOp] = True,
+    kinds: Sequence[type[Placement]] = MOVEMENT,
+    as_types: bool = False,
+) -> Any:
+    """A pytree with any DTensors of its tensors: any mesh of simulated ranks, any layouts.
+
+    Tensors of the meta device stand for their shape and dtype, and get small integers as values.
+    What is pending is split at random. Python values stay. With `as_types` there are TensorTypes in
+    place of DTensors, as `trace` takes them.
+
+        @given(sharded((torch.randn(6, 4), {"w": torch.empty(4, 5, device="meta")})))
+        def test_it_gives_rows(args):
+            assert spmd(f)(*args).shape == (6, 5)
+    """
+    leaves, tree = flatten(args)
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    tensors = [leaves[i] for i in places]
+    kinds_of = [(tuple(t.shape), t.dtype) for t in tensors]
+    setting = draw(
+        settings_of(kinds_of, mesh=mesh, max_ranks=max_ranks, partial=partial, kinds=kinds)
+    )
+    pairs = zip(tensors, setting.types)
+    full = [full_tensor(x, i) if t.is_meta else t for i, (t, x) in enumerate(pairs)]
+    made = setting.types if as_types else setting.spread(full) if full else ()
+    for i, leaf in zip(places, made, strict=True):
+        leaves[i] = leaf
+    return unflatten(tree, leaves)
+
+
+@st.composite
+def settings_of(
+    draw: st.DrawFn,
+    tensors: Sequence[tuple[Shape, torch.dtype]],
+    *,
+    mesh: Mesh | None = None,
+    max_ranks: int = 6,
+    world: int | None = None,
+    partial: bool | Collection[ReduceOp] = True,
+    kinds: Sequence[type[Placement]] = MOVEMENT,
+) -> Setting:
+    """Any mesh, of up to 2 axes where not given, and any layout on it for each of some tensors."""
+    if mesh is None:
+        mesh = draw(meshes(max_axes=2, max_ranks=max_ranks, world=world).filter(_has_axes))
+    found = [
+        draw(types(mesh, shape, dtype, partial=partial, kinds=kinds)) for shape, dtype in tensors
+    ]
+    return Setting(found, draw(st.integers(0, 99)))
+
+
+def _has_axes(mesh: Mesh) -> bool:
+    return mesh.ndim > 0
 
 
 @st.composite

@@ -1,7 +1,8 @@
 """Tensors that fill a type, cut and put together without the library's own index code.
 
 Values are small integers, so that every reduction is exact in every dtype that has it, in any
-order. Arithmetic is done in the widest dtype of the same kind and cast back.
+order. Arithmetic is done in the widest dtype of the same kind and cast back. Other tensors may be
+spread too: the terms of their elements are of about the size of the element.
 """
 
 from __future__ import annotations
@@ -37,7 +38,11 @@ def scatter(tensor: torch.Tensor, type: TensorType, seed: int) -> tuple[torch.Te
     """Each rank's local tensor of `tensor`, in mesh order.
 
     Pending terms are random, and different for every coordinate along the partial axes; reduced
-    over all those axes they give `tensor` exactly. Replicas hold the same term.
+    over all those axes they give `tensor` exactly, or, where it has floats that are not integers,
+    but for rounding. Replicas hold the same term.
+
+        local = scatter(torch.arange(6), TensorType((6,), torch.int64, layout), seed=0)
+        x = DTensor(local, type, SimulatedComm(layout.mesh))
     """
     generator = torch.Generator().manual_seed(2 * seed + 1)
     places = list(type.mesh.indices(tuple(type.layout.partial)))
@@ -119,12 +124,10 @@ def _split(
         case "product" | "min" if dtype is torch.bool:
             return torch.where(others, full | noise, full)
         case "sum":
-            noise = noise * others
+            noise = noise * others * _unit(full)
             return torch.where(others, noise, full - noise.sum(0))
-        case (
-            "avg"
-        ):  # the noise of any block of ranks is a multiple of its size: all means are exact
-            return full + count * (noise - noise.roll(1, 0))
+        case "avg":  # the noise of any block of ranks is a multiple of its size: means are exact
+            return full + count * (noise - noise.roll(1, 0)) * _unit(full)
         case "product":
             signs = (
                 torch.where(noise.real > 0, -1, 1) if noise.is_complex() else 1 - 2 * (noise > 0)
@@ -142,6 +145,20 @@ def _split(
         case "bxor":
             noise = noise * others
             return torch.where(others, noise, full ^ functools.reduce(torch.bitwise_xor, noise))
+
+
+def _unit(full: torch.Tensor) -> torch.Tensor | int:
+    """The power of two below each element, for those that are not all integers, else 1."""
+    if full.dtype is torch.int64:
+        return 1
+    parts = torch.view_as_real(full) if full.is_complex() else full
+    size = full.abs()
+    finite = size.isfinite() & (size > 0)
+    if torch.equal(parts.nan_to_num(), parts.nan_to_num().round()) or not finite.any():
+        return 1
+    largest = size.where(finite, 0).max()
+    exponent = torch.frexp(size.where(finite, largest)).exponent
+    return torch.ldexp(torch.ones_like(size), exponent - 1)
 
 
 def _random(

@@ -1,0 +1,230 @@
+"""`assert_same_on_every_layout`, and `assert_same_on_layouts` for one choice of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fdtensor.assembly import OnMissingRule
+from fdtensor.errors import LayoutError
+from fdtensor.layout import Layout, TensorType
+from fdtensor.mesh import Mesh
+from fdtensor.placement import ReduceOp
+from fdtensor.random_bits import Key
+from fdtensor.testing.compare import Tolerance
+from fdtensor.testing.outcome import Claim
+from fdtensor.testing.problem import Judge, Problem
+from fdtensor.testing.report import told
+from fdtensor.testing.script import integers, script, simple_values
+from fdtensor.testing.setting import Setting, smallest
+
+if TYPE_CHECKING:
+    from fdtensor.cluster import LocalCluster
+
+__all__ = ["assert_same_on_every_layout", "assert_same_on_layouts"]
+
+_REAL = 3
+"""How many settings that hold on simulated ranks run on real ones too."""
+
+_LINEAR: tuple[ReduceOp, ...] = ("sum", "avg")
+"""What may be pending in what has a derivative."""
+
+
+def assert_same_on_every_layout(
+    f: Callable[..., Any],
+    *args: Any,
+    mesh: Mesh | None = None,
+    max_ranks: int = 6,
+    partial: bool | Collection[ReduceOp] = True,
+    grad: bool = False,
+    key: Key | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    max_examples: int = 30,
+    seed: int = 0,
+    on_missing_rule: OnMissingRule = "replicate",
+    spread: Callable[..., Any] | None = None,
+    ranks: LocalCluster | None = None,
+    **kwargs: Any,
+) -> None:
+    """Runs `f(*args, **kwargs)` under random layouts and compares with the single process.
+
+    The tensors among the arguments, pytrees, are laid out on random meshes of up to `max_ranks`
+    ranks, or on `mesh`; sums and other reductions are pending in some, as `partial` says. All ranks
+    are simulated. Integers must be equal, floats close as for `torch.testing.assert_close`. With
+    `grad` gradients by all floating tensors are compared too; `key` is what random ops draw from.
+
+        assert_same_on_every_layout(torch.softmax, torch.randn(4, 6), dim=1, grad=True)
+
+    What is run is `spmd(f)`, or `spread`, a function of DTensors. With `ranks`, a cluster such as
+    the fixture `gloo_ranks(4)`, meshes are of its ranks: what fails is run on it too, else three of
+    the settings. The same `seed` draws the same. Arguments of `f` that are called like an option
+    here can be bound by a lambda.
+
+    Raises AssertionError for the smallest layouts that fail, by a result or by an error of their
+    own: with fewest ranks, then fewest cuts and axes, then even blocks. Its text has the layouts,
+    the worst element, the program and a script that fails the same way. What `f` itself raises for
+    plain tensors comes out as it is.
+    """
+    __tracebackhide__ = True
+    claim = Claim.of(
+        f, args, kwargs, spread=spread, grad=grad, key=key, on_missing_rule=on_missing_rule
+    )
+    judge = Judge(claim, Tolerance(rtol, atol))
+    world = None if ranks is None else ranks.n
+    if grad:
+        partial = [op for op in _LINEAR if partial is True or (partial and op in partial)]
+    drawn = _drawn(
+        claim.tensors,
+        mesh,
+        min(max_ranks, world or max_ranks),
+        world,
+        partial,
+        max_examples,
+        seed,
+    )
+    for i, setting in enumerate(drawn):
+        problem = judge.problem(setting)
+        if problem is not None:
+            story = f"setting {i + 1} of {len(drawn)}, seed {seed}"
+            raise _failed(judge, setting, problem, story, mesh is not None, ranks)
+    if ranks is not None:
+        for setting in sorted(drawn, key=lambda s: -s.mesh.size)[:_REAL]:
+            _assert_on(ranks, judge, setting)
+
+
+def assert_same_on_layouts(
+    f: Callable[..., Any],
+    *args: Any,
+    layouts: Sequence[Layout],
+    seed: int = 0,
+    grad: bool = False,
+    key: Key | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+    on_missing_rule: OnMissingRule = "replicate",
+    spread: Callable[..., Any] | None = None,
+    ranks: LocalCluster | None = None,
+    **kwargs: Any,
+) -> None:
+    """Runs `f(*args, **kwargs)` under these layouts and compares with the single process.
+
+    `layouts` has one for each tensor among the arguments, in the order of the pytree; `seed` splits
+    what is pending. The rest is as for `assert_same_on_every_layout`, which prints such calls. With
+    `ranks` it runs on those real ranks too, and the error says whether they agree with the
+    simulated ones.
+
+        assert_same_on_layouts(torch.mm, x, w, layouts=[mesh.layout("dp"), mesh.layout()])
+    """
+    __tracebackhide__ = True
+    claim = Claim.of(
+        f, args, kwargs, spread=spread, grad=grad, key=key, on_missing_rule=on_missing_rule
+    )
+    if len(layouts) != len(claim.places):
+        raise LayoutError(
+            f"{len(layouts)} layouts for {len(claim.places)} tensors.",
+            tensors=", ".join(claim.where()),
+            hint="Give one layout for each tensor among the arguments.",
+        )
+    pairs = zip(claim.tensors, layouts, strict=True)
+    setting = Setting([TensorType(tuple(t.shape), t.dtype, layout) for t, layout in pairs], seed)
+    judge = Judge(claim, Tolerance(rtol, atol))
+    problem = judge.problem(setting)
+    if problem is not None:
+        real = None if ranks is None else _beside(ranks, judge, setting, problem)
+        raise _told(judge, setting, problem, real)
+    if ranks is not None:
+        _assert_on(ranks, judge, setting)
+
+
+def _drawn(
+    tensors: Sequence[torch.Tensor],
+    mesh: Mesh | None,
+    max_ranks: int,
+    world: int | None,
+    partial: bool | Collection[ReduceOp],
+    max_examples: int,
+    seed: int,
+) -> list[Setting]:
+    """Different settings, at most `max_examples`, one of them of one rank."""
+    from fdtensor.testing.drawing import drawn
+    from fdtensor.testing.strategies import settings_of
+
+    types = [(tuple(t.shape), t.dtype) for t in tensors]
+    strategy = settings_of(types, mesh=mesh, max_ranks=max_ranks, world=world, partial=partial)
+    found: dict[object, Setting] = {}
+    for setting in drawn(strategy, 3 * max_examples // 2, seed):
+        found.setdefault(setting.types if setting.mesh.size > 1 else None, setting)
+    return list(found.values())[:max_examples]
+
+
+def _failed(
+    judge: Judge,
+    setting: Setting,
+    problem: Problem,
+    story: str,
+    same_mesh: bool,
+    ranks: LocalCluster | None,
+) -> AssertionError:
+    """The error for the smallest setting that has the same kind of problem."""
+
+    def fails(candidate: Setting) -> bool:
+        found = judge.problem(candidate)
+        return found is not None and found.kind == problem.kind
+
+    least, tried = smallest(setting, fails, same_mesh=same_mesh)
+    simple = simple_values(judge.claim, lambda claim: _still(judge, claim, least, problem))
+    final = Judge(simple, judge.tolerance)
+    last = final.problem(least)
+    assert last is not None
+    real = None if ranks is None else _beside(ranks, final, least, last)
+    story = f"{story}; {tried} smaller ones tried"
+    return _told(final, least, last, real, story, script(simple, least, judge.tolerance))
+
+
+def _still(judge: Judge, claim: Claim, setting: Setting, problem: Problem) -> bool:
+    """Whether other values have the same kind of problem."""
+    try:
+        found = Judge(claim, judge.tolerance).problem(setting)
+    except Exception:
+        return False
+    return found is not None and found.kind == problem.kind
+
+
+def _told(
+    judge: Judge,
+    setting: Setting,
+    problem: Problem,
+    real: str | None = None,
+    story: str = "",
+    repro: str = "",
+) -> AssertionError:
+    """The error that says it all."""
+    rounding = not problem.kind and not _still(judge, integers(judge.claim), setting, problem)
+    text = told(judge.claim, setting, problem, rounding=rounding, real=real, story=story)
+    if repro:
+        text += f"\n\nThis script fails the same way:\n\n{repro}"
+    error = AssertionError(text)
+    if isinstance(problem.found, Exception):
+        error.__cause__ = problem.found
+    return error
+
+
+def _beside(ranks: LocalCluster, judge: Judge, setting: Setting, problem: Problem) -> str:
+    """What real ranks say of a problem of simulated ones."""
+    found = judge.problem_on(ranks, setting)
+    if found is None:
+        return "agree with the single process: only simulated ranks fail"
+    if str(found) == str(problem):
+        return "agree with the simulated ones"
+    return str(found)
+
+
+def _assert_on(ranks: LocalCluster, judge: Judge, setting: Setting) -> None:
+    __tracebackhide__ = True
+    found = judge.problem_on(ranks, setting)
+    if found is not None:
+        real = f"{found}, though simulated ranks agree with the single process"
+        raise _told(judge, setting, found, real)

@@ -1,0 +1,197 @@
+"""`Claim` and `Outcome`: a call, and what it gives for plain tensors or on the ranks of a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import attrs
+import torch
+
+from fdtensor.assembly import OnMissingRule
+from fdtensor.distribution import from_local
+from fdtensor.dtensor import DTensor
+from fdtensor.errors import TraceError
+from fdtensor.placement import Replicate
+from fdtensor.spmd import Spmd
+from fdtensor.testing.setting import alone
+from fdtensor.tracer import name_of
+from fdtensor.tree import argument, flatten, paths, unflatten
+
+__all__ = ["Claim", "Outcome"]
+
+
+@attrs.frozen(eq=False)
+class Outcome:
+    """What a call gave: the leaves of its result, and the gradients by its floating tensors."""
+
+    tree: Any
+    leaves: list[Any]
+    grads: list[Any]
+
+
+@attrs.frozen(eq=False)
+class Claim:
+    """That a function of DTensors gives what a plain function gives for the same tensors."""
+
+    f: Callable[..., Any]
+    tree: Any
+    given: tuple[Any, ...]
+    """The leaves of `(args, kwargs)`."""
+    spread: Callable[..., Any] | None = None
+    """The function of DTensors; None is `spmd(f)`."""
+    grad: bool = False
+    key: Any = None
+    on_missing_rule: OnMissingRule = "replicate"
+
+    @classmethod
+    def of(cls, f: Callable[..., Any], args: Any, kwargs: Any, **options: Any) -> Claim:
+        """The claim of a call with these arguments."""
+        leaves, tree = flatten((args, kwargs))
+        if isinstance(f, Spmd):
+            options["spread"] = options.get("spread") or f
+            f = f.f
+        claim = cls(f, tree, tuple(leaves), **options)
+        if not claim.places:
+            raise TraceError(
+                f"{claim.name} was given no tensor, so there is nothing to lay out.",
+                hint="Pass the tensors of an example call: plain ones, with values.",
+            )
+        return claim
+
+    @property
+    def name(self) -> str:
+        """What the function is called."""
+        return name_of(self.f)
+
+    @property
+    def places(self) -> list[int]:
+        """Which leaves are tensors."""
+        return [i for i, leaf in enumerate(self.given) if isinstance(leaf, torch.Tensor)]
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors among the arguments."""
+        return [self.given[i].detach() for i in self.places]
+
+    def where(self) -> list[str]:
+        """What each tensor is among the arguments: `argument 0['w']`."""
+        names = paths(self.tree, "args")
+        return [argument(names[i]) for i in self.places]
+
+    def with_tensors(self, tensors: Sequence[torch.Tensor]) -> Claim:
+        """The claim about other tensors."""
+        given = list(self.given)
+        for i, tensor in zip(self.places, tensors, strict=True):
+            given[i] = tensor
+        return attrs.evolve(self, given=tuple(given))
+
+    def function(self) -> Callable[..., Any]:
+        """The function of DTensors."""
+        if self.spread is None:
+            return Spmd(self.f, on_missing_rule=self.on_missing_rule)
+        if isinstance(self.spread, Spmd):  # without what it has kept, so that it can travel
+            made = self.spread
+            return Spmd(
+                made.f,
+                out_layouts=made.out_layouts,
+                regather=made.regather,
+                on_missing_rule=made.on_missing_rule,
+                plain=made.plain,
+            )
+        return self.spread
+
+    def arguments(self, tensors: Sequence[Any], key: Any = None) -> tuple[Any, Any]:
+        """The arguments of the call, with these in place of its tensors."""
+        leaves = list(self.given)
+        for i, tensor in zip(self.places, tensors, strict=True):
+            leaves[i] = tensor
+        args, kwargs = unflatten(self.tree, leaves)
+        return args, kwargs if key is None else {**kwargs, "key": key}
+
+    def plain(self, tensors: Sequence[torch.Tensor]) -> Outcome:
+        """What the plain function gives; with a key, what it gives on one rank."""
+        if self.key is not None:
+            here = attrs.evolve(self, spread=None)
+            found = here.on(alone(tensors).spread(tensors), here.function())
+            return Outcome(found.tree, _wholes(found.leaves), _wholes(found.grads))
+        leaves = [t.detach().clone() for t in tensors]
+        if self.grad:
+            leaves = [t.requires_grad_(_smooth(t)) for t in leaves]
+        with torch.set_grad_enabled(self.grad or torch.is_grad_enabled()):
+            args, kwargs = self.arguments([t.clone() for t in leaves])
+            out, tree = flatten(self.f(*args, **kwargs))
+        grads = self._gradients([t for t in out if isinstance(t, torch.Tensor)], leaves)
+        cut = [t.detach() if isinstance(t, torch.Tensor) else t for t in out]
+        return Outcome(tree, cut, grads)
+
+    def on(self, tensors: Sequence[DTensor[Any]], function: Callable[..., Any]) -> Outcome:
+        """What the function of DTensors gives on these, on simulated or real ranks."""
+        given = list(tensors)
+        comm = given[0].comm
+        held: list[torch.Tensor] = []
+        for i, x in enumerate(tensors if self.grad else ()):
+            leaves = [t.detach().requires_grad_(_smooth(t)) for t in comm.leaves(x.local)]
+            given[i] = from_local(comm.value(leaves), x.type, comm)
+            held += leaves
+        args, kwargs = self.arguments(given, self.key)
+        out, tree = flatten(function(*args, **kwargs), is_leaf=_is_dtensor)
+        out = [_settled(x) if isinstance(x, DTensor) else x for x in out]
+        results = [x.full() for x in out if isinstance(x, DTensor)] if self.grad else []
+        found = iter(self._gradients(results, held))
+        grads = []
+        for x in given if self.grad else ():
+            if _smooth(x):
+                local = [next(found) * _terms(x) for _ in comm.leaves(x.local)]
+                grads.append(DTensor(comm.value(local), x.type.cotangent(), comm))
+        return Outcome(tree, [x.detach() if isinstance(x, DTensor) else x for x in out], grads)
+
+    def _gradients(
+        self, results: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """The derivatives of a random combination of the results, by each tensor that has them."""
+        smooth = [t for t in leaves if t.requires_grad]
+        loss = [(t * _weights(t, i)).sum() for i, t in enumerate(results) if t.requires_grad]
+        if not self.grad or not smooth:
+            return []
+        if not loss:
+            raise TraceError(
+                f"no result of {self.name} depends on a floating tensor by a derivative.",
+                hint="Leave grad=True out, or let it return what is to be differentiated.",
+            )
+        total = sum(term.real if term.is_complex() else term.double() for term in loss)
+        return list(
+            torch.autograd.grad(total, smooth, allow_unused=True, materialize_grads=True)  # type: ignore[arg-type]
+        )
+
+
+def _is_dtensor(leaf: object) -> bool:
+    return isinstance(leaf, DTensor)
+
+
+def _smooth(tensor: torch.Tensor | DTensor[Any]) -> bool:
+    return tensor.dtype.is_floating_point or tensor.dtype.is_complex
+
+
+def _terms(x: DTensor[Any]) -> int:
+    """How many terms share a cotangent: those of an average."""
+    return prod(x.mesh.axis_size(axis) for axis, op in x.layout.partial.items() if op == "avg")
+
+
+def _settled(x: DTensor[Any]) -> DTensor[Any]:
+    """The value without pending terms."""
+    layout = x.layout
+    for axis in layout.partial:
+        layout = layout.placed(axis, Replicate())
+    return x.redistribute(layout) if layout != x.layout else x
+
+
+def _weights(tensor: torch.Tensor, seed: int) -> torch.Tensor:
+    """A weight for each element of a result."""
+    drawn = torch.randint(1, 4, tensor.shape, generator=torch.Generator().manual_seed(seed))
+    return drawn.to(tensor.dtype)
+
+
+def _wholes(leaves: Sequence[Any]) -> list[Any]:
+    return [x.full() if isinstance(x, DTensor) else x for x in leaves]

@@ -1,0 +1,89 @@
+"""`told`: a failed claim in words."""
+
+from __future__ import annotations
+
+from fdtensor.errors import FdtensorError
+from fdtensor.mesh import Mesh
+from fdtensor.program import Program
+from fdtensor.spmd import Spmd
+from fdtensor.testing.compare import Difference
+from fdtensor.testing.outcome import Claim
+from fdtensor.testing.problem import Problem
+from fdtensor.testing.setting import Setting
+
+__all__ = ["told"]
+
+_LINES = 24
+"""Longer programs show their traffic only."""
+
+
+def told(
+    claim: Claim,
+    setting: Setting,
+    problem: Problem,
+    *,
+    rounding: bool,
+    real: str | None = None,
+    story: str = "",
+) -> str:
+    """What fails in which layouts, the facts, and what to do.
+
+    `rounding` is whether it may be that alone, `real` what real ranks say, `story` how the layouts
+    were found.
+    """
+    facts: dict[str, object] = dict(zip(claim.where(), setting.types))
+    facts["mesh"] = setting.mesh
+    if isinstance(problem.found, Difference):
+        sentence = f"{claim.name} gives something else {_where(setting.mesh)} than in one process."
+        facts["differs"] = problem.found
+        if problem.found.by:
+            facts["by"] = problem.found.by
+    else:
+        sentence = f"{claim.name} raises {problem.kind} {_where(setting.mesh)}, not in one process."
+        facts["raises"] = str(problem.found).partition("\n")[0] or problem.kind
+    if real is not None:
+        facts["real ranks"] = real
+    if story:
+        facts["found as"] = story
+    program = _program(claim, setting)
+    if program is not None:
+        facts["program"] = program
+    hint = _hint(claim, problem, rounding)
+    if real is None and setting.mesh.size > 1:
+        hint += f" With ranks=GlooPool({max(setting.mesh.ranks) + 1}), real ranks run it too."
+    return str(FdtensorError(sentence, hint=hint, **facts))
+
+
+def _hint(claim: Claim, problem: Problem, rounding: bool) -> str:
+    if not isinstance(problem.found, Difference):
+        return "The error with its traceback is the cause of this one."
+    if rounding:
+        return (
+            "With small integers for values it is right: where this is rounding, pass rtol and "
+            "atol, or float64 tensors."
+        )
+    if isinstance(claim.function(), Spmd):
+        return "Where an op has a rule of yours, verify(op, samples) runs its rows."
+    return "The function of DTensors that was passed as spread is to give what the plain one gives."
+
+
+def _where(mesh: Mesh) -> str:
+    return f"on {mesh.size} ranks" if mesh.size > 1 else "on one rank"
+
+
+def _program(claim: Claim, setting: Setting) -> str | None:
+    """The text of the program, or of its lines with traffic; None where there is none."""
+    function = claim.function()
+    if not isinstance(function, Spmd):
+        return None
+    args, kwargs = claim.arguments(setting.types, claim.key)
+    try:
+        program: Program = function.trace(*args, **kwargs)
+    except Exception:
+        return None
+    lines = str(program).splitlines()
+    if len(lines) <= _LINES:
+        return "\n".join(lines)
+    loud = [line for line in lines[1:-1] if line.endswith(" B") or "  no rule" in line]
+    left = f"  ... {len(lines) - 2 - len(loud[:_LINES])} more lines"
+    return "\n".join([lines[0], *loud[:_LINES], left, lines[-1]])

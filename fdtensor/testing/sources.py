@@ -1,0 +1,333 @@
+"""`Names`: functions and values as Python source, with what they need written before them."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import dis
+import inspect
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodDescriptorType, ModuleType
+from typing import Any
+
+import attrs
+import torch
+from torch._library.custom_ops import CustomOpDef
+
+from fdtensor.notation.core import rule_of
+from fdtensor.random_bits import Key
+from fdtensor.record import Record
+from fdtensor.spmd import Spmd
+
+__all__ = ["Names", "literal"]
+
+_LITERAL = 24
+"""Tensors with more elements go into a file."""
+
+_SCRIPT = ("torch", "Mesh", "Layout", "TensorType", "assert_same_on_layouts", "full_tensor")
+"""What the script itself speaks of, beside placements."""
+
+_TORCH = ("torch", "torch.nn.functional", "torch.linalg", "torch.fft", "torch.special")
+
+
+@attrs.define(eq=False)
+class Names:
+    """Imports and lines of a script, and the names that they give to objects."""
+
+    imports: dict[str, None] = attrs.field(factory=dict)
+    """In order."""
+    lines: list[str] = attrs.field(factory=list)
+    known: dict[int, str] = attrs.field(factory=dict)
+    kept: list[Any] = attrs.field(factory=list)
+    """What `known` speaks of, so that no other object takes its id."""
+    taken: set[str] = attrs.field(factory=lambda: {*_SCRIPT})
+
+    def spelled(self, value: Any, name: str) -> str:
+        """An expression for a value; `name` is what it is called if it needs a line of its own."""
+        if id(value) in self.known:
+            return self.known[id(value)]
+        text = self._inline(value)
+        if text is None:
+            self.kept.append(value)
+            text = self.known[id(value)] = self._defined(value, name)
+        return text
+
+    def fresh(self, name: str) -> str:
+        """A name that nothing has."""
+        found, count = name, 1
+        while found in self.taken or hasattr(builtins, found):
+            count += 1
+            found = f"{name}_{count}"
+        self.taken.add(found)
+        return found
+
+    def filed(self, value: Any, name: str) -> str:
+        """An expression that reads a value from a file, which is written now."""
+        import cloudpickle
+
+        folder = Path(tempfile.mkdtemp(prefix="fdtensor-repro-"))
+        file = folder / f"{name}.pkl"
+        try:
+            file.write_bytes(cloudpickle.dumps(value))
+        except Exception:  # whatever a value says when it cannot be stored
+            return f"...  # {name}: {type(value).__name__} of yours, which cannot be written here"
+        self.imports["import cloudpickle, pathlib"] = None
+        return f"cloudpickle.loads(pathlib.Path({str(file)!r}).read_bytes())"
+
+    def _inline(self, value: Any) -> str | None:
+        """A value as an expression without a line of its own, if it has one."""
+        match value:
+            case None | bool() | int() | str() | bytes() | torch.dtype() | torch.device():
+                return repr(value)
+            case float():
+                return repr(value) if value - value == 0 else f"float({str(value)!r})"
+            case Record():
+                return repr(value)
+            case Key():
+                self.imports["from fdtensor.random_bits import Key"] = None
+                return repr(value)
+            case Spmd() if _options(value) == _options(Spmd(value.f)):
+                return f"spmd({self.spelled(value.f, 'f')})"
+            case list() if type(value) is list:
+                return f"[{', '.join(self.spelled(v, 'value') for v in value)}]"
+            case tuple() if type(value) is tuple:
+                inner = "".join(f"{self.spelled(v, 'value')}, " for v in value)
+                return f"({inner.rstrip() if len(value) == 1 else inner.removesuffix(', ')})"
+            case dict() if type(value) is dict:
+                pairs = (
+                    f"{self.spelled(k, 'k')}: {self.spelled(v, 'value')}" for k, v in value.items()
+                )
+                return f"{{{', '.join(pairs)}}}"
+            case ModuleType():
+                self._import(f"import {value.__name__}", value)
+                return value.__name__
+            case torch._ops.OpOverload() | torch._ops.OpOverloadPacket():
+                return f"torch.ops.{value}"
+            case MethodDescriptorType() if hasattr(torch.Tensor, value.__name__):
+                return f"torch.Tensor.{value.__name__}"
+            case BuiltinFunctionType():
+                return self._of_torch(value)
+        return self._imported(value)
+
+    def _of_torch(self, value: BuiltinFunctionType) -> str | None:
+        for home in _TORCH:
+            if getattr(sys.modules[home], value.__name__, None) is value:
+                return f"{home}.{value.__name__}"
+        return self._imported(value)
+
+    def _imported(self, value: Any) -> str | None:
+        """What has a place in a module that can be imported."""
+        module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+        if not isinstance(module, str) or not isinstance(name, str) or module == "__main__":
+            return None
+        everything = sys.modules["fdtensor"]
+        if name in everything.__all__ and getattr(everything, name) is value:
+            return name
+        home = sys.modules.get(module)
+        if getattr(home, "__spec__", None) is None or _at(home, name) is not value:
+            return None
+        return self._from(home, name)
+
+    def _from(self, home: Any, name: str) -> str | None:
+        """A name of a module, imported; None where something else has it."""
+        first = name.partition(".")[0]
+        line = f"from {home.__name__} import {first}"
+        if first in self.taken and line not in self.imports:
+            return None
+        self.taken.add(first)
+        self._import(line, home)
+        return name
+
+    def _import(self, line: str, module: ModuleType) -> None:
+        """Adds an import, and where to import from where Python would not look there."""
+        file = getattr(module, "__file__", None)
+        root = module.__name__.partition(".")[0]
+        if file and "-packages" not in file and root not in {*sys.stdlib_module_names, "fdtensor"}:
+            above = module.__name__.count(".") + (Path(file).name == "__init__.py")
+            self.imports["import sys"] = None
+            self.imports[f"sys.path.insert(0, {str(Path(file).absolute().parents[above])!r})"] = (
+                None
+            )
+        if line != "import torch":
+            self.imports[line] = None
+
+    def _defined(self, value: Any, name: str) -> str:
+        """The name of a value, after the lines that define it."""
+        found = None
+        if isinstance(value, FunctionType):
+            found = self._function(value)
+        elif isinstance(value, CustomOpDef):
+            found = self._op(value)
+        if found is not None:
+            return found
+        name = self.fresh(name if name.isidentifier() else "value")
+        if isinstance(value, torch.Tensor) and value.numel() <= _LITERAL:
+            self.lines.append(f"{name} = {literal(value)}")
+        else:
+            self.lines.append(f"{name} = {self.filed(value, name)}")
+        return name
+
+    def _function(
+        self, function: FunctionType, value: Any = None, decorated: bool = True
+    ) -> str | None:
+        """The name of a function, after its source and what that needs; None without source.
+
+        `value` is what its decorators make of it; they are left out where it is not `decorated`.
+        """
+        bare = function.__name__ == "<lambda>"
+        source = _lambda_source(function) if bare else _source(function, decorated)
+        needed = {} if source is None else dict(_needed(function, source))
+        if source is None or any(held is _MISSING for held in needed.values()):
+            return None
+        name = self.fresh("f" if bare else function.__name__)
+        if not bare and name != function.__name__ and name.strip("_0123456789"):
+            return None
+        self.known[id(function if value is None else value)] = name
+        for used, held in needed.items():
+            if held is not function and (text := self._named(held, used)) != used:
+                self.lines.append(f"{used} = {text}")
+        self.lines.append(f"{name} = {source}" if bare else f"\n{source}\n")
+        return name
+
+    def _named(self, value: Any, used: str) -> str:
+        """A value under the name that a source uses for it, if that can be."""
+        if not isinstance(value, ModuleType):
+            return self.spelled(value, used)
+        whole = value.__name__.partition(".")[0] == used
+        self._import(f"import {value.__name__}" + ("" if whole else f" as {used}"), value)
+        return used
+
+    def _op(self, op: Any) -> str | None:
+        """The name of an op of the user's, after it and what was registered for it."""
+        made = op._init_fn
+        home = sys.modules.get(made.__module__)
+        if made.__module__ != "__main__" and getattr(home, made.__name__, None) is op:
+            return self._from(home, made.__name__)
+        name = self._function(made, op)
+        if name is None:
+            return f"torch.ops.{op._qualname.replace('::', '.')}.default"
+        known = rule_of(op._opoverload)
+        for registered, by in (
+            (op._abstract_fn, f"{name}.register_fake"),
+            (known and known.rows, f"rule({name})"),
+        ):
+            if isinstance(registered, FunctionType):
+                self._registered(registered, by)
+        if op._backward_fn is not None:
+            setup = op._setup_context_fn
+            given = "" if setup is None else f", setup_context={self.spelled(setup, 'setup')}"
+            back = self.spelled(op._backward_fn, "backward")
+            self.lines.append(f"{name}.register_autograd({back}{given})")
+        return name
+
+    def _registered(self, function: FunctionType, by: str) -> None:
+        """Writes a function that was registered, by its decorator or by a call."""
+        if self._function(function) is None:  # decorators may speak of what is not known here
+            name = self._function(function, decorated=False)
+        else:
+            name = None if self.lines[-1].lstrip().startswith("@") else self.known[id(function)]
+        if name is not None:
+            self.lines.append(f"{by}({function.__name__})")
+
+
+_MISSING = object()
+
+
+def _needed(function: FunctionType, source: str) -> Iterator[tuple[str, Any]]:
+    """The names that a function takes from outside, with what they are."""
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
+    asked = {*_globals_of(function.__code__), *cells, *_outside(source)}
+    for name in sorted(asked):
+        if name in cells:
+            try:
+                yield name, cells[name].cell_contents
+            except ValueError:  # not assigned yet
+                yield name, _MISSING
+        elif name in function.__globals__:
+            yield name, function.__globals__[name]
+        elif not hasattr(builtins, name):
+            yield name, _MISSING
+
+
+def _globals_of(code: CodeType) -> Iterator[str]:
+    """The global names that code reads."""
+    for step in dis.get_instructions(code):
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            yield step.argval
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _globals_of(constant)
+
+
+def _outside(source: str) -> Iterator[str]:
+    """The names in decorators and defaults, which are read where the function is made."""
+    node: Any = ast.parse(source).body[0]
+    node = node.value if isinstance(node, ast.Expr) else node
+    made = [*node.args.defaults, *(d for d in node.args.kw_defaults if d)]
+    made += getattr(node, "decorator_list", [])
+    arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    made += [a.annotation for a in arguments if a.annotation]
+    made += [node.returns] if getattr(node, "returns", None) else []
+    for part in made:
+        for name in ast.walk(part):
+            if isinstance(name, ast.Name):
+                yield name.id
+
+
+def _source(function: FunctionType, decorated: bool) -> str | None:
+    """The text of a function, with its decorators if they are wanted."""
+    try:
+        text = textwrap.dedent(inspect.getsource(function)).rstrip()
+        node = ast.parse(text).body[0]
+    except (OSError, TypeError, SyntaxError, IndexError):
+        return None
+    if not isinstance(node, ast.FunctionDef) or node.name != function.__name__:
+        return None
+    return text if decorated else "\n".join(text.splitlines()[node.lineno - 1 :])
+
+
+def _options(made: Spmd[Any]) -> tuple[object, ...]:
+    return made.out_layouts, made.regather, made.on_missing_rule, made.plain, made.check
+
+
+def _at(home: object, name: str) -> Any:
+    """What a module has under a dotted name, or None."""
+    for part in name.split("."):
+        home = getattr(home, part, None)
+    return home
+
+
+def _lambda_source(function: FunctionType) -> str | None:
+    """The text of a lambda, if it is the only one on its line that is compiled to its code."""
+    try:
+        text = "".join(inspect.findsource(function)[0])
+        tree = ast.parse(text)
+    except (OSError, TypeError, SyntaxError):
+        return None
+    line = function.__code__.co_firstlineno
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Lambda) and node.lineno == line:
+            found.add(ast.unparse(node))
+    same = [text for text in found if _shape(text) == function.__code__.co_names]
+    texts = list(found) if len(found) == 1 else same
+    return texts[0] if len(texts) == 1 else None
+
+
+def _shape(text: str) -> tuple[str, ...]:
+    """The names in the code of a lambda."""
+    code = compile(text, "", "eval")
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return inner[0].co_names if inner else ()
+
+
+def literal(tensor: torch.Tensor) -> str:
+    """A small tensor as source."""
+    tensor = tensor.detach()
+    values = repr(tensor.tolist()).replace("inf", "float('inf')").replace("nan", "float('nan')")
+    shaped = f".reshape({tuple(tensor.shape)!r})" if 0 in tensor.shape else ""
+    return f"torch.tensor({values}, dtype={tensor.dtype}){shaped}"
