@@ -39,6 +39,11 @@ class DTensor(Generic[Value]):
         return self.type.shape
 
     @property
+    def ndim(self) -> int:
+        """How many dims the full tensor has."""
+        return len(self.type.shape)
+
+    @property
     def dtype(self) -> torch.dtype:
         """The dtype."""
         return self.type.dtype

@@ -323,6 +323,11 @@ class TensorType(Record):
         """The bytes of the full tensor."""
         return self.numel * self.dtype.itemsize
 
+    @property
+    def ndim(self) -> int:
+        """How many dims the full tensor has."""
+        return len(self.shape)
+
     def box(self, coord: Coord) -> Box:
         """The indices that the rank at `coord` holds, as intervals for each dim."""
         return tuple([_held(self, d, coord) for d in range(len(self.shape))])

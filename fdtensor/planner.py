@@ -153,8 +153,10 @@ def plan(
     """The plan that receives the fewest bytes from `src` to `dst`, on the same mesh or another.
 
     Among plans with the same bytes, the one that takes the least time by `cost` (by default that
-    of NCCL, where named collectives are best). `max_bytes` bounds what any rank holds at once, its
-    source and destination block counted: messages are then cut into pieces as needed.
+    of NCCL, where named collectives are best). Ranks along axes that neither type uses help to
+    reduce pending terms only while at most 64 talk: beyond, fewer messages are worth more bytes.
+    `max_bytes` bounds what any rank holds at once, its source and destination block counted:
+    messages are then cut into pieces as needed.
     Raises `PlanError` where shape or dtype differ, or where `max_bytes` is too little.
     """
     return _plan(src, dst, cost or NCCL, max_bytes)
@@ -169,7 +171,7 @@ def _plan(
             "a plan goes from a TensorType to a TensorType or Layout.",
             src=repr(src),
             dst=repr(dst),
-            hint="Write plan(TensorType(shape, dtype, layout), layout).",
+            hint="Write plan(TensorType(shape, dtype, layout), layout); a DTensor has its .type.",
         )
     if isinstance(dst, Layout):
         dst = src.with_layout(dst)

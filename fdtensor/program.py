@@ -161,9 +161,9 @@ class Program:
 
     def explain(self, value: str | None = None) -> str:
         """Why each value has its layout, and what the others would cost; or of one, by its name."""
-        from fdtensor.explanation import explained
+        from fdtensor.explanation import Text, explained
 
-        return explained(self, value)
+        return Text(explained(self, value))
 
     def to_fx(self, rank: int) -> torch.fx.GraphModule:
         """What `rank` runs, as a plain module of local ops and functional collectives."""
@@ -175,7 +175,7 @@ class Program:
         return _text(self)
 
     def __repr__(self) -> str:
-        return f"<Program {self.name} on {self.mesh!r}: {len(self.eqns)} lines, {self.digest[:8]}>"
+        return f"<Program {self.name} on {self.mesh!r}: {_lines(self)}, {self.digest[:8]}>"
 
     def _repr_html_(self) -> str:
         from fdtensor.pictures import picture_of
@@ -258,6 +258,11 @@ def _bytes(eqn: Eqn) -> str:
     return bytes_text(int(_moved(eqn.steps).max())) if eqn.is_collective else ""
 
 
+def _lines(program: Program) -> str:
+    count = len(program.eqns)
+    return f"{count} line{'s' * (count != 1)}"
+
+
 def _text(program: Program) -> str:
     def typed(v: Var | None) -> str:
         return "_" if v is None else f"{v}:{program.type_of(v)}"
@@ -307,7 +312,7 @@ def _summary(program: Program) -> str:
             axes = rest.partition("=")[2].partition(" ")[0].rstrip("]")
             counts[kind, axes] += 1
             moved[kind, axes] += int(_moved(eqn.steps).max())
-    lines = [f"{program.name} on {program.mesh!r}: {len(program.eqns)} lines"]
+    lines = [f"{program.name} on {program.mesh!r}: {_lines(program)}"]
     for (kind, axes), count in sorted(counts.items()):
         size = bytes_text(moved[kind, axes])
         lines.append(f"  {count:4} {kind:<15} over {axes:<10} {size:>12} received per rank")

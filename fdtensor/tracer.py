@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -146,6 +147,8 @@ def traced(
 
 def name_of(f: Callable[..., Any]) -> str:
     """What a function is called, to readers of its program."""
+    if isinstance(f, functools.partial):
+        return name_of(f.func)
     return getattr(f, "__name__", None) or getattr(f, "_name", None) or type(f).__name__
 
 

@@ -8,11 +8,13 @@ from typing import Any
 import attrs
 import torch
 
+from fdtensor.dtypes import dtype_name
 from fdtensor.errors import FdtensorError, RuleError
-from fdtensor.graph import Call, Full, Graph, Var, tensors_of
+from fdtensor.graph import Call, Full, Graph, Var, substituted, tensors_of
 from fdtensor.layout import Layout, TensorType
 from fdtensor.lower import local_graph, lowered
 from fdtensor.mesh import Mesh
+from fdtensor.notation.core import rule_of
 from fdtensor.placement import Partial, Replicate
 from fdtensor.rows import rows_of
 from fdtensor.rules import Row
@@ -21,7 +23,7 @@ from fdtensor.testing.values import gather_full, scatter
 __all__ = ["Wrong", "arguments_of", "call_of", "check_row", "overload_of", "verify"]
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, repr=False)
 class Wrong:
     """A row that does not hold on a sample, and what came out."""
 
@@ -32,6 +34,9 @@ class Wrong:
 
     def __str__(self) -> str:
         return f"{self.op}: {self.row} is wrong on {self.sample}: {self.found}"
+
+    def __repr__(self) -> str:
+        return f"<{self}>"
 
 
 def verify(
@@ -52,15 +57,38 @@ def verify(
                 f"{op} is a plain function, which has no rule.",
                 hint="Give the rows, or make it an op with torch.library.custom_op.",
             )
+        if rows is None and rule_of(op) is None:
+            raise RuleError(
+                f"{op} has no rule that could be verified.",
+                hint="Give it one with @fdtensor.rule, or pass the rows; discover(op, sample) "
+                "finds them.",
+            )
         call, tensors, whole = call_of(op, args, kwargs)
         types = [*(Full(tuple(t.shape), t.dtype) for t in (*tensors, *whole))]
         for row in rows if rows is not None else rows_of(call, types, count):
             found = check_row(call, row, tensors, whole, count)
             if found is not None:
-                wrong.append(
-                    Wrong(op, row, f"{[tuple(t.shape) for t in tensors]} {args}"[:300], found)
-                )
+                wrong.append(Wrong(op, row, _said(call, tensors), found))
     return wrong
+
+
+def _said(call: Call, tensors: Sequence[torch.Tensor]) -> str:
+    """The arguments of a call, with the type of each tensor."""
+    given = dict(
+        enumerate(f"{dtype_name(t.dtype)}[{','.join(map(str, t.shape))}]" for t in tensors)
+    )
+    args, kwargs = substituted((call.args, call.kwargs), lambda v: _Word(given[v.index]))
+    said = [*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs)]
+    return f"({', '.join(said)})"
+
+
+class _Word(str):
+    """A text that is its own repr."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def arguments_of(sample: Any) -> tuple[Any, dict[str, Any]]:
@@ -161,10 +189,21 @@ def _compare(blocks: tuple[torch.Tensor, ...], full: torch.Tensor, type: TensorT
             index = tuple(torch.tensor(list(i), dtype=torch.int64) for i in type.index(rank))
             joined[torch.meshgrid(*index, indexing="ij") if index else ()] = local
             if isinstance(type.layout.placements[0], Replicate) and not _close(local, full):
-                return f"rank {rank}: {str(local)[:200]}, not {str(full)[:200]}"
-    if not _close(joined, full):
-        return f"{str(joined)[:200]}, not {str(full)[:200]}"
-    return None
+                return f"rank {rank}: {_worst(local, full)}"
+    return None if _close(joined, full) else _worst(joined, full)
+
+
+def _worst(found: torch.Tensor, wanted: torch.Tensor) -> str:
+    """The element that is the farthest off, and how many are."""
+    off = ~torch.isclose(found, wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
+    wide = torch.complex128 if found.dtype.is_complex else torch.float64
+    gap = (found.to(wide) - wanted.to(wide)).abs().nan_to_num(torch.inf) * off
+    place = tuple(int(i) for i in torch.unravel_index(gap.argmax(), gap.shape))
+    here = f" at {list(place)}" if place else ""
+    return (
+        f"{found[place].item():.6g} instead of {wanted[place].item():.6g}{here}; "
+        f"{int(off.sum())} of {off.numel()} elements are wrong"
+    )
 
 
 def _close(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -222,7 +222,7 @@ mlp on Mesh(dp=2, tp=4)
         R S(1) -> S(1)       0.00 us  2.80 us    1536 B  +1.42 us
         P(sum) R -> P(sum)   0.01 us  2.84 us    3264 B  +1.46 us
 
-explain('d') has all rows of one value"""
+program.explain('d') has all rows of one value"""
 
 SOFTMAX = """\
 <lambda> on Mesh(dp=2, tp=4)
@@ -242,7 +242,7 @@ SOFTMAX = """\
         S(0) -> S(0)                   0.26 us   8.58 us  196608 B   +5.66 us
         R -> R                         1.05 us  12.52 us  393216 B  +10.38 us
 
-explain('h') has all rows of one value"""
+program.explain('h') has all rows of one value"""
 
 MOVED = """\
 g:f32[8@dp,16@tp]

@@ -465,7 +465,8 @@ def test_no_placement_of_a_key_is_lost():
 NO_KEY = """\
 {} draws random numbers, and has no key to draw from.
 
-Pass one in the call: key=random.key(0); or switch dropout off with eval()."""
+Pass one in the call: key=random.key(0); or switch dropout off with eval(), and \
+build modules outside, or on the meta device."""
 
 NO_DRAWS = """\
 aten.poisson.default draws random numbers, and nothing is known that draws them from a key.

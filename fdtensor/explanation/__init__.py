@@ -10,7 +10,16 @@ from fdtensor.explanation.programs import explained
 from fdtensor.layout import Layout, TensorType
 from fdtensor.program import Program
 
-__all__ = ["explain", "explained"]
+__all__ = ["Text", "explain", "explained"]
+
+
+class Text(str):
+    """A text that shows as it is, also where a prompt or a notebook echoes it."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def explain(
@@ -18,8 +27,8 @@ def explain(
     second: Program | TensorType | Layout | str | None = None,
     *,
     cost: CostModel | None = None,
-) -> str:
-    """Why something is what it is, as text to print.
+) -> Text:
+    """Why something is what it is, as text.
 
     - `explain(program)`: its costly moves, and why values have their layouts; `explain(program,
       "f")` has all about one value.
@@ -28,11 +37,11 @@ def explain(
     """
     match first, second:
         case Program(), None | str():
-            return explained(first, second)
+            return Text(explained(first, second))
         case Program(), Program():
-            return told_apart(first, second)
+            return Text(told_apart(first, second))
         case TensorType(), TensorType() | Layout():
-            return plan_explained(first, second, cost)
+            return Text(plan_explained(first, second, cost))
         case _:
             raise TraceError(
                 "explain takes a program, two programs, or a TensorType and where it goes.",

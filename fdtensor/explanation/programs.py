@@ -49,7 +49,7 @@ def explained(program: Program, value: str | None = None) -> str:
     lines += [title, f"({LEGEND})"]
     lines += laid([row for block in shown for row in block.cells(program, ROWS)])
     name = name_made_by(program, shown[0].calls[0])
-    return "\n".join([*lines, "", f"explain({name!r}) has all rows of one value"])
+    return "\n".join([*lines, "", f"program.explain({name!r}) has all rows of one value"])
 
 
 def _of_value(program: Program, name: str) -> str:

@@ -263,8 +263,15 @@ def _ours(*rules: Rule) -> bool:
 
 
 def _overloads(op: Any) -> list[Any]:
+    op = getattr(op, "_opoverload", op)  # what torch.library.custom_op returns
     if isinstance(op, torch._ops.OpOverloadPacket):
         return [getattr(op, name) for name in op.overloads()]
+    if not isinstance(op, torch._ops.OpOverload) and op != "pointwise":
+        raise RuleError(
+            f"{getattr(op, '__name__', op)} is no op, so it can have no rule.",
+            hint="Give an overload such as torch.ops.aten.mm.default, or make the function an op "
+            "with torch.library.custom_op.",
+        )
     return [op]
 
 

@@ -56,6 +56,7 @@ class Numbers:
         if self.key is None:
             raise TraceError(
                 f"{op} draws random numbers, and has no key to draw from.",
-                hint="Pass one in the call: key=random.key(0); or switch dropout off with eval().",
+                hint="Pass one in the call: key=random.key(0); or switch dropout off with eval(), "
+                "and build modules outside, or on the meta device.",
             )
         return DRAW(self.key, self.stream(), kind, list(ends), list(size), dtype)

@@ -18,7 +18,7 @@ from fdtensor.testing.outcome import Claim
 from fdtensor.testing.problem import Judge, Problem
 from fdtensor.testing.report import told
 from fdtensor.testing.script import integers, script, simple_values
-from fdtensor.testing.setting import Setting, smallest
+from fdtensor.testing.setting import Setting, plain, smallest
 
 if TYPE_CHECKING:
     from fdtensor.cluster import LocalCluster
@@ -148,16 +148,22 @@ def _drawn(
     max_examples: int,
     seed: int,
 ) -> list[Setting]:
-    """Different settings, at most `max_examples`, one of them of one rank."""
+    """Different settings, at most `max_examples`: the plainest, then any, one of one rank."""
     from fdtensor.testing.drawing import drawn
     from fdtensor.testing.strategies import settings_of
 
     types = [(tuple(t.shape), t.dtype) for t in tensors]
     strategy = settings_of(types, mesh=mesh, max_ranks=max_ranks, world=world, partial=partial)
+    some = mesh or Mesh(**{_AXIS: min(2, max_ranks)})
+    first = plain(types, some, partial is True or (bool(partial) and "sum" in partial))
     found: dict[object, Setting] = {}
-    for setting in drawn(strategy, 3 * max_examples // 2, seed):
+    for setting in (*first, *drawn(strategy, 3 * max_examples // 2, seed)):
         found.setdefault(setting.types if setting.mesh.size > 1 else None, setting)
     return list(found.values())[:max_examples]
+
+
+_AXIS = "x"
+"""That of the plainest meshes."""
 
 
 def _failed(

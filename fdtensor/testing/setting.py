@@ -12,6 +12,7 @@ import torch
 
 from fdtensor.comm import Comm
 from fdtensor.dtensor import DTensor
+from fdtensor.dtypes import reducible
 from fdtensor.errors import LayoutError
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
@@ -28,7 +29,7 @@ from fdtensor.placement import (
 from fdtensor.simulator import SimulatedComm
 from fdtensor.testing.values import scatter
 
-__all__ = ["Setting", "alone", "smaller", "smallest"]
+__all__ = ["Setting", "alone", "plain", "smaller", "smallest"]
 
 
 @attrs.frozen
@@ -68,6 +69,32 @@ def alone(tensors: Sequence[torch.Tensor]) -> Setting:
     """The setting of one rank."""
     whole = Mesh(one=1).layout()
     return Setting([TensorType(tuple(t.shape), t.dtype, whole) for t in tensors])
+
+
+def plain(
+    types: Sequence[tuple[tuple[int, ...], torch.dtype]], mesh: Mesh, pending: bool
+) -> list[Setting]:
+    """Settings with one placement for all tensors along one axis: rows, columns, terms of a sum.
+
+    What a wrong rule gets wrong first, and draws may miss.
+    """
+    ways: list[Placement] = [Shard(d) for d in range(max((len(s) for s, _ in types), default=0))]
+    ways += [Partial("sum")] * pending
+    return [
+        Setting([TensorType(s, dt, _along(mesh, axis, way, s, dt)) for s, dt in types])
+        for axis in mesh.axes
+        for way in ways
+        if types
+    ]
+
+
+def _along(
+    mesh: Mesh, axis: str, way: Placement, shape: tuple[int, ...], dtype: torch.dtype
+) -> Layout:
+    """The layout with a placement along an axis, if a tensor can have it."""
+    cut = isinstance(way, Shard) and way.dim < len(shape)
+    fits = cut or (isinstance(way, Partial) and reducible(dtype, "sum"))
+    return mesh.layout().placed(axis, way) if fits else mesh.layout()
 
 
 def smallest(

@@ -1,0 +1,100 @@
+"""`rule` and `verify` by themselves: what they take, refuse and report."""
+
+import functools
+
+import pytest
+import torch
+
+from fdtensor import Mesh, RuleError, SimulatedComm, TensorType, distribute, explain, rule, trace
+from fdtensor.notation.core import P, R, S, rule_of
+from fdtensor.verify import verify
+
+MESH = Mesh(dp=2)
+
+
+@torch.library.custom_op("verifying::scaled", mutates_args=())
+def scaled(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+    return x * by[:, None]
+
+
+@scaled.register_fake
+def _(x, by):
+    return torch.empty_like(x)
+
+
+SAMPLE = torch.arange(12.0).reshape(4, 3), torch.arange(4.0)
+
+
+def test_what_custom_op_returns_may_have_a_rule():
+    @rule(scaled)
+    def rows(x, by):
+        yield (S(0), S(0)), S(0)
+        yield (P, R), P
+
+    overload = torch.ops.verifying.scaled.default
+    assert rule_of(overload) is not None
+    assert verify(scaled, [SAMPLE]) == verify(overload, [SAMPLE]) == []
+
+
+def test_a_wrong_row_says_where_it_is_wrong():
+    @rule(scaled)
+    def rows(x, by):
+        yield (P, P), P
+
+    (wrong,) = verify(scaled, [SAMPLE], count=2)
+    assert repr(wrong) == f"<{wrong}>"
+    head, _, tail = str(wrong).partition(": output 0: ")
+    assert head == (
+        "verifying.scaled.default: P(sum) P(sum) -> P(sum) is wrong on (f32[4,3], f32[4])"
+    )
+    assert tail.endswith("of 12 elements are wrong")
+
+
+def test_a_function_that_is_no_op_has_no_rule():
+    with pytest.raises(RuleError) as error:
+        rule(torch.mm)(lambda a, b: iter(()))
+    assert str(error.value) == NO_OP
+
+
+def test_nothing_is_verified_without_a_rule():
+    op = torch.library.custom_op("verifying::bare", lambda x: x + 1, mutates_args=(), schema=ONE)
+    with pytest.raises(RuleError) as error:
+        verify(op, [(torch.ones(3),)])
+    assert str(error.value) == NO_RULE
+    assert verify(op, [(torch.ones(3),)], [*verified_rows()]) == []
+
+
+def verified_rows():
+    from fdtensor.notation.core import Row
+
+    yield Row((S(0),), (S(0),))
+
+
+def test_texts_are_shown_as_they_are():
+    src = TensorType((4, 4), torch.float32, MESH.layout("dp"))
+    made = explain(src, MESH.layout())
+    assert repr(made) == str(made)
+    assert isinstance(made, str)
+    program = trace(functools.partial(torch.add, alpha=2), src, src)
+    assert program.name == "add"
+    assert "add on Mesh(dp=2): 1 line" in program.summary()
+    assert repr(program.explain()) == program.explain()
+
+
+def test_tensors_and_types_have_as_many_dims():
+    x = distribute(SAMPLE[0], MESH.layout("dp"), SimulatedComm(MESH))
+    assert x.ndim == x.type.ndim == 2
+
+
+ONE = "(Tensor x) -> Tensor"
+
+NO_OP = """\
+mm is no op, so it can have no rule.
+
+Give an overload such as torch.ops.aten.mm.default, or make the function an op with \
+torch.library.custom_op."""
+
+NO_RULE = """\
+verifying.bare.default has no rule that could be verified.
+
+Give it one with @fdtensor.rule, or pass the rows; discover(op, sample) finds them."""
