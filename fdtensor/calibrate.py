@@ -12,13 +12,14 @@ import torch
 
 from fdtensor.collective import AllGather, AllReduce, AllToAll, Collective, ReduceScatter, Step
 from fdtensor.cost import CostModel, seconds
-from fdtensor.errors import CommError
+from fdtensor.errors import CommError, PlanError
 from fdtensor.fused import Fused
 from fdtensor.interpreter import run
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
 from fdtensor.placement import Partial, Placement, Replicate, Shard
 from fdtensor.planner import Plan
+from fdtensor.program import Program
 from fdtensor.progress import working
 from fdtensor.simulator import SimulatedComm
 from fdtensor.traffic import received
@@ -30,9 +31,20 @@ SMALL, LARGE = 1 << 10, 1 << 21
 """Elements of the two float32 tensors that are timed: 4 KB and 8 MB."""
 
 
-def estimate(plan: Plan | Fused, cost: CostModel) -> float:
-    """The seconds that `plan` takes by `cost`, which need not be the one it was made for."""
-    plans = plan.plans if isinstance(plan, Fused) else (plan,)
+def estimate(x: Plan | Fused | Program, cost: CostModel) -> float:
+    """The seconds that a plan takes by `cost`, which need not be the one it was made for.
+
+    Of a program it is the seconds of its collectives and moves, as `program.seconds`: what computes
+    while they run is not counted. Raises `PlanError` for anything else.
+    """
+    if not isinstance(x, (Plan, Fused, Program)) or not isinstance(cost, CostModel):
+        raise PlanError(
+            "estimate prices a plan or a program by a cost model.",
+            given=type(x).__name__,
+            cost=repr(cost),
+            hint="Write estimate(plan(src, dst), NCCL), or with the model of calibrate(comm).",
+        )
+    plans = x.plans if isinstance(x, Fused) else (x,)
     return sum(seconds(step, cost) for found in plans for step in found.steps)
 
 

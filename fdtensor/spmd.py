@@ -128,6 +128,7 @@ class Spmd(Generic[F]):
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
         if "key" in kwargs:
             drawing = self._drawing(args, kwargs)
             if drawing is not None:
@@ -202,6 +203,7 @@ class Spmd(Generic[F]):
 
     def _found(self, leaves: Sequence[Any], spec: Any) -> _Entry:
         """What is known of a call with these arguments, worked out at the first of its kind."""
+        __tracebackhide__ = True
         comm = None
         key: list[Any] = [spec]
         grads = False
@@ -237,6 +239,7 @@ class Spmd(Generic[F]):
 
     def _made(self, key: Any, leaves: Sequence[Any], spec: Any, comm: Any, grads: bool) -> _Entry:
         """The program for these types, agreed on by all ranks."""
+        __tracebackhide__ = True
         if _transformed():
             raise TraceError(
                 f"a transform of torch.func surrounds {self!r}.",

@@ -72,6 +72,7 @@ def trace(
     `key`, of which the value does not matter, lets the random ops of `f` draw from a key.
     Raises `TraceError` for what is no pure function, `RuleError` as `on_missing_rule` says.
     """
+    __tracebackhide__ = True
     if "key" in kwargs and is_key(f, kwargs["key"]):
         leaves, _ = flatten((args, kwargs), is_leaf=is_typed)
         mesh = one_mesh([t for t in map(type_of, leaves) if t is not None])
@@ -119,6 +120,7 @@ def traced(
     packed: bool = True,
 ) -> Traced:
     """The program of `f(*args, **kwargs)`, where the arguments have these leaves and types."""
+    __tracebackhide__ = True
     known = [t for t in types if t is not None]
     mesh = one_mesh(known)
     graph, out_tree, statics = recorded(f, spec, leaves, types, device, requires_grad)
@@ -175,6 +177,7 @@ def recorded(
     requires_grad: Sequence[bool] = (),
 ) -> tuple[Graph, optree.PyTreeSpec, tuple[Any, ...]]:
     """The graph of a function of pytrees, the tree that it returns and its leaves but tensors."""
+    __tracebackhide__ = True
     told: list[Any] = []
 
     def flat(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

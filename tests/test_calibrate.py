@@ -8,12 +8,14 @@ from fdtensor import (
     NCCL,
     CommError,
     Mesh,
+    PlanError,
     SimulatedComm,
     TensorType,
     calibrate,
     estimate,
     fuse,
     plan,
+    trace,
 )
 
 MESH = Mesh(dp=2, tp=2)
@@ -25,6 +27,11 @@ def test_an_estimate_is_what_a_plan_for_that_model_says():
     assert estimate(found, NCCL) == found.seconds
     assert estimate(found, GLOO) > found.seconds
     assert estimate(fuse([found, found]), GLOO) == 2 * estimate(fuse([found]), GLOO)
+    program = trace(lambda x: x.sum(), found.src)
+    assert estimate(program, program.cost) == program.seconds
+    with pytest.raises(PlanError) as error:
+        estimate(found, "gloo")
+    assert str(error.value) == NO_MODEL
 
 
 def test_a_simulated_mesh_has_no_links_to_measure():
@@ -46,3 +53,12 @@ def test_every_rank_gets_the_same_model(pool4):
     assert {axis for axis, _, _ in model.axes} == {"dp", "tp"}
     src = TensorType((4096, 64), torch.float32, MESH.layout("dp"))
     assert plan(src, MESH.layout(), cost=model).seconds > 0
+
+
+NO_MODEL = """\
+estimate prices a plan or a program by a cost model.
+
+  given: Plan
+  cost:  'gloo'
+
+Write estimate(plan(src, dst), NCCL), or with the model of calibrate(comm)."""

@@ -128,6 +128,20 @@ def test_a_value_is_written_once():
     assert script.count("torch.tensor") == 1
 
 
+def test_an_op_whose_shapes_a_lambda_tells_is_written_with_it():
+    @torch.library.custom_op("testing_sources::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    twice.register_fake(lambda x: torch.empty_like(x))
+    names = Names()
+    assert names.spelled(twice, "op") == "twice"
+    assert names.lines[-2:] == [
+        "f = lambda x: torch.empty_like(x)",
+        "twice.register_fake(f)",
+    ]
+
+
 def test_an_spmd_function_is_written_as_one():
     found, _, text = written(spmd(doubled))
     assert text == "spmd(doubled)"

@@ -231,7 +231,8 @@ class Names:
         else:
             name = None if self.lines[-1].lstrip().startswith("@") else self.known[id(function)]
         if name is not None:
-            self.lines.append(f"{by}({function.__name__})")
+            called = name if function.__name__ == "<lambda>" else function.__name__
+            self.lines.append(f"{by}({called})")
 
 
 _MISSING = object()
