@@ -12,12 +12,10 @@ import torch
 from fdtensor.layout import TensorType
 from fdtensor.mesh import Mesh
 from fdtensor.random_bits import Key
-from fdtensor.random_bits.keys import words_of
+from fdtensor.random_bits.keys import INTEGERS, words_of
 from fdtensor.recorder import draw_from
 
 __all__ = ["is_key", "key_type", "keyed"]
-
-_INTEGERS = (torch.int64, torch.int32, torch.uint32, torch.uint64)
 
 
 def keyed(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,7 +46,7 @@ def is_key(f: Callable[..., Any], key: Any) -> bool:
         return False
     kind = key if isinstance(key, torch.Tensor) else getattr(key, "type", key)
     if isinstance(kind, (torch.Tensor, TensorType)):
-        found = tuple(kind.shape) == (2,) and kind.dtype in _INTEGERS
+        found = tuple(kind.shape) == (2,) and kind.dtype in INTEGERS
     else:
         found = isinstance(key, Key)
     if not found and _takes_key(f) is False:

@@ -20,6 +20,7 @@ from fdtensor.layout import TensorType
 from fdtensor.mesh import Mesh
 from fdtensor.plan_text import bytes_text, time_text
 from fdtensor.record import Record
+from fdtensor.text import Text
 from fdtensor.traffic import received, received_at
 
 __all__ = ["Eqn", "Program", "Together", "is_view_line", "last_uses", "op_name"]
@@ -161,7 +162,7 @@ class Program:
 
     def explain(self, value: str | None = None) -> str:
         """Why each value has its layout, and what the others would cost; or of one, by its name."""
-        from fdtensor.explanation import Text, explained
+        from fdtensor.explanation import explained
 
         return Text(explained(self, value))
 

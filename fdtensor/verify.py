@@ -19,6 +19,7 @@ from fdtensor.placement import Partial, Replicate
 from fdtensor.rows import rows_of
 from fdtensor.rules import Row
 from fdtensor.testing.values import gather_full, scatter
+from fdtensor.text import Text
 
 __all__ = ["Wrong", "arguments_of", "call_of", "check_row", "overload_of", "verify"]
 
@@ -77,18 +78,9 @@ def _said(call: Call, tensors: Sequence[torch.Tensor]) -> str:
     given = dict(
         enumerate(f"{dtype_name(t.dtype)}[{','.join(map(str, t.shape))}]" for t in tensors)
     )
-    args, kwargs = substituted((call.args, call.kwargs), lambda v: _Word(given[v.index]))
+    args, kwargs = substituted((call.args, call.kwargs), lambda v: Text(given[v.index]))
     said = [*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs)]
     return f"({', '.join(said)})"
-
-
-class _Word(str):
-    """A text that is its own repr."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
 
 
 def arguments_of(sample: Any) -> tuple[Any, dict[str, Any]]:
@@ -197,7 +189,8 @@ def _worst(found: torch.Tensor, wanted: torch.Tensor) -> str:
     """The element that is the farthest off, and how many are."""
     off = ~torch.isclose(found, wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
     wide = torch.complex128 if found.dtype.is_complex else torch.float64
-    gap = (found.to(wide) - wanted.to(wide)).abs().nan_to_num(torch.inf) * off
+    gap = (found.to(wide) - wanted.to(wide)).abs().nan_to_num(torch.inf)
+    gap = torch.where(off, gap, -1)  # what agrees may be infinite
     place = tuple(int(i) for i in torch.unravel_index(gap.argmax(), gap.shape))
     here = f" at {list(place)}" if place else ""
     return (

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parent.parent / "fdtensor"
 
 FLOORS = (
-    ("errors", "progress", "record", "tree", "placement", "mesh"),
+    ("errors", "progress", "record", "text", "tree", "placement", "mesh"),
     ("blocks", "dtypes", "wire", "layout"),
     ("collective", "exchange", "transition", "random_bits"),
     ("traffic", "tiling", "memory", "cost", "search", "plan_json", "plan_text", "planner", "fused"),

@@ -455,6 +455,14 @@ def test_what_is_no_key_is_refused(key):
         spmd(lambda x: F.dropout(x))(x, key=key)
 
 
+def test_words_of_32_bits_are_those_of_64():
+    key = random.key(-3)  # whose words are negative in int32
+    x = distribute(X, SQUARE.layout("dp"), COMM)
+    narrow = distribute(key.tensor().to(torch.int32), SQUARE.layout(), COMM)
+    found = spmd(lambda x: torch.rand_like(x))(x, key=narrow)
+    assert torch.equal(found.full(), alone(lambda x: torch.rand_like(x), X, key=key))
+
+
 def test_no_placement_of_a_key_is_lost():
     x = distribute(X, SQUARE.layout("dp"), COMM)
     cut = distribute(KEY.tensor(), Layout(SQUARE, [Shard(0), Shard(0)]), COMM)

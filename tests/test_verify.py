@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fdtensor import Mesh, RuleError, SimulatedComm, TensorType, distribute, explain, rule, trace
-from fdtensor.notation.core import P, R, S, rule_of
+from fdtensor.notation.core import P, R, Row, S, rule_of
 from fdtensor.verify import verify
 
 MESH = Mesh(dp=2)
@@ -50,6 +50,36 @@ def test_a_wrong_row_says_where_it_is_wrong():
     assert tail.endswith("of 12 elements are wrong")
 
 
+@pytest.mark.parametrize(
+    ("f", "x", "told"),
+    [
+        (lambda x: x * torch.inf, torch.tensor([1.0, -1, 0, 2]), "nan"),
+        (lambda x: x.sum().exp(), torch.arange(4.0), "instead of 403.429; 1 of 1 elements"),
+        (lambda x: x.exp() + 1j, torch.arange(4.0), "4 of 4 elements are wrong"),
+    ],
+    ids=["infinite", "0-d", "complex"],
+)
+def test_whatever_is_wrong_can_be_told(f, x, told):
+    (wrong,) = verify(f, [(x,)], [Row((P,), (P,))], count=2)
+    assert told in wrong.found
+
+
+def test_a_wrong_answer_can_be_told():
+    row = Row((S(0),), (R,))
+    (wrong,) = verify(lambda x: x.sum() > 5, [(torch.arange(4),)], [row], count=2)
+    assert wrong.found == "output 0: rank 0: 0 instead of 1; 1 of 1 elements are wrong"
+
+
+def test_infinities_that_agree_are_not_what_is_wrong():
+    (wrong,) = verify(
+        lambda x: torch.where(x > 2, torch.inf, x + 1),
+        [(torch.tensor([9.0, 1, 1, 9]),)],
+        [Row((R,), (P,))],
+        count=2,
+    )
+    assert wrong.found.startswith("output 0: 4 instead of 2 at [1]; 2 of 4 ")
+
+
 def test_a_function_that_is_no_op_has_no_rule():
     with pytest.raises(RuleError) as error:
         rule(torch.mm)(lambda a, b: iter(()))
@@ -61,13 +91,7 @@ def test_nothing_is_verified_without_a_rule():
     with pytest.raises(RuleError) as error:
         verify(op, [(torch.ones(3),)])
     assert str(error.value) == NO_RULE
-    assert verify(op, [(torch.ones(3),)], [*verified_rows()]) == []
-
-
-def verified_rows():
-    from fdtensor.notation.core import Row
-
-    yield Row((S(0),), (S(0),))
+    assert verify(op, [(torch.ones(3),)], [Row((S(0),), (S(0),))]) == []
 
 
 def test_texts_are_shown_as_they_are():

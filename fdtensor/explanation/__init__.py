@@ -9,17 +9,9 @@ from fdtensor.explanation.plans import plan_explained
 from fdtensor.explanation.programs import explained
 from fdtensor.layout import Layout, TensorType
 from fdtensor.program import Program
+from fdtensor.text import Text
 
-__all__ = ["Text", "explain", "explained"]
-
-
-class Text(str):
-    """A text that shows as it is, also where a prompt or a notebook echoes it."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
+__all__ = ["explain", "explained"]
 
 
 def explain(

@@ -12,9 +12,10 @@ from fdtensor.random_bits.threefry import Words, hash_ints, hash_tensor
 from fdtensor.record import integer, natural
 from fdtensor.tree import register_value
 
-__all__ = ["AnyKey", "Key", "fold_in", "key", "recorded", "split", "words_of"]
+__all__ = ["INTEGERS", "AnyKey", "Key", "fold_in", "key", "recorded", "split", "words_of"]
 
-_INTEGERS = (torch.int64, torch.int32, torch.uint32, torch.uint64)
+INTEGERS = (torch.int64, torch.int32, torch.uint32, torch.uint64)
+"""The dtypes in which a tensor may hold the words of a key."""
 _WORD = 0xFFFFFFFF
 _C: Any = torch._C  # what torch does not declare
 
@@ -68,7 +69,7 @@ def words_of(key: AnyKey, device: torch.device | None = None) -> Words:
         raise FdtensorError(
             f"{key!r} is not a key.", hint="Make one: random.key(seed); a seed is an int."
         )
-    if tuple(key.shape) != (2,) or key.dtype not in _INTEGERS:
+    if tuple(key.shape) != (2,) or key.dtype not in INTEGERS:
         raise FdtensorError(
             f"a tensor of shape {tuple(key.shape)} and {key.dtype} is not a key.",
             hint="Pass random.key(seed), or its .tensor(): two words in int64, of shape (2,).",

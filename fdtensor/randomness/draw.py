@@ -44,7 +44,7 @@ def _draw(
 ) -> torch.Tensor:
     words: Any = key
     if key.device.type == "cpu":  # elsewhere its words are not waited for
-        words = Key(*key.tolist())
+        words = Key(*[word & 0xFFFFFFFF for word in key.tolist()])
     words = fold_in(fold_in(words, _STREAMS), stream)
     return _filled(words, _places(tuple(size), tuple(box)), kind, ends, dtype, key.device)
 
