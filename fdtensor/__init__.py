@@ -45,6 +45,7 @@ Computing:
     spmd                            a plain torch function as one of pytrees of DTensors
     trace, Program, Eqn             the program that it becomes: read it, price it, run it
     constrain, saved_as             layouts of values inside, now and until the backward
+    debug                           each line of a run compared with what its program says
     shard_map, psum, pmean, pmax, pmin, all_gather, reduce_scatter, all_to_all, ppermute,
     axis_index, axis_size           functions of local tensors that communicate by themselves
     rule, verify, discover, Discovered
@@ -72,7 +73,8 @@ Files and torch's own tensors:
 
 Errors, each one sentence, the facts and what to do: FdtensorError, and of its kind LayoutError,
 MeshError, PlanError, CommError, TraceError, DataDependentError, RuleError, ValueTreeError and
-CheckpointError. Property tests of your own functions: `fdtensor.testing`.
+CheckpointError. FallbackWarning is said of what runs on replicas. Property tests of your own
+functions: `fdtensor.testing`.
 """
 
 from typing import TYPE_CHECKING
@@ -97,10 +99,12 @@ from fdtensor.comm import Comm
 from fdtensor.cost import GLOO, NCCL, CostModel
 from fdtensor.discovery import Discovered, discover
 from fdtensor.dtensor import DTensor
+from fdtensor.eager import call
 from fdtensor.errors import (
     CheckpointError,
     CommError,
     DataDependentError,
+    FallbackWarning,
     FdtensorError,
     LayoutError,
     MeshError,
@@ -122,6 +126,7 @@ from fdtensor.gradients import (
 from fdtensor.initialize import initialize
 from fdtensor.interpreter import run, run_fused
 from fdtensor.layout import Layout, TensorType
+from fdtensor.line_checks import debug
 from fdtensor.mesh import Mesh
 from fdtensor.named import (
     all_gather,
@@ -135,6 +140,7 @@ from fdtensor.named import (
     psum,
     reduce_scatter,
 )
+from fdtensor.pins import constrain
 from fdtensor.placement import (
     Partial,
     Placement,
@@ -145,13 +151,12 @@ from fdtensor.placement import (
 )
 from fdtensor.planner import Plan, plan
 from fdtensor.program import Eqn, Program
-from fdtensor.recorder import constrain
 from fdtensor.rules import rule
 from fdtensor.saved import saved_as
 from fdtensor.scaling import GradScaler, LossScale
 from fdtensor.shard_map import shard_map
 from fdtensor.simulator import SimulatedComm
-from fdtensor.spmd import call, spmd
+from fdtensor.spmd import spmd
 from fdtensor.tracer import trace
 from fdtensor.transforms.input_reshard import input_reshard, remove_input_reshard
 from fdtensor.transforms.styles import (
@@ -220,6 +225,7 @@ __all__ = [
     "Discovered",
     "Eqn",
     "Exchange",
+    "FallbackWarning",
     "FdtensorError",
     "FuncolComm",
     "Fused",
@@ -267,6 +273,7 @@ __all__ = [
     "clip_grad_norm_",
     "connect",
     "constrain",
+    "debug",
     "discover",
     "distribute",
     "estimate",

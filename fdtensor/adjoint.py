@@ -14,8 +14,9 @@ from fdtensor.apart import ALIAS
 from fdtensor.errors import TraceError
 from fdtensor.graph import Var
 from fdtensor.layout import TensorType
+from fdtensor.options import Options
 from fdtensor.program import Eqn, Program, is_view_line
-from fdtensor.runner import compiled, runner_of
+from fdtensor.runner import as_traced, compiled, runner_of
 from fdtensor.schedule import scheduled
 from fdtensor.tracer import TENSOR, Traced, name_of
 from fdtensor.tree import flatten, unflatten
@@ -59,7 +60,7 @@ class Adjoint:
             return _grouped(made, count, comm)
 
         if self.local and _is_real(comm) and self.forward.mesh.position(comm.rank) is not None:
-            function = compiled(self.forward, comm)
+            function = as_traced(compiled(self.forward, comm))
             constants = [tensor for _, tensor in self.forward.constants]
             # what torch saves inside of a block has no type that could be told
             return lambda values: run(values) if watching() else function(*values, *constants)
@@ -134,13 +135,14 @@ def adjoint(
     types: Sequence[TensorType | None],
     made: Traced,
     tracked: Sequence[bool],
+    options: Options,
     make: Callable[..., Traced],
     again: Callable[..., Any],
 ) -> Adjoint | None:
     """The adjoint of a function whose tensors that are `tracked` want derivatives, or None.
 
-    `made` is its program, `make` traces another function with the same options, `again(g)` makes
-    a differentiable function of DTensors of a plain one.
+    `made` is its program and `options` those of it, `make` traces a function, `again(g)` makes a
+    differentiable function of DTensors of a plain one.
     """
     known = [t for t in types if t is not None]
     wanted = tuple(i for i, t in enumerate(known) if tracked[i] and _smooth(t))
@@ -182,7 +184,7 @@ def adjoint(
         tree,
         [None] * tree.num_leaves,
         [*known, *out_cts],
-        out_layouts=layouts,
+        attrs.evolve(options, out_layouts=layouts),
         packed=False,  # nothing of the forward may wait for the backward
     )
     try:

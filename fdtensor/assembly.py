@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import attrs
 
@@ -27,14 +27,13 @@ from fdtensor.layout import Layout, TensorType
 from fdtensor.lift import kept_cuts, layout_of, lifted
 from fdtensor.mesh import Mesh
 from fdtensor.notation.core import Row
+from fdtensor.options import OnMissingRule
+from fdtensor.pins import pinned
 from fdtensor.planner import plan
 from fdtensor.program import Eqn, Program
-from fdtensor.recorder import pinned
 from fdtensor.schedule import scheduled
 
-__all__ = ["OnMissingRule", "Origin", "assembled"]
-
-OnMissingRule = Literal["replicate", "error"]
+__all__ = ["Origin", "assembled"]
 
 Chosen = Mapping[str, Choice]
 

@@ -23,6 +23,7 @@ from fdtensor.layout import Layout, TensorType
 from fdtensor.lift import agreeable
 from fdtensor.mesh import Mesh
 from fdtensor.notation.core import R, Row, rule_of
+from fdtensor.pins import pinned
 from fdtensor.placement import (
     Cut,
     Partial,
@@ -34,7 +35,7 @@ from fdtensor.placement import (
     StridedShard,
 )
 from fdtensor.planner import plan
-from fdtensor.recorder import pinned, record
+from fdtensor.recorder import record
 from fdtensor.rows import Exact, arguments, rows_of, variants
 from fdtensor.solver import Node, Option, cheapest
 from fdtensor.work import work

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -13,14 +13,12 @@ from fdtensor.cost import CostModel
 from fdtensor.errors import CommError
 from fdtensor.layout import TensorType
 from fdtensor.mesh import Mesh
+from fdtensor.options import Check
 
 __all__ = ["Check", "Comm", "Value", "contained", "misfit", "mistakes"]
 
 Value = TypeVar("Value", torch.Tensor, tuple[torch.Tensor, ...])
 """On a real mesh this rank's tensor; on a simulated one every rank's, in the order of the mesh."""
-
-Check = Literal["first", "always", "never"]
-"""When ranks agree that they run the same plan: at its first use, at every use, or not at all."""
 
 
 class Comm(Protocol[Value]):

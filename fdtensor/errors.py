@@ -8,6 +8,7 @@ __all__ = [
     "CheckpointError",
     "CommError",
     "DataDependentError",
+    "FallbackWarning",
     "FdtensorError",
     "LayoutError",
     "MeshError",
@@ -81,6 +82,10 @@ class TraceError(FdtensorError):
 
 class DataDependentError(TraceError):
     """A function whose shapes or control flow depend on the values of tensors."""
+
+
+class FallbackWarning(UserWarning):
+    """Said once of what runs, but costs more bytes, memory or time than what was asked for."""
 
 
 class ValueTreeError(FdtensorError):

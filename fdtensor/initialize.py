@@ -14,6 +14,7 @@ from fdtensor.errors import TraceError, ValueTreeError
 from fdtensor.keyed import key_type
 from fdtensor.layout import Layout
 from fdtensor.mesh import Mesh
+from fdtensor.options import Options
 from fdtensor.program import Program
 from fdtensor.random_bits import Key
 from fdtensor.random_bits.keys import AnyKey, words_of
@@ -65,7 +66,8 @@ def initialize(
         names.update(_firsts(_tensors(model)))
     else:
         Spmd(build).trace(key=given.type)  # says whether it gives a module
-    function = Spmd(build, out_layouts=_by_name(layouts, names, mesh) if names else layouts)
+    wanted = _by_name(layouts, names, mesh) if names else layouts
+    function = Spmd(build, Options(out_layouts=wanted))
     _all_known(function.trace(key=given), list(dict.fromkeys(names.values())), model)
     made = function(key=given)
     return {name: made[first] for name, first in names.items()} if names else made

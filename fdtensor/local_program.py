@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 import torch
 
-from fdtensor.collective import Exchange, Step
+from fdtensor.collective import Exchange
 from fdtensor.graph import Graph, Var, substituted
+from fdtensor.line_checks import LineCheck
 from fdtensor.lower import lowered
-from fdtensor.program import Eqn, Program, Together
+from fdtensor.program import Eqn, Program
 
-__all__ = ["Line", "LocalProgram", "Spelling", "constant", "local_program"]
+__all__ = [
+    "AFTER",
+    "BEFORE",
+    "Line",
+    "LineCheck",
+    "LocalProgram",
+    "Spelling",
+    "constant",
+    "local_program",
+]
 
 aten = torch.ops.aten
 
@@ -28,6 +39,10 @@ class Line:
     outs: tuple[Var | None, ...]
     eqn: int
     """The line of the program that it belongs to."""
+
+
+BEFORE, AFTER = -2, -1
+"""In place of the number of a line: what comes before the first one and after the last."""
 
 
 @attrs.frozen(eq=False)
@@ -52,19 +67,24 @@ class Spelling:
 
 
 @functools.lru_cache(maxsize=512)
-def local_program(program: Program, rank: int, spelling: Spelling | None = None) -> LocalProgram:
+def local_program(
+    program: Program, rank: int, spelling: Spelling | None = None, checked: bool = False
+) -> LocalProgram:
     """The lines that `rank`, of the program's mesh, runs; inputs first, then constants.
 
-    Steps stay steps without a `spelling`.
+    Steps stay steps without a `spelling`. Where it is to be `checked`, each value is compared with
+    its type.
     """
-    return _Writer(program, rank, spelling).written()
+    return _Writer(program, rank, spelling, checked).written()
 
 
 class _Writer:
     """The lines of a rank as they are written."""
 
-    def __init__(self, program: Program, rank: int, spelling: Spelling | None) -> None:
-        self.program, self.rank, self.spelling = program, rank, spelling
+    def __init__(
+        self, program: Program, rank: int, spelling: Spelling | None, checked: bool
+    ) -> None:
+        self.program, self.rank, self.spelling, self.checked = program, rank, spelling, checked
         coord = program.mesh.coord(rank)
         assert coord is not None
         self.coord = coord
@@ -82,6 +102,7 @@ class _Writer:
         given = (*program.inputs, *(v for v, _ in program.constants))
         inputs = tuple(self.new() for _ in given)
         self.names.update(zip(given, inputs))
+        self._check(given, "an input", BEFORE)
         for number, eqn in enumerate(program.eqns):
             if eqn.steps:
                 self._step(eqn, number)
@@ -89,10 +110,20 @@ class _Writer:
                 ins = [program.type_of(v) for v in eqn.ins]
                 outs = [None if v is None else program.type_of(v) for v in eqn.outs]
                 self._graph(lowered(eqn.call, ins, outs, self.coord, self.device), eqn, number)
+            self._check(eqn.outs, str(eqn.op), number, contiguous=bool(eqn.steps))
         outs = tuple(self.names[v] for v in program.outs)
         lines, outs = _owned(self.lines, inputs, outs, self.new)
         lines = _waiting_late(lines)
         return LocalProgram(inputs, tuple(lines), outs, _dead(lines, inputs, outs))
+
+    def _check(
+        self, values: Sequence[Var | None], line: str, number: int, contiguous: bool = False
+    ) -> None:
+        for v in values if self.checked else ():
+            if v is not None:
+                type = self.program.type_of(v)
+                check = LineCheck(self.program.name, line, type, self.rank, contiguous)
+                self.lines.append(Line(check, (self.names[v],), (), (), number))
 
     def _step(self, eqn: Eqn, number: int) -> None:
         spelling, steps = self.spelling, eqn.steps
@@ -168,7 +199,7 @@ def _owned(lines: list[Line], inputs: Any, outs: Any, new: Any) -> tuple[list[Li
     for v in outs:
         if root[v] in taken:
             made = new()
-            lines.append(Line(aten.clone.default, (v,), (), (made,), -1))
+            lines.append(Line(aten.clone.default, (v,), (), (made,), AFTER))
             v = made
         else:
             taken.add(root[v])
@@ -185,7 +216,7 @@ _MAY_SHARE = {aten.reshape.default, aten.contiguous.default, WAIT}
 
 
 def _views(op: Any) -> bool:
-    if isinstance(op, (Step, Together)) or op is constant:
+    if not hasattr(op, "_schema"):
         return False
     return any(r.alias_info is not None for r in op._schema.returns)
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import attrs
 import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -20,15 +18,12 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fdtensor.apart import CONSTRAIN, KEPT, apart, phase
-from fdtensor.errors import DataDependentError, LayoutError, TraceError
+from fdtensor.ambient import neutral
+from fdtensor.apart import apart, phase
+from fdtensor.errors import TraceError
 from fdtensor.graph import Call, Full, Graph, Var, pruned, tensors_of
-from fdtensor.layout import Layout, TensorType
-from fdtensor.mesh import Mesh
-from fdtensor.placement import Cut, Partial, Ragged, Replicate, Shard, StridedShard
 from fdtensor.randomness import (
     Numbers,
     is_quiet,
@@ -36,16 +31,9 @@ from fdtensor.randomness import (
     replacement,
     without_rejection,
 )
+from fdtensor.transparent import needs_values, transparent
 
-__all__ = [
-    "behind",
-    "constrain",
-    "draw_from",
-    "pinned",
-    "record",
-    "recorded_as",
-    "recording",
-]
+__all__ = ["draw_from", "record"]
 
 aten = torch.ops.aten
 _C: Any = torch  # what torch does not declare
@@ -67,14 +55,10 @@ _PHYSICAL: dict[Any, Any] = {
 }
 """Views that set a bit which kernels of views do not know, and the ops that compute the values."""
 
+_PROMOTING = {aten.logsumexp.default}
+"""Ops that are not elementwise, but take integers as numbers of the default dtype."""
+
 _BATCH_NORM = aten.native_batch_norm.default
-
-_DEPTH = [0]
-
-
-def recording() -> bool:
-    """Whether a function is being recorded now."""
-    return _DEPTH[0] > 0
 
 
 def draw_from(key: torch.Tensor) -> None:
@@ -138,10 +122,14 @@ class _Recorder(TorchDispatchMode):
         args, kwargs = _mapped((args, kwargs), self._fake)
         if func is aten.as_strided.default:
             args = (self._in_memory_order(args[0]), *args[1:])
-        out = func(*args, **kwargs)
+        try:
+            out = func(*args, **kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise needs_values(func, args) from error
         results = tensors_of(out)
         if not results:
             return out
+        args, kwargs = self._with_dtype(func, args, kwargs, results[0].dtype)
         if any(t.layout is not torch.strided for t in results):
             raise TraceError(
                 f"{func} gives a sparse tensor, and only dense ones are distributed.",
@@ -158,6 +146,21 @@ class _Recorder(TorchDispatchMode):
         self.calls.append(Call(func, known[0], known[1], outs, self.mark()))
         self.phases.append(phase())
         return out
+
+    def _with_dtype(self, func: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> Any:
+        """The arguments, with what comes from the default dtype said: `dtype` is the result's."""
+        operands = tensors_of((args, tuple(kwargs.values())))
+        if not _smooth(dtype) or any(_smooth(t.dtype) for t in operands):
+            return args, kwargs
+        names = [a.name for a in func._schema.arguments]
+        if "dtype" in names:
+            return args, kwargs if len(args) > names.index("dtype") else {**kwargs, "dtype": dtype}
+        if operands and (torch.Tag.pointwise in func.tags or func in _PROMOTING):
+            return _mapped((args, kwargs), lambda t: self._cast(t, dtype))
+        return args, kwargs
+
+    def _cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return self.__torch_dispatch__(aten._to_copy.default, (), (tensor,), {"dtype": dtype})
 
     def _drawn(self, drawn: Callable[..., Any], func: Any, args: Any, kwargs: Any) -> Any:
         """A random op, as draws from a key."""
@@ -196,10 +199,14 @@ def record(
     device: str | torch.device = "cpu",
     requires_grad: Sequence[bool] = (),
     mark: Callable[[], Any] = lambda: None,
+    of_caller: bool = False,
 ) -> Graph:
     """The graph of `f`, which takes a list of tensors of these types and returns a list.
 
-    Each call is given what `mark()` returns when it is made.
+    Each call is given what `mark()` returns when it is made. Where the function is `of_caller`, it
+    runs under the settings of torch that the caller has; else under those of a fresh process. Of
+    what they are the graph does not depend any more: what default dtypes and autocast did is
+    written out.
     Raises `DataDependentError` where shapes or Python control flow depend on the values of tensors,
     and `TraceError` for what cannot be a pure function: in-place writes to closed-over tensors,
     random numbers, gradients left in closed-over tensors.
@@ -210,12 +217,13 @@ def record(
     with fakes:
         bare = [torch.empty(t.shape, dtype=t.dtype, device=device) for t in types]
     inputs = tuple(map(recorder.var, bare))
-    _DEPTH[0] += 1
     try:
         with contextlib.ExitStack() as stack:
+            if not of_caller:
+                stack.enter_context(neutral())
             stack.enter_context(recorder.numbers)
             stack.enter_context(without_rejection())
-            stack.enter_context(_transparent())
+            stack.enter_context(transparent(of_caller))
             stack.enter_context(fakes)
             stack.enter_context(recorder)
             wrapped = [_C._to_functional_tensor(t) for t in bare]
@@ -227,87 +235,16 @@ def record(
             finally:
                 _C._disable_functionalization()
             outs = tuple(recorder.known(recorder._fake(t)) for t in results)
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        raise DataDependentError(
-            f"what {error.func} gives depends on the values of tensors.",
-            hint="Outside of a traced function, `call` runs it on replicated operands.",
-        ) from error
     except RuntimeError as error:
         if "mutating a non-functional tensor" in str(error):
             raise _writes("an op") from error
         if "erroneously tracing" in str(error):  # a kernel asked for the memory of a tensor
-            raise DataDependentError(
-                "an op reads the values of a tensor.",
-                hint="Outside of a traced function, `call` runs it on replicated operands.",
-            ) from error
+            raise needs_values(torch.Tensor.data_ptr, ()) from error
         raise
-    finally:
-        _DEPTH[0] -= 1
     _no_gradients_left(recorder)
     calls, outs = apart(recorder.calls, recorder.phases, outs, recorder.types)
     constants = tuple(recorder.constants)
     return pruned(Graph(inputs, constants, calls, outs, tuple(recorder.types)))
-
-
-class _Constrain(torch.autograd.Function):
-    """The identity, which pins the layout of a value and that of its cotangent."""
-
-    @staticmethod
-    def forward(x: torch.Tensor, layout: Layout, back: Layout) -> torch.Tensor:
-        return CONSTRAIN(x, repr(layout))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        _, ctx.layout, ctx.back = inputs
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        return _Constrain.apply(grad, ctx.back, ctx.back), None, None
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: torch.Tensor, *_: Any) -> torch.Tensor:  # type: ignore[override]
-        return _Constrain.apply(tangent, ctx.layout, ctx.back)  # type: ignore[return-value]
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
-        x, layout, back = args
-        x = x.movedim(in_dims[0], 0)
-        return _Constrain.apply(x, behind(layout), behind(back)), 0
-
-
-def behind(layout: Layout) -> Layout:
-    """The layout of a stack of tensors, along a new first dim that is not cut."""
-    moved = [attrs.evolve(p, dim=p.dim + 1) if isinstance(p, Cut) else p for p in layout.placements]
-    return Layout(layout.mesh, moved, {d + 1: axes for d, axes in layout.order})
-
-
-def constrain(x: Any, layout: Layout) -> Any:
-    """`x`, whose layout is pinned where a function is traced; elsewhere just `x`.
-
-    The cotangent of `x` is pinned to the same layout, with Replicate for Partial.
-    """
-    if not isinstance(layout, Layout):
-        raise LayoutError(f"{layout!r} is not a Layout.", hint="Write Layout(mesh, placements).")
-    if not recording():
-        return x
-    whole = TensorType(tuple(x.shape), x.dtype, layout)
-    return _Constrain.apply(x, layout, whole.cotangent().layout)
-
-
-def pinned(call: Call) -> Layout | None:
-    """The layout that a call of `constrain` or `saved_as` pins, or None for another call."""
-    return parse_layout(call.args[1]) if call.op in (CONSTRAIN, KEPT) else None
-
-
-@functools.lru_cache(maxsize=1024)
-def parse_layout(text: str) -> Layout:
-    """The layout whose repr this is."""
-    return eval(text, _LAYOUT_NAMES)
-
-
-_LAYOUT_NAMES = {
-    kind.__name__: kind for kind in (Layout, Mesh, Replicate, Shard, StridedShard, Ragged, Partial)
-}
 
 
 def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
@@ -315,67 +252,6 @@ def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     _C._sync(tensor)
     return _C._from_functional_tensor(tensor)
-
-
-@contextlib.contextmanager
-def _transparent() -> Iterator[None]:
-    """Without fused ops that hide what they do, such as whole encoder layers and LSTMs."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    quiet, log.disabled = log.disabled, True  # it prints every error, which is raised too
-    onednn = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    saving: Any = torch._C._autograd  # type: ignore[attr-defined]
-    hooks = []
-    while saving._top_saved_tensors_default_hooks(True) is not None:  # nothing is saved here
-        hooks.append(saving._top_saved_tensors_default_hooks(True))
-        saving._pop_saved_tensors_default_hooks()
-    try:
-        with _Plain():
-            yield
-    finally:
-        for pack, unpack in reversed(hooks):
-            saving._push_saved_tensors_default_hooks(pack, unpack)
-        torch._C._set_mkldnn_enabled(onednn)
-        log.disabled = quiet
-        torch.backends.mha.set_fastpath_enabled(fast)
-
-
-_RECORDED_AS: dict[Any, Any] = {}
-
-
-def recorded_as(*functions: Any) -> Callable[[Callable], Callable]:
-    """Registers the decorated function as what is recorded in place of others."""
-
-    def register(f: Callable) -> Callable:
-        _RECORDED_AS.update(dict.fromkeys(functions, f))
-        return f
-
-    return register
-
-
-_READS = {torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__, torch.Tensor.data_ptr}
-
-
-def _real(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has values: it is no fake, nor wrapped around one."""
-    wrapped = _C._is_functional_tensor(tensor) or _C._C._functorch.is_functorch_wrapped_tensor(
-        tensor
-    )
-    return not wrapped and not isinstance(tensor, FakeTensor)
-
-
-class _Plain(TorchFunctionMode):
-    """Puts functions that look at no values in place of others; says where values are asked for."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _READS and args and not _real(args[0]):
-            raise DataDependentError(
-                f"{func.__name__} reads the values of a tensor.",
-                hint="Outside of a traced function, `call` runs it on replicated operands.",
-            )
-        return _RECORDED_AS.get(func, func)(*args, **(kwargs or {}))
 
 
 def _no_gradients_left(recorder: _Recorder) -> None:
@@ -394,6 +270,10 @@ def _refuse(func: Any, args: Any) -> None:
     refuse_random(func, args)
     if func._schema.is_mutable:
         raise _writes(str(func))
+
+
+def _smooth(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
 
 
 def _is_alias(a: torch.Tensor, b: torch.Tensor) -> bool:

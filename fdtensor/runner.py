@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from fdtensor.ambient import autocasting, without_autocast
 from fdtensor.collective import (
     AllGather,
     AllReduce,
@@ -23,7 +24,16 @@ from fdtensor.collective import (
 )
 from fdtensor.graph import Var, substituted, tensors_of
 from fdtensor.kernel import empty
-from fdtensor.local_program import Line, LocalProgram, Spelling, local_program
+from fdtensor.line_checks import LineCheck, debugging
+from fdtensor.local_program import (
+    AFTER,
+    BEFORE,
+    Line,
+    LocalProgram,
+    Spelling,
+    constant,
+    local_program,
+)
 from fdtensor.program import Program, Together
 
 __all__ = ["compiled", "run_lines", "run_locally", "runner_of", "written"]
@@ -64,14 +74,34 @@ def performed(steps: Sequence[Step], values: Sequence[Any], comm: Any) -> list[A
 def run_lines(program: Program, values: Sequence[Any], comm: Any) -> list[Any]:
     """The outputs of a program on a simulated Comm, whose values are tuples of tensors."""
     mesh = program.mesh
-    locals_ = [local_program(program, rank) for rank in mesh.order]
+    locals_ = [local_program(program, rank, checked=debugging()) for rank in mesh.order]
     constants = [(t.detach(),) * mesh.size for _, t in program.constants]
     values = [[block.detach() for block in value] for value in values]
     given = list(zip(*values, *constants, strict=True)) or [()] * mesh.size
     envs: list[dict[Var, Any]] = [dict(zip(p.inputs, v)) for p, v in zip(locals_, given)]
-    places = [0] * mesh.size
-    for number, eqn in enumerate((*program.eqns, None)):
-        if eqn is not None and eqn.steps:
+    with without_autocast():
+        _run_together(program, locals_, envs, comm)
+    outs = [[env[v] for v in p.outs] for p, env in zip(locals_, envs)]
+    return [tuple(blocks) for blocks in zip(*outs)]
+
+
+def _run_together(
+    program: Program, locals_: Sequence[LocalProgram], envs: Sequence[dict[Var, Any]], comm: Any
+) -> None:
+    """All ranks through the lines of a program, one line after the other."""
+    places = [0] * program.mesh.size
+
+    def run_rest(number: int) -> None:
+        """The lines of each rank that belong to this line of the program."""
+        for r, (p, env) in enumerate(zip(locals_, envs)):
+            while places[r] < len(p.lines) and p.lines[places[r]].eqn == number:
+                _call(p.lines[places[r]], env)
+                _forget(env, p, places[r])
+                places[r] += 1
+
+    run_rest(BEFORE)
+    for number, eqn in enumerate(program.eqns):
+        if eqn.steps:
             lines = [p.lines[i] for p, i in zip(locals_, places)]
             before = [
                 tuple([env[line.args[k]] for env, line in zip(envs, lines)])
@@ -82,15 +112,8 @@ def run_lines(program: Program, values: Sequence[Any], comm: Any) -> list[Any]:
                 env.update((v, made[r]) for v, made in zip(line.outs, after) if v is not None)
                 _forget(env, locals_[r], places[r])
                 places[r] += 1
-            continue
-        wanted = -1 if eqn is None else number
-        for r, (p, env) in enumerate(zip(locals_, envs)):
-            while places[r] < len(p.lines) and p.lines[places[r]].eqn == wanted:
-                _call(p.lines[places[r]], env)
-                _forget(env, p, places[r])
-                places[r] += 1
-    outs = [[env[v] for v in p.outs] for p, env in zip(locals_, envs)]
-    return [tuple(blocks) for blocks in zip(*outs)]
+        run_rest(number)
+    run_rest(AFTER)
 
 
 def _forget(env: dict[Var, Any], p: LocalProgram, place: int) -> None:
@@ -114,15 +137,16 @@ def _lists(tree: Any) -> Any:
 def compiled(program: Program, comm: Any) -> Callable[..., tuple[Any, ...]]:
     """The function of local tensors that this rank runs: inputs, then constants."""
     known = comm.__dict__.setdefault("_compiled", {})  # lives as long as the Comm
-    found = known.get(program)
+    checked = debugging()
+    found = known.get((program, checked))
     if found is None:
         spelling = Spelling(comm.backend, str(comm.device), exchanges=False)
         _groups(program, comm.rank)
-        source, names = written(local_program(program, comm.rank, spelling), comm)
-        exec(compile(source, f"<{program.name}>", "exec"), names)
+        source, names = written(local_program(program, comm.rank, spelling, checked), comm)
+        exec(compile(source, f"<fdtensor {program.name}>", "exec"), names)
         if len(known) >= 1024:
             known.pop(next(iter(known)))
-        found = known[program] = names["program"]
+        found = known[program, checked] = names["program"]
     return found
 
 
@@ -145,7 +169,7 @@ def run_locally(program: Program, values: Sequence[Any], comm: Any) -> Sequence[
     if program.mesh.position(comm.rank) is None:
         return [empty(type, comm.rank, comm.device) for type in program.out_types]
     constants = [t for _, t in program.constants]
-    with _below_autograd():
+    with _below_autograd(), without_autocast():
         return compiled(program, comm)(*values, *constants)
 
 
@@ -154,7 +178,7 @@ def runner_of(program: Program, comm: Any) -> Callable[[Sequence[Any]], Sequence
     real = getattr(comm, "rank", None) is not None and program.mesh.position(comm.rank) is not None
     if not real or program.constants:
         return lambda values: run_locally(program, values, comm)
-    function = compiled(program, comm)
+    function = as_traced(compiled(program, comm))
     if len(program.eqns) < 3:
         return lambda values: function(*values)
 
@@ -163,6 +187,18 @@ def runner_of(program: Program, comm: Any) -> Callable[[Sequence[Any]], Sequence
             return function(*values)
 
     return below
+
+
+def as_traced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of local tensors, run without the casts that its program says already."""
+
+    def run(*values: Any) -> Any:
+        if autocasting():
+            with without_autocast():
+                return function(*values)
+        return function(*values)
+
+    return run
 
 
 _below_autograd: Any = torch._C._AutoDispatchBelowAutograd  # type: ignore[attr-defined]
@@ -180,7 +216,7 @@ def written(found: LocalProgram, comm: Any) -> tuple[str, dict[str, Any]]:
             outs = f"({outs},)"
             if hasattr(line.op, "_schema") and not _plain_tuple(line):
                 value = f"{_named(tensors_of, 'tensors_of', names)}({value})"
-        body.append(f"    {outs} = {value}")
+        body.append(f"    {outs} = {value}" if outs else f"    {value}")
         gone = [f"v{v.index}" for v in dead if v not in inputs]
         if gone:
             body.append(f"    del {', '.join(gone)}")
@@ -215,7 +251,9 @@ def _expression(line: Line, names: dict[str, Any], comm: Any) -> str:
         target = _named(getattr(comm, method), method, names)
         extra = ", False" if method == "all_reduce" else ""
         return f"{target}({step}, v{line.args[0].index}{extra})"
-    if not hasattr(line.op, "_schema"):
+    if isinstance(line.op, LineCheck):
+        return f"{_named(line.op, 'check', names)}(v{line.args[0].index})"
+    if line.op is constant:
         return _named(line.args[0], "constant", names)
     target = _named(_fast(line.op), line.op._opname, names)
     args = [_source(a, names) for a in line.args]

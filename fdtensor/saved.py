@@ -9,7 +9,8 @@ import torch
 from fdtensor.apart import SAVED_AS
 from fdtensor.errors import LayoutError
 from fdtensor.layout import Layout, TensorType
-from fdtensor.recorder import behind, recording
+from fdtensor.pins import behind
+from fdtensor.transparent import recording
 
 __all__ = ["saved_as"]
 

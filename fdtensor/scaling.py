@@ -14,13 +14,13 @@ import torch
 
 from fdtensor.comm import Comm
 from fdtensor.dtensor import DTensor
+from fdtensor.eager import call
 from fdtensor.errors import FdtensorError
 from fdtensor.gradients import found_inf
 from fdtensor.interpreter import run
 from fdtensor.layout import Layout, TensorType
 from fdtensor.placement import Partial
 from fdtensor.planner import plan
-from fdtensor.spmd import call
 from fdtensor.tree import flatten, unflatten
 
 __all__ = ["GradScaler", "LossScale"]

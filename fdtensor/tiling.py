@@ -97,7 +97,8 @@ def split(tensor: torch.Tensor, tiles: Tiling) -> torch.Tensor:
 
 
 def join(blocks: torch.Tensor, tiles: Tiling) -> torch.Tensor:
-    """The tensor of contiguous blocks, contiguous too: the inverse of `split`."""
+    """The tensor of blocks, contiguous: the inverse of `split`."""
+    blocks = blocks.contiguous()  # `torch.cat` of channels_last blocks is not
     if tiles.straight:
         return _shaped(blocks, tiles.full)
     return blocks.as_strided(tiles.cut, tiles.back).reshape(tiles.full).contiguous()

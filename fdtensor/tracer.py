@@ -10,16 +10,18 @@ import attrs
 import optree
 import torch
 
-from fdtensor.assembly import OnMissingRule, assembled
+from fdtensor.assembly import assembled
 from fdtensor.cost import NCCL, CostModel
 from fdtensor.errors import TraceError, ValueTreeError
 from fdtensor.graph import Full, Graph
 from fdtensor.keyed import is_key, key_type, keyed
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
+from fdtensor.options import OnMissingRule, Options
+from fdtensor.pins import pinned
 from fdtensor.program import Program
 from fdtensor.progress import working
-from fdtensor.recorder import pinned, record
+from fdtensor.recorder import record
 from fdtensor.rewrite import rewritten
 from fdtensor.tree import (
     argument,
@@ -79,17 +81,9 @@ def trace(
         f, kwargs = keyed(f), {**kwargs, "key": key_type(mesh)}
     leaves, spec = flatten((args, kwargs), is_leaf=is_typed)
     types = [type_of(leaf) for leaf in leaves]
+    options = Options(out_layouts, regather, on_missing_rule)
     with working(f"tracing {name_of(f)}"):
-        return traced(
-            f,
-            spec,
-            leaves,
-            types,
-            out_layouts=out_layouts,
-            cost=cost or NCCL,
-            regather=regather,
-            on_missing_rule=on_missing_rule,
-        ).program
+        return traced(f, spec, leaves, types, options, cost=cost or NCCL).program
 
 
 def is_typed(leaf: Any) -> bool:
@@ -110,11 +104,9 @@ def traced(
     spec: optree.PyTreeSpec,
     leaves: Sequence[Any],
     types: Sequence[TensorType | None],
+    options: Options,
     *,
-    out_layouts: Any = None,
     cost: CostModel,
-    regather: bool = False,
-    on_missing_rule: OnMissingRule = "replicate",
     device: str | torch.device = "cpu",
     requires_grad: Sequence[bool] = (),
     packed: bool = True,
@@ -124,7 +116,7 @@ def traced(
     known = [t for t in types if t is not None]
     mesh = one_mesh(known)
     graph, out_tree, statics = recorded(f, spec, leaves, types, device, requires_grad)
-    wants = _wants(graph, spec, types, out_tree, statics, out_layouts)
+    wants = _wants(graph, spec, types, out_tree, statics, options.out_layouts)
     for layout in (*wants, *map(pinned, graph.calls)):
         if layout is not None and layout.mesh is not mesh:
             raise TraceError(
@@ -140,8 +132,8 @@ def traced(
         wants,
         cost,
         name=name_of(f),
-        regather=regather,
-        on_missing_rule=on_missing_rule,
+        regather=options.regather,
+        on_missing_rule=options.on_missing_rule,
         packed=packed,
     )
     return Traced(program, out_tree, statics, out_tree.is_leaf() and statics == (TENSOR,))
@@ -190,7 +182,9 @@ def recorded(
 
     fulls = [Full(t.shape, t.dtype) for t in types if t is not None]
     try:
-        graph = rewritten(record(flat, fulls, device=device, requires_grad=requires_grad))
+        graph = rewritten(
+            record(flat, fulls, device=device, requires_grad=requires_grad, of_caller=True)
+        )
     except (RuntimeError, TypeError, IndexError) as error:
         names = map(argument, paths(spec, "args"))
         facts = {name: t for name, t in zip(names, types) if t is not None}
@@ -215,7 +209,9 @@ def _wants(
     asked: list[Layout | None] = [None] * len(statics)
     if out_layouts is not None:
         asked = asked_layouts(out_tree, out_layouts)
-    like = _as_arguments(graph, spec, types, out_tree, statics)
+    outs = iter(graph.outs)
+    fulls = [graph.types[next(outs).index] if leaf is TENSOR else None for leaf in statics]
+    like = as_arguments(fulls, out_tree, types, spec)
     wants: list[Layout | None] = []
     for v, i in zip(graph.outs, tensors):
         wanted = asked[i] if asked[i] is not None else like[i]
@@ -244,28 +240,26 @@ def asked_layouts(out_tree: optree.PyTreeSpec, out_layouts: Any) -> list[Layout 
     return [x if isinstance(x, Layout) else None for x in found]
 
 
-def _as_arguments(
-    graph: Graph,
-    spec: optree.PyTreeSpec,
-    types: Sequence[TensorType | None],
+def as_arguments(
+    fulls: Sequence[Full | None],
     out_tree: optree.PyTreeSpec,
-    statics: Sequence[Any],
+    types: Sequence[TensorType | None],
+    spec: optree.PyTreeSpec,
 ) -> list[Layout | None]:
-    """The layouts of arguments that parts of the result are shaped like: dicts, lists, tuples."""
-    numbers = iter(graph.outs)
-    shapes: list[Any] = [
-        graph.types[next(numbers).index] if leaf is TENSOR else None for leaf in statics
-    ]
+    """The layouts of arguments that parts of the result are shaped like: dicts, lists, tuples.
+
+    `fulls` are the leaves of the result, `types` those of the arguments, each with its structure.
+    """
     arguments = [
         (part, types[start : start + part.num_leaves])
         for part, start in _parts(spec)
         if part.num_leaves and not part.is_leaf()
     ]
-    found: list[Layout | None] = [None] * len(statics)
+    found: list[Layout | None] = [None] * len(fulls)
     for part, start in _parts(out_tree):
         if part.is_leaf() or any(found[start : start + part.num_leaves]):
             continue
-        here = shapes[start : start + part.num_leaves]
+        here = fulls[start : start + part.num_leaves]
         for tree, its in arguments:
             if tree == part and all(_alike(t, full) for t, full in zip(its, here)):
                 for i, t in enumerate(its):

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fdtensor.layout import TensorType
 from fdtensor.mesh import Mesh
 from fdtensor.placement import Replicate
-from fdtensor.recorder import recording
+from fdtensor.transparent import recording
 
 __all__ = [
     "Along",

@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from fdtensor.cost import CostModel
+from fdtensor.decompositions.grouped import GROUPED_MM, GROUPED_OUTER
 from fdtensor.graph import Call, Full, is_view
 from fdtensor.placement import Cut
 from fdtensor.rows import Exact, arguments
 
 __all__ = ["flops", "work"]
+
+PRODUCTS_OF_GROUPS = {GROUPED_MM, GROUPED_OUTER}
 
 
 def work(
@@ -42,6 +45,8 @@ def flops(key: Exact, ins: tuple[Full, ...], outs: tuple[Full | None, ...]) -> f
     """The floating-point operations of a call, for products and convolutions; 0 for others."""
     from torch.utils.flop_counter import flop_registry
 
+    if key.op in PRODUCTS_OF_GROUPS:
+        return 2.0 * ins[0].numel * ins[1].shape[-1]
     formula = flop_registry.get(key.op._overloadpacket)
     if formula is None or not outs:
         return 0.0

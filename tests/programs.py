@@ -24,7 +24,8 @@ from fdtensor.program import Program
 from fdtensor.runner import run_lines
 from fdtensor.simulator import SimulatedComm
 from fdtensor.spmd import spmd
-from fdtensor.testing.strategies import layouts, meshes
+from fdtensor.testing.strategies import layouts, memory_formats, meshes
+from fdtensor.testing.strides import Strides, strided
 from fdtensor.testing.values import block, scatter
 from fdtensor.tracer import trace
 from fdtensor.tree import flatten
@@ -81,6 +82,7 @@ class Setting:
     mesh: Mesh
     layouts: tuple[Layout, ...]
     cost: CostModel
+    strides: tuple[Strides | None, ...]
 
     @property
     def case(self) -> Case:
@@ -135,11 +137,13 @@ def settings_of(
     for letter in case.names:
         least = max(case.least, letter in case.indexed)
         sizes[letter] = draw(st.integers(least, max_size))
-    found = []
+    found, strides = [], []
     for t in tensors_of(case, sizes):
+        strides.append(draw(memory_formats(t.ndim)))
         ops = partial if t.dtype.is_floating_point else ()
         found.append(draw(layouts(mesh, tuple(t.shape), partial=ops)))  # type: ignore[arg-type]
-    return Setting(name, sizes, mesh, tuple(found), draw(st.sampled_from([NCCL, GLOO])))
+    cost = draw(st.sampled_from([NCCL, GLOO]))
+    return Setting(name, sizes, mesh, tuple(found), cost, tuple(strides))
 
 
 def traced(setting: Setting, **options: Any) -> Program:
@@ -150,7 +154,10 @@ def traced(setting: Setting, **options: Any) -> Program:
 def ran(setting: Setting, program: Program) -> tuple[list[Any], SimulatedComm]:
     """What a program gives for the tensors of a setting, and the mesh that it ran on."""
     full = tensors_of(setting.case, setting.sizes)
-    values = [scatter(t, type, i) for i, (t, type) in enumerate(zip(full, setting.types))]
+    values = [
+        strided(scatter(t, type, i), how)
+        for i, (t, type, how) in enumerate(zip(full, setting.types, setting.strides, strict=True))
+    ]
     comm = SimulatedComm(setting.mesh, cost=setting.cost)
     return run_lines(program, values, comm), comm
 

@@ -16,13 +16,14 @@ from torch.utils.checkpoint import checkpoint
 
 from fdtensor.distribution import distribute
 from fdtensor.dtensor import DTensor
+from fdtensor.eager import call
 from fdtensor.errors import CommError, LayoutError, MeshError, TraceError
 from fdtensor.mesh import Mesh
 from fdtensor.named import axis_index, psum
-from fdtensor.recorder import constrain
+from fdtensor.pins import constrain
 from fdtensor.shard_map import shard_map
 from fdtensor.simulator import SimulatedComm
-from fdtensor.spmd import call, spmd
+from fdtensor.spmd import spmd
 from fdtensor.testing.strategies import layouts
 from fdtensor.transforms import input_reshard as home
 from fdtensor.transforms.input_reshard import input_reshard, remove_input_reshard

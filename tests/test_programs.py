@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from fdtensor.api import distribute
 from fdtensor.cost import GLOO, NCCL
 from fdtensor.dtensor import DTensor
+from fdtensor.eager import call
 from fdtensor.errors import (
     CommError,
     LayoutError,
@@ -19,11 +20,11 @@ from fdtensor.errors import (
 )
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
+from fdtensor.pins import constrain
 from fdtensor.placement import Partial, Replicate, Shard
-from fdtensor.recorder import constrain
 from fdtensor.runner import run_lines
 from fdtensor.simulator import SimulatedComm
-from fdtensor.spmd import call, spmd
+from fdtensor.spmd import spmd
 from fdtensor.testing.strategies import layouts, types
 from fdtensor.testing.values import full_tensor, gather_full, scatter
 from fdtensor.tracer import trace

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from fdtensor.api import connect
 from fdtensor.distribution import distribute
 from fdtensor.dtensor import DTensor
+from fdtensor.eager import call
 from fdtensor.errors import FdtensorError
 from fdtensor.mesh import Mesh
-from fdtensor.spmd import call, spmd
+from fdtensor.spmd import spmd
 from fdtensor.testing.pool import WorkerError
 from fdtensor.testing.values import block
 from fdtensor.tree import flatten

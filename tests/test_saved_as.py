@@ -9,7 +9,7 @@ from fdtensor.distribution import distribute
 from fdtensor.errors import LayoutError, TraceError
 from fdtensor.layout import TensorType
 from fdtensor.mesh import Mesh
-from fdtensor.recorder import constrain
+from fdtensor.pins import constrain
 from fdtensor.saved import saved_as
 from fdtensor.simulator import SimulatedComm
 from fdtensor.spmd import spmd

@@ -645,7 +645,8 @@ Give a dim that it has.""",
 CHOSEN = """\
 node 'index' of the exported program depends on the values of tensors.
 
-  found: what aten.nonzero.default gives depends on the values of tensors.
+  found: the shape of what index gives depends on the values of f32[6,8], which a traced \
+function does not know.
 
 Export the model in parts, without what chooses shapes by values."""
 

@@ -1,6 +1,7 @@
 """Tests of `assert_same_on_every_layout`: what holds passes, what does not is made small and told."""
 # ruff: noqa: E501
 
+import functools
 import os
 import subprocess
 import sys
@@ -98,8 +99,9 @@ def test_random_functions_are_the_same_on_every_layout_bit_for_bit():
 
 def test_what_depends_on_data_and_python_results_are_compared_too():
     f = lambda x: (x.nonzero(), x.sum().item(), "text", None)  # noqa: E731
-    assert_same_on_every_layout(f, X, max_examples=8)
-    assert_same_on_every_layout(f, X.long(), max_examples=8)
+    on_replicas = functools.partial(call, f)
+    assert_same_on_every_layout(f, X, max_examples=8, spread=on_replicas)
+    assert_same_on_every_layout(f, X.long(), max_examples=8, spread=on_replicas)
     assert_same_on_every_layout(torch.clone, torch.tensor([float("nan"), float("inf")]))
 
 

@@ -23,10 +23,10 @@ from fdtensor.bench.timing import Counted, interleaved, once, ratio
 from fdtensor.bench.traffic import as_torch, device_mesh
 from fdtensor.cost import NCCL
 from fdtensor.dtensor import DTensor
+from fdtensor.eager import call
 from fdtensor.funcol import FuncolComm
 from fdtensor.layout import TensorType
 from fdtensor.mesh import Mesh
-from fdtensor.spmd import call
 
 __all__ = ["OPS", "Op", "OpTimes", "Three", "op_times"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fdtensor.recorder import recorded_as
+from fdtensor.transparent import recorded_as
 
 Tensor = torch.Tensor
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from fdtensor.notation.core import rule
 from fdtensor.notation.formula import formula
 from fdtensor.notation.ops import tensors
-from fdtensor.recorder import recorded_as
+from fdtensor.transparent import recorded_as
 
 aten = torch.ops.aten
 

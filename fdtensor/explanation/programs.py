@@ -13,8 +13,8 @@ from fdtensor.explanation.tables import counted
 from fdtensor.explanation.values import Block, blocks_of, laid, name_made_by
 from fdtensor.graph import Var
 from fdtensor.notation.core import rule_of
+from fdtensor.pins import pinned
 from fdtensor.program import Program
-from fdtensor.recorder import pinned
 
 __all__ = ["explained"]
 

@@ -11,6 +11,7 @@ from fdtensor.api import distribute
 from fdtensor.comm import Comm
 from fdtensor.dtensor import DTensor
 from fdtensor.dtypes import dtype_name
+from fdtensor.eager import call
 from fdtensor.errors import FdtensorError, LayoutError
 from fdtensor.layout import TensorType
 from fdtensor.random.numbers import bits, gumbel
@@ -27,7 +28,6 @@ from fdtensor.random_bits.floats import FLOATS, width_of
 from fdtensor.random_bits.keys import AnyKey, recorded, words_of
 from fdtensor.random_bits.rounding import rounded
 from fdtensor.record import integer, natural
-from fdtensor.spmd import call
 
 __all__ = ["bernoulli", "categorical", "dropout", "permutation"]
 

@@ -14,7 +14,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def compiled() -> bool:
     """Whether `torch.compile` reads this; not `torch.export`, which keeps torch's own ops."""
-    return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+    return torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting()
 
 
 def opaque(name: str, count: int, outs: int = 1) -> Callable[[F], F]:

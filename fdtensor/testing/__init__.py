@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fdtensor.testing.pool import GlooPool, WorkerError
     from fdtensor.testing.strategies import (
         layouts,
+        memory_formats,
         meshes,
         placements,
         redistributions,
@@ -27,10 +28,12 @@ if TYPE_CHECKING:
         sharded,
         types,
     )
+    from fdtensor.testing.strides import Strides
     from fdtensor.testing.values import block, full_tensor, gather_full, reduced, scatter
 
 __all__ = [
     "GlooPool",
+    "Strides",
     "WorkerError",
     "assert_same_on_every_layout",
     "assert_same_on_layouts",
@@ -38,6 +41,7 @@ __all__ = [
     "full_tensor",
     "gather_full",
     "layouts",
+    "memory_formats",
     "meshes",
     "placements",
     "redistributions",
@@ -48,7 +52,7 @@ __all__ = [
     "types",
 ]
 
-_HOMES = ("pool", "values", "every_layout", "strategies")
+_HOMES = ("pool", "values", "strides", "every_layout", "strategies")
 
 
 def __getattr__(name: str) -> object:

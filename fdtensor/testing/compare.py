@@ -11,7 +11,7 @@ import torch
 from fdtensor.dtensor import DTensor
 from fdtensor.dtypes import dtype_name
 from fdtensor.testing.outcome import Claim, Outcome
-from fdtensor.testing.values import block
+from fdtensor.testing.values import block, gather_full
 from fdtensor.tree import paths
 
 __all__ = ["Difference", "Tolerance", "difference"]
@@ -64,6 +64,8 @@ def difference(
     """The first difference between an outcome on ranks and the one that is due, or None."""
     if found.tree != due.tree:
         return Difference("the result", f"is a {found.tree}, not a {due.tree}")
+    for fault in found.faults:
+        return Difference(*fault)
     names = paths(due.tree, "result")
     names = ["the result"] if names == ["result"] else names
     for name, a, b in zip(names, found.leaves, due.leaves):
@@ -87,7 +89,7 @@ def _differing(name: str, found: Any, due: Any, tolerance: Tolerance) -> Differe
         if (found.shape, found.dtype) != (tuple(due.shape), due.dtype):
             kinds = [_kind(t) for t in (found, due)]
             return Difference(name, f"is {kinds[0]}, not {kinds[1]}")
-        return _of_blocks(name, found, due, tolerance)
+        return _of_blocks(name, found, due, tolerance) or _of_whole(name, found)
     same = type(found) is type(due) and _equal(found, due, tolerance)
     return None if same else Difference(name, f"is {_text(found)}, not {_text(due)}")
 
@@ -154,6 +156,16 @@ def _of_blocks(
         f"is {pair[0]} instead of {pair[1]}{where} on rank {rank}{_others(bad, found)}",
         f"{apart:.3g} at most, {relative:.3g} of the value (rtol={rtol:g}, atol={atol:g})",
     )
+
+
+def _of_whole(name: str, found: DTensor[Any]) -> Difference | None:
+    """The difference of what `full()` puts together from what the blocks are."""
+    if found.layout.partial or any((t != t).any() for t in found.local):  # of nan there are many
+        return None
+    whole, due = found.full(), gather_full(found.local, found.type)
+    wrong = int((whole != due).sum())
+    text = f"has {wrong} of {due.numel()} elements of full() elsewhere than its blocks say"
+    return Difference(name, text) if wrong else None
 
 
 def _others(bad: dict[int, int], found: DTensor[Any]) -> str:

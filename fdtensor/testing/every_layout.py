@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fdtensor.assembly import OnMissingRule
 from fdtensor.errors import LayoutError
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
+from fdtensor.options import OnMissingRule
 from fdtensor.placement import ReduceOp
 from fdtensor.random_bits import Key
 from fdtensor.testing.compare import Tolerance
@@ -19,6 +19,7 @@ from fdtensor.testing.problem import Judge, Problem
 from fdtensor.testing.report import told
 from fdtensor.testing.script import integers, script, simple_values
 from fdtensor.testing.setting import Setting, plain, smallest
+from fdtensor.testing.strides import Strides
 
 if TYPE_CHECKING:
     from fdtensor.cluster import LocalCluster
@@ -52,9 +53,10 @@ def assert_same_on_every_layout(
     """Runs `f(*args, **kwargs)` under random layouts and compares with the single process.
 
     The tensors among the arguments, pytrees, are laid out on random meshes of up to `max_ranks`
-    ranks, or on `mesh`; sums and other reductions are pending in some, as `partial` says. All ranks
-    are simulated. Integers must be equal, floats close as for `torch.testing.assert_close`. With
-    `grad` gradients by all floating tensors are compared too; `key` is what random ops draw from.
+    ranks, or on `mesh`; sums and other reductions are pending in some, as `partial` says, and
+    blocks lie in memory in any way. All ranks are simulated. Integers must be equal, floats close
+    as for `torch.testing.assert_close`. With `grad` gradients by all floating tensors are compared
+    too; `key` is what random ops draw from. Arguments must stay as they are.
 
         assert_same_on_every_layout(torch.softmax, torch.randn(4, 6), dim=1, grad=True)
 
@@ -107,14 +109,15 @@ def assert_same_on_layouts(
     on_missing_rule: OnMissingRule = "replicate",
     spread: Callable[..., Any] | None = None,
     ranks: LocalCluster | None = None,
+    strides: Sequence[Strides | None] = (),
     **kwargs: Any,
 ) -> None:
     """Runs `f(*args, **kwargs)` under these layouts and compares with the single process.
 
-    `layouts` has one for each tensor among the arguments, in the order of the pytree; `seed` splits
-    what is pending. The rest is as for `assert_same_on_every_layout`, which prints such calls. With
-    `ranks` it runs on those real ranks too, and the error says whether they agree with the
-    simulated ones.
+    `layouts` has one for each tensor among the arguments, in the order of the pytree, as `strides`
+    does, where blocks are not contiguous; `seed` splits what is pending. The rest is as for
+    `assert_same_on_every_layout`, which prints such calls. With `ranks` it runs on those real ranks
+    too, and the error says whether they agree with the simulated ones.
 
         assert_same_on_layouts(torch.mm, x, w, layouts=[mesh.layout("dp"), mesh.layout()])
     """
@@ -129,7 +132,8 @@ def assert_same_on_layouts(
             hint="Give one layout for each tensor among the arguments.",
         )
     pairs = zip(claim.tensors, layouts, strict=True)
-    setting = Setting([TensorType(tuple(t.shape), t.dtype, layout) for t, layout in pairs], seed)
+    types = [TensorType(tuple(t.shape), t.dtype, layout) for t, layout in pairs]
+    setting = Setting(types, seed, strides or [None] * len(types))
     judge = Judge(claim, Tolerance(rtol, atol))
     problem = judge.problem(setting)
     if problem is not None:

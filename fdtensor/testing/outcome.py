@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any
 
 import attrs
 import torch
 
-from fdtensor.assembly import OnMissingRule
 from fdtensor.distribution import from_local
 from fdtensor.dtensor import DTensor
 from fdtensor.errors import TraceError
+from fdtensor.options import OnMissingRule, Options
 from fdtensor.placement import Replicate
 from fdtensor.spmd import Spmd
 from fdtensor.testing.setting import alone
@@ -29,6 +29,8 @@ class Outcome:
     tree: Any
     leaves: list[Any]
     grads: list[Any]
+    faults: tuple[tuple[str, str], ...] = ()
+    """What was done to the arguments: which one, and what happened to it."""
 
 
 @attrs.frozen(eq=False)
@@ -90,16 +92,9 @@ class Claim:
     def function(self) -> Callable[..., Any]:
         """The function of DTensors."""
         if self.spread is None:
-            return Spmd(self.f, on_missing_rule=self.on_missing_rule)
+            return Spmd(self.f, Options(on_missing_rule=self.on_missing_rule))
         if isinstance(self.spread, Spmd):  # without what it has kept, so that it can travel
-            made = self.spread
-            return Spmd(
-                made.f,
-                out_layouts=made.out_layouts,
-                regather=made.regather,
-                on_missing_rule=made.on_missing_rule,
-                plain=made.plain,
-            )
+            return Spmd(self.spread.f, self.spread.options)
         return self.spread
 
     def arguments(self, tensors: Sequence[Any], key: Any = None) -> tuple[Any, Any]:
@@ -136,7 +131,9 @@ class Claim:
             given[i] = from_local(comm.value(leaves), x.type, comm)
             held += leaves
         args, kwargs = self.arguments(given, self.key)
+        before = [[t.detach().clone() for t in comm.leaves(x.local)] for x in given]
         out, tree = flatten(function(*args, **kwargs), is_leaf=_is_dtensor)
+        faults = tuple(self._faults(given, before, out))
         out = [_settled(x) if isinstance(x, DTensor) else x for x in out]
         results = [x.full() for x in out if isinstance(x, DTensor)] if self.grad else []
         found = iter(self._gradients(results, held))
@@ -145,7 +142,29 @@ class Claim:
             if _smooth(x):
                 local = [next(found) * _terms(x) for _ in comm.leaves(x.local)]
                 grads.append(DTensor(comm.value(local), x.type.cotangent(), comm))
-        return Outcome(tree, [x.detach() if isinstance(x, DTensor) else x for x in out], grads)
+        leaves = [x.detach() if isinstance(x, DTensor) else x for x in out]
+        return Outcome(tree, leaves, grads, faults)
+
+    def _faults(
+        self,
+        tensors: Sequence[DTensor[Any]],
+        before: Sequence[Sequence[torch.Tensor]],
+        results: Sequence[Any],
+    ) -> Iterator[tuple[str, str]]:
+        """Arguments that were changed, or whose memory a result has: a DTensor never changes."""
+        memory = {
+            local.untyped_storage().data_ptr()
+            for x in results
+            if isinstance(x, DTensor) and not any(x is t for t in tensors)
+            for local in x.comm.leaves(x.local)
+            if local.numel()
+        }
+        for name, x, copies in zip(self.where(), tensors, before, strict=True):
+            blocks = x.comm.leaves(x.local)
+            if not all(map(_same, blocks, copies)):
+                yield name, "was changed by the call"
+            elif any(t.untyped_storage().data_ptr() in memory for t in blocks if t.numel()):
+                yield name, "shares its memory with a result"
 
     def _gradients(
         self, results: Sequence[torch.Tensor], leaves: Sequence[torch.Tensor]
@@ -164,6 +183,12 @@ class Claim:
         return list(
             torch.autograd.grad(total, smooth, allow_unused=True, materialize_grads=True)  # type: ignore[arg-type]
         )
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors have the same bits, nan among them."""
+    fresh = (t.clone(memory_format=torch.contiguous_format).reshape(-1) for t in (a, b))
+    return torch.equal(*(t.view(torch.uint8) for t in fresh))
 
 
 def _is_dtensor(leaf: object) -> bool:

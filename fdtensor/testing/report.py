@@ -10,6 +10,7 @@ from fdtensor.testing.compare import Difference
 from fdtensor.testing.outcome import Claim
 from fdtensor.testing.problem import Problem
 from fdtensor.testing.setting import Setting
+from fdtensor.testing.strides import Strides
 
 __all__ = ["told"]
 
@@ -31,7 +32,8 @@ def told(
     `rounding` is whether it may be that alone, `real` what real ranks say, `story` how the layouts
     were found.
     """
-    facts: dict[str, object] = dict(zip(claim.where(), setting.types))
+    blocks = [f"{t}{_memory(s)}" for t, s in zip(setting.types, setting.strides)]
+    facts: dict[str, object] = dict(zip(claim.where(), blocks))
     facts["mesh"] = setting.mesh
     if isinstance(problem.found, Difference):
         sentence = f"{claim.name} gives something else {_where(setting.mesh)} than in one process."
@@ -65,6 +67,14 @@ def _hint(claim: Claim, problem: Problem, rounding: bool) -> str:
     if isinstance(claim.function(), Spmd):
         return "Where an op has a rule of yours, verify(op, samples) runs its rows."
     return "The function of DTensors that was passed as spread is to give what the plain one gives."
+
+
+def _memory(strides: Strides | None) -> str:
+    """How a tensor lies in memory, in words."""
+    if strides is None:
+        return ""
+    order = f" with dims {', '.join(map(str, strides.order))} in memory" if strides.order else ""
+    return order + (" and gaps between elements" if strides.gap > 1 else "")
 
 
 def _where(mesh: Mesh) -> str:

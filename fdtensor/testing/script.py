@@ -57,8 +57,11 @@ def script(claim: Claim, setting: Setting, tolerance: Tolerance) -> str:
     call += [f"{name}={names.spelled(value, name)}" for name, value in kwargs.items()]
     layouts = "".join(f"        {layout!r},\n" for layout in setting.layouts)
     options: dict[str, Any] = {"seed": setting.seed if _pending(setting) else 0}
+    if any(strides is not None for strides in setting.strides):
+        options["strides"] = list(setting.strides)
+        names.imports["from fdtensor.testing import Strides"] = None
     options |= {"grad": claim.grad, "rtol": tolerance.rtol, "atol": tolerance.atol}
-    plain = {"seed": 0, "grad": False, "rtol": None, "atol": None}
+    plain = {"seed": 0, "grad": False, "rtol": None, "atol": None, "strides": None}
     call += [f"{name}={value!r}" for name, value in options.items() if value != plain[name]]
     if claim.key is not None:
         call.append(f"key={names.spelled(claim.key, 'key')}")

@@ -27,6 +27,7 @@ from fdtensor.placement import (
     StridedShard,
 )
 from fdtensor.simulator import SimulatedComm
+from fdtensor.testing.strides import CONTIGUOUS, Strides, strided
 from fdtensor.testing.values import scatter
 
 __all__ = ["Setting", "alone", "plain", "smaller", "smallest"]
@@ -34,10 +35,17 @@ __all__ = ["Setting", "alone", "plain", "smaller", "smallest"]
 
 @attrs.frozen
 class Setting:
-    """A type for each tensor of a call, all on one mesh, and the seed that splits pending terms."""
+    """A type for each tensor of a call, all on one mesh, and the seed that splits pending terms.
+
+    `strides` says how the blocks of each tensor lie in memory, the same on all ranks.
+    """
 
     types: tuple[TensorType, ...] = attrs.field(converter=tuple)
     seed: int = 0
+    strides: tuple[Strides | None, ...] = attrs.field(
+        converter=tuple,
+        default=attrs.Factory(lambda self: (CONTIGUOUS,) * len(self.types), takes_self=True),
+    )
 
     @property
     def mesh(self) -> Mesh:
@@ -55,8 +63,12 @@ class Setting:
         """The tensors as DTensors of simulated ranks, pending terms split at random."""
         on = comm or SimulatedComm(self.mesh)
         return [
-            DTensor(on.value(scatter(tensor.detach(), type, self.seed + i)), type, on)
-            for i, (tensor, type) in enumerate(zip(tensors, self.types, strict=True))
+            DTensor(
+                on.value(strided(scatter(tensor.detach(), type, self.seed + i), strides)), type, on
+            )
+            for i, (tensor, type, strides) in enumerate(
+                zip(tensors, self.types, self.strides, strict=True)
+            )
         ]
 
     def with_layouts(self, layouts: Sequence[Layout]) -> Setting:
@@ -144,6 +156,7 @@ def _size(setting: Setting) -> tuple[int, ...]:
         sum(ops),
         sum(len(layout.order) for layout in setting.layouts),
         mesh.order != range(mesh.size),
+        sum(1 + (s.gap > 1) for s in setting.strides if s is not None),
     )
 
 
@@ -183,6 +196,10 @@ def _on(setting: Setting, sizes: dict[str, int]) -> Iterator[Setting]:
 def _one_change(setting: Setting) -> Iterator[Setting]:
     """The setting with one placement simpler, or with one order of cuts that of the mesh."""
     mesh = setting.mesh
+    for i, strides in enumerate(setting.strides):
+        for simpler in (None, strides and attrs.evolve(strides, gap=1)):
+            changed = [simpler if i == j else s for j, s in enumerate(setting.strides)]
+            yield attrs.evolve(setting, strides=changed)
     for axis in mesh.axes:
         yield from _rebuilt(
             setting, mesh, lambda _, a, p, axis=axis: Replicate() if a == axis else p

@@ -19,6 +19,7 @@ import torch
 from torch._library.custom_ops import CustomOpDef
 
 from fdtensor.notation.core import rule_of
+from fdtensor.options import Options
 from fdtensor.random_bits import Key
 from fdtensor.record import Record
 from fdtensor.spmd import Spmd
@@ -90,7 +91,7 @@ class Names:
             case Key():
                 self.imports["from fdtensor.random_bits import Key"] = None
                 return repr(value)
-            case Spmd() if _options(value) == _options(Spmd(value.f)):
+            case Spmd() if value.options == Options():
                 return f"spmd({self.spelled(value.f, 'f')})"
             case list() if type(value) is list:
                 return f"[{', '.join(self.spelled(v, 'value') for v in value)}]"
@@ -289,10 +290,6 @@ def _source(function: FunctionType, decorated: bool) -> str | None:
     if not isinstance(node, ast.FunctionDef) or node.name != function.__name__:
         return None
     return text if decorated else "\n".join(text.splitlines()[node.lineno - 1 :])
-
-
-def _options(made: Spmd[Any]) -> tuple[object, ...]:
-    return made.out_layouts, made.regather, made.on_missing_rule, made.plain, made.check
 
 
 def _at(home: object, name: str) -> Any:

@@ -35,11 +35,13 @@ from fdtensor.placement import (
     StridedShard,
 )
 from fdtensor.testing.setting import Setting
+from fdtensor.testing.strides import Strides
 from fdtensor.testing.values import full_tensor
 from fdtensor.tree import flatten, unflatten
 
 __all__ = [
     "layouts",
+    "memory_formats",
     "meshes",
     "placements",
     "redistributions",
@@ -241,8 +243,8 @@ def sharded(
     """A pytree with any DTensors of its tensors: any mesh of simulated ranks, any layouts.
 
     Tensors of the meta device stand for their shape and dtype, and get small integers as values.
-    What is pending is split at random. Python values stay. With `as_types` there are TensorTypes in
-    place of DTensors, as `trace` takes them.
+    What is pending is split at random, and blocks lie in memory in any way. Python values stay.
+    With `as_types` there are TensorTypes in place of DTensors, as `trace` takes them.
 
         @given(sharded((torch.randn(6, 4), {"w": torch.empty(4, 5, device="meta")})))
         def test_it_gives_rows(args):
@@ -280,7 +282,17 @@ def settings_of(
     found = [
         draw(types(mesh, shape, dtype, partial=partial, kinds=kinds)) for shape, dtype in tensors
     ]
-    return Setting(found, draw(st.integers(0, 99)))
+    how = [draw(memory_formats(len(shape))) for shape, _ in tensors]
+    return Setting(found, draw(st.integers(0, 99)), how)
+
+
+def memory_formats(ndim: int) -> st.SearchStrategy[Strides | None]:
+    """How a tensor of `ndim` dims lies in memory: contiguous as often as not, in the simplest case.
+
+    Else its dims in any order, such as channels_last, or with elements left out between its own.
+    """
+    orders = st.permutations(range(ndim))
+    return st.none() | st.builds(Strides, orders, st.sampled_from((1, 2)))
 
 
 def _has_axes(mesh: Mesh) -> bool:

@@ -14,9 +14,9 @@ from fdtensor.distribution import distribute
 from fdtensor.errors import FdtensorError
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
+from fdtensor.pins import constrain
 from fdtensor.program import Program
 from fdtensor.random_bits import fold_in, key
-from fdtensor.recorder import constrain
 from fdtensor.spmd import spmd
 from fdtensor.tracer import trace
 from fdtensor.train.gpt import Pin, Size, initial

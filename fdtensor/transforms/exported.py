@@ -19,8 +19,9 @@ from fdtensor.errors import DataDependentError
 from fdtensor.graph import Full, Graph
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
+from fdtensor.pins import constrain
 from fdtensor.randomness import refuse_random
-from fdtensor.recorder import constrain, record
+from fdtensor.recorder import record
 from fdtensor.transforms.sizes import Point, value_at
 from fdtensor.transforms.styles import BIAS, Role
 

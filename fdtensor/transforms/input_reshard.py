@@ -23,8 +23,8 @@ from fdtensor.errors import CommError, LayoutError, MeshError, TraceError
 from fdtensor.interpreter import digest_of
 from fdtensor.layout import TensorType
 from fdtensor.mesh import Mesh
-from fdtensor.recorder import recording
 from fdtensor.transforms.kept import Kept, kept_block, kept_whole, type_of_blocks, unpacked
+from fdtensor.transparent import recording
 from fdtensor.tree import flatten
 from fdtensor.watch import known, leave, mark, same_along, storage_of, watched
 

@@ -21,11 +21,11 @@ from fdtensor.graph import Graph, Var, is_view
 from fdtensor.layout import Layout
 from fdtensor.local_program import Spelling, local_program
 from fdtensor.mesh import Mesh
+from fdtensor.pins import pinned
 from fdtensor.placement import Cut, Replicate
 from fdtensor.process_groups import groups, initialized, this_rank
 from fdtensor.program import Program
 from fdtensor.progress import working
-from fdtensor.recorder import pinned
 from fdtensor.rewrite import rewritten
 from fdtensor.tracer import asked_layouts
 from fdtensor.transforms.exported import Exported, Pins, opaque, opened, roles_of

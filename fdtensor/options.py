@@ -1,0 +1,67 @@
+"""`Options`: what a caller says of a program beside the function, as one record."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import attrs
+
+from fdtensor.errors import TraceError
+from fdtensor.tree import flatten
+
+__all__ = ["Check", "OnDataDependent", "OnMissingRule", "Options", "Plain"]
+
+Check = Literal["first", "always", "never"]
+"""When ranks agree that they run the same plan: at its first use, at every use, or not at all."""
+
+OnMissingRule = Literal["replicate", "error"]
+"""What becomes of an op without a rule: it runs on replicated operands, or is refused."""
+
+OnDataDependent = Literal["error", "replicate"]
+"""What becomes of a function whose shapes or control flow depend on the values of tensors."""
+
+Plain = Literal["error", "replicate"]
+"""Whether plain tensors of more than one element may stand beside DTensors, as replicated ones."""
+
+
+def _one_of(kind: Any) -> Any:
+    choices = get_args(kind)
+
+    def check(_: Any, attribute: attrs.Attribute[Any], value: object) -> None:
+        if value not in choices and not (value is None and attribute.default is None):
+            raise TraceError(
+                f"{attribute.name}={value!r} is no option.",
+                hint=f"Write {attribute.name}= one of {', '.join(map(repr, choices))}.",
+            )
+
+    return check
+
+
+def _as_key(tree: Any) -> Any:
+    """A pytree of layouts as something that has a hash."""
+    leaves, spec = flatten(tree)
+    return spec, tuple(leaves)
+
+
+@attrs.frozen
+class Options:
+    """The options of `spmd`, `call` and `trace`: equal ones give equal programs.
+
+    Raises `TraceError` for a value that is no option.
+    """
+
+    out_layouts: Any = attrs.field(default=None, eq=_as_key)
+    """A prefix of what the function returns, with a Layout or None at each leaf."""
+    regather: bool = False
+    """Whether what parameters are gathered to is freed after each use and gathered again."""
+    on_missing_rule: OnMissingRule = attrs.field(
+        default="replicate", validator=_one_of(OnMissingRule)
+    )
+    on_data_dependent: OnDataDependent = attrs.field(
+        default="error", validator=_one_of(OnDataDependent)
+    )
+    plain: Plain = attrs.field(default="error", validator=_one_of(Plain))
+    check: Check | None = attrs.field(default=None, validator=_one_of(Check))
+    """None is as the Comm says."""
+    quiet: bool = False
+    """Whether a run on replicated operands is what the caller expects: it is in `call`."""

@@ -1,0 +1,105 @@
+"""Tests of fdtensor/line_checks.py: a line whose blocks are not what the program says is named."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from fdtensor import (
+    SimulatedComm,
+    TraceError,
+    call,
+    connect,
+    debug,
+    distribute,
+    rule,
+    spmd,
+)
+from fdtensor.line_checks import debugging
+from fdtensor.mesh import Mesh
+from fdtensor.rules import S
+from fdtensor.testing.pool import GlooPool
+
+MESH = Mesh(x=4)
+
+
+def register():
+    """An op whose rule says that it keeps rows apart, though it repeats the first of each block."""
+    if hasattr(torch.ops.test_debug, "repeat_first"):
+        return torch.ops.test_debug.repeat_first.default
+
+    @torch.library.custom_op("test_debug::repeat_first", mutates_args=())
+    def repeat_first(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, x[:1]])
+
+    repeat_first.register_fake(lambda x: x.new_empty(x.shape[0] + 1, *x.shape[1:]))
+    rule(repeat_first)(wrong_rows)
+    return torch.ops.test_debug.repeat_first.default
+
+
+def wrong_rows(x):
+    yield (S(0),), S(0)
+
+
+def run_wrongly(comm):
+    """The error that the wrong rule meets while each line is compared."""
+    x = distribute(torch.arange(18.0).reshape(9, 2), MESH.layout("x"), comm)
+    with debug():
+        assert call(torch.relu, x).full().shape == (9, 2)
+        try:
+            spmd(register())(x)
+        except TraceError as error:
+            return str(error)
+    return None
+
+
+def test_a_line_that_does_not_fit_its_type_is_named():
+    assert run_wrongly(SimulatedComm(MESH)) == WRONG
+
+
+WRONG = """\
+rank 0 has f32[4, 2] for a value of repeat_first.default that is f32[3, 2].
+
+  line: test_debug.repeat_first.default
+  type: f32[10@x,2]
+
+The rule of the op or its kernel is wrong: verify(op, samples) runs its rows."""
+
+
+def test_it_is_on_within_and_off_after():
+    before = debugging()
+    with debug():
+        assert debugging()
+        with debug(False):
+            assert not debugging()
+    assert debugging() == before
+
+
+def test_the_environment_puts_it_on():
+    code = "import fdtensor.line_checks as d; print(d.debugging())"
+    for value, expected in (("1", "True"), ("0", "False"), ("", "False")):
+        env = {**os.environ, "FDTENSOR_DEBUG": value}
+        out = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+        assert out.stdout.strip() == expected
+
+
+def test_a_program_that_was_made_before_is_compared_too():
+    op = register()
+    x = distribute(torch.arange(18.0).reshape(9, 2), MESH.layout("x"), SimulatedComm(MESH))
+    f = spmd(op)
+    with debug(False):
+        f(x)
+    with debug(), pytest.raises(TraceError):
+        f(x)
+
+
+def on_a_rank():
+    text = run_wrongly(connect(MESH))
+    return text and text.partition(" for ")[0]
+
+
+@pytest.mark.mesh
+def test_real_ranks_compare_their_lines(pool4: GlooPool):
+    assert all(pool4.run(on_a_rank))
