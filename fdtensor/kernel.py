@@ -5,6 +5,7 @@ No communication here. A 0-d tensor is handled as one element.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterable, Sequence
 from math import prod
@@ -29,6 +30,7 @@ __all__ = [
     "identity",
     "keep",
     "local_step",
+    "own",
     "packed",
     "plain",
     "settle",
@@ -42,6 +44,14 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_conj() or tensor.is_neg():
         return tensor.resolve_conj().resolve_neg()
     return tensor
+
+
+def own(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in memory of its own, which is copied when one of the two is written to."""
+    if not torch._C._are_functorch_transforms_active():
+        with contextlib.suppress(RuntimeError):  # memory of others, such as that of numpy arrays
+            return torch._lazy_clone(tensor)  # type: ignore[attr-defined]
+    return tensor.clone()
 
 
 def copied(local: torch.Tensor) -> torch.Tensor:

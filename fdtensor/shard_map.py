@@ -18,6 +18,7 @@ from fdtensor.dtensor import DTensor
 from fdtensor.errors import CommError, FdtensorError, LayoutError, ValueTreeError
 from fdtensor.interpreter import digest_of
 from fdtensor.joint import Kind, Program, joint
+from fdtensor.kernel import own
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
 from fdtensor.placement import Replicate
@@ -41,7 +42,7 @@ def shard_map(
     the names of axes. `in_layouts` and `out_layouts` are pytree prefixes of the arguments and of
     the result: arguments come in another layout where theirs differs, None takes them as they are;
     a result for which None stands is replicated. Full shapes follow from local ones. Arguments that
-    are Python values reach `f` as they are. `f` must not change its arguments in place.
+    are Python values reach `f` as they are. What `f` writes to its arguments nobody else sees.
 
     Differentiable: gradients are those of the function of full tensors. In `f`, an input replicated
     over an axis gets the sum of its ranks' cotangents, and a result replicated over an axis has its
@@ -102,11 +103,12 @@ class _Run:
     def __call__(self, place: Place, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         given = list(self.leaves)
         for i, tensor in zip(self.places, tensors, strict=True):
-            given[i] = enter(place, tensor, self.leaves[i].layout)
+            given[i] = own(enter(place, tensor, self.leaves[i].layout))
             mark([given[i]], None, own=True)  # f may give each rank something else
         with at(place):
             result = self.f(*unflatten(self.tree, given))
         leaves, spec = flatten(result)
+        leaves = [own(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         layouts = _prefixed(self.outs, spec, len(leaves), "out_layouts", "the result")
         for leaf, where in zip(leaves, paths(spec, "result"), strict=True):
             if not isinstance(leaf, torch.Tensor):

@@ -801,3 +801,69 @@ MISFITS = """\
   args[1][1]: a plain tensor: distribute(tensor, layout, comm) makes a DTensor.
 
 Give it DTensors on its mesh and on one Comm, and Python values."""
+
+
+# --- what a function writes to ----------------------------------------------------------------
+
+WRITERS = {
+    "its argument": lambda x, y: x.mul_(10),
+    "a view of it": lambda x, y: x[0:1].fill_(7) + y,
+    "one argument through another": lambda x, y: (x.add_(y), y),
+    "nothing": lambda x, y: x,
+    "nothing, and both": lambda x, y: (x, y, x),
+    "by out=": lambda x, y: torch.add(x, y, out=x),
+}
+
+
+def memory_of(x):
+    return {t.data_ptr() for t in x.comm.leaves(x.local) if t.numel()}
+
+
+def check_arguments_stay(comm, name, grad=False):
+    """The results are those on copies, the arguments stay, and no memory is shared."""
+    x, y = (distribute(ints((4, 4), i), MESH.layout("dp", "tp"), comm) for i in range(2))
+    before = [t.clone() for t in (*comm.leaves(x.local), *comm.leaves(y.local))]
+    if grad:
+        x.requires_grad_()
+    out = shard_map(WRITERS[name], MESH, None, x.layout)(x, y)
+    outs = out if isinstance(out, tuple) else (out,)
+    for t, old in zip((*comm.leaves(x.local), *comm.leaves(y.local)), before, strict=True):
+        assert torch.equal(t, old)
+    for out in outs:
+        for leaf in comm.leaves(out.local):
+            leaf.detach().add_(1)  # of a new value
+    for t, old in zip((*comm.leaves(x.local), *comm.leaves(y.local)), before, strict=True):
+        assert torch.equal(t, old)
+    assert len({p for out in outs for p in memory_of(out)}) == sum(
+        len(memory_of(out)) for out in outs
+    )
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_function_may_write_to_its_arguments(name):
+    check_arguments_stay(SimulatedComm(MESH), name)
+    if name != "by out=":  # of which torch has no derivative
+        check_arguments_stay(SimulatedComm(MESH), name, grad=True)
+
+
+def arguments_stay_on_a_rank(name):
+    comm = connect(MESH)
+    for _ in range(2):
+        check_arguments_stay(comm, name)
+        check_arguments_stay(comm, name, grad=name != "by out=")
+
+
+@pytest.mark.mesh
+def test_real_ranks_may_write_to_their_arguments(pool4):
+    for name in ("its argument", "nothing", "nothing, and both"):
+        pool4.run(arguments_stay_on_a_rank, name)
+
+
+def test_memory_of_numpy_is_copied_at_once():
+    base = torch.ones(4, 2).numpy()
+    x = from_local(
+        (torch.from_numpy(base),) * 4, TensorType((4, 2), torch.float32, MESH.layout()),
+        SimulatedComm(MESH),
+    )  # fmt: skip
+    shard_map(lambda x: x.mul_(5), MESH, None, MESH.layout())(x)
+    assert (base == 1).all()
