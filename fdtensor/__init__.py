@@ -44,6 +44,7 @@ Computing:
     call                            any function of DTensors, now
     spmd                            a plain torch function as one of pytrees of DTensors
     trace, Program, Eqn             the program that it becomes: read it, price it, run it
+    like                            as out_layouts: those of an argument
     constrain, saved_as             layouts of values inside, now and until the backward
     debug                           each line of a run compared with what its program says
     shard_map, psum, pmean, pmax, pmin, all_gather, reduce_scatter, all_to_all, ppermute,
@@ -140,6 +141,7 @@ from fdtensor.named import (
     psum,
     reduce_scatter,
 )
+from fdtensor.options import like
 from fdtensor.pins import constrain
 from fdtensor.placement import (
     Partial,
@@ -287,6 +289,7 @@ __all__ = [
     "initialize",
     "input_reshard",
     "layouts_for",
+    "like",
     "load_checkpoint",
     "load_safetensors",
     "local_cluster",

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from fdtensor.comm import Check
+from fdtensor.cost import NCCL, CostModel
 from fdtensor.distribution import distribute, from_local, shards
 from fdtensor.dtensor import DTensor
 from fdtensor.errors import FdtensorError, LayoutError, ValueTreeError
@@ -25,18 +26,26 @@ FUSED_BYTES = 4 << 20
 """Tensors whose blocks are larger travel by themselves: there, packing costs more than it saves."""
 
 
-def connect(mesh: Mesh, device: str | torch.device | None = None, *, check: Check = "first") -> Any:
+def connect(
+    mesh: Mesh,
+    device: str | torch.device | None = None,
+    *,
+    check: Check = "first",
+    cost: CostModel = NCCL,
+) -> Any:
     """The Comm of a mesh: real where a process group is up, else simulated.
 
     Under torchrun a process group is brought up from the environment: NCCL where there is CUDA,
-    gloo else. `device` is by default the one that the backend serves.
+    gloo else. `device` is by default the one that the backend serves. `cost` prices plans and
+    programs: what runs is the same on real and on simulated ranks unless it differs. On gloo `GLOO`
+    is the faster one, and `calibrate` measures another.
     """
     from fdtensor.funcol import FuncolComm
     from fdtensor.process_groups import default_device, up
 
     if not up():
-        return SimulatedComm(mesh, check=check)
-    return FuncolComm(mesh, device or default_device(), check=check)
+        return SimulatedComm(mesh, check=check, cost=cost)
+    return FuncolComm(mesh, device or default_device(), check=check, cost=cost)
 
 
 def redistribute(tree: Any, layouts: Any, *, max_bytes: int | None = None) -> Any:

@@ -40,7 +40,7 @@ from fdtensor.rows import Exact, arguments, rows_of, variants
 from fdtensor.solver import Node, Option, cheapest
 from fdtensor.work import work
 
-__all__ = ["UNBOUND", "Body", "Bounds", "Choice", "Ends", "Nodes", "chosen", "decomposed"]
+__all__ = ["UNBOUND", "Body", "Bounds", "Choice", "Ends", "Prices", "chosen", "decomposed"]
 
 Free = Literal["free"]
 """An end whose placement may be any but a pending one; of an operand, one that nobody reads."""
@@ -64,6 +64,36 @@ class Ends:
 
 
 @attrs.frozen(eq=False)
+class Prices:
+    """What moves along one axis cost: of values, by number, of which other axes leave a part."""
+
+    axis: str
+    count: int
+    cost: CostModel
+    fulls: tuple[Full, ...]
+    left: tuple[Full, ...]
+    """What the other axes leave of each value."""
+    fixed: frozenset[Var] = frozenset()
+    """Values whose moves cost more than any other."""
+
+    def __call__(self, v: int, p: Any, q: Any) -> float:
+        """The seconds that moving value `v` from one placement to another takes."""
+        if q in ("free", p):
+            return 0.0
+        kept = FIXED if Var(v) in self.fixed else 0.0
+        return kept + move_seconds(self.moved(v, p, q), p, q, self.axis, self.count, self.cost)
+
+    def moved(self, v: int, p: Any, q: Any) -> Full:
+        """What moves of value `v`: cuts that are of a whole dim move all of it."""
+        exact = {x.dim for x in (p, q) if isinstance(x, (Ragged, StridedShard, Spans))}
+        full, left = self.fulls[v], self.left[v]
+        if not exact:
+            return left
+        sizes = enumerate(zip(full.shape, left.shape))
+        return Full(tuple([n if d in exact else m for d, (n, m) in sizes]), full.dtype)
+
+
+@attrs.frozen(eq=False)
 class Choice:
     """The options taken on one axis: for the inputs, the calls and the outputs of a graph."""
 
@@ -74,6 +104,10 @@ class Choice:
     seconds: float
     placements: Mapping[Var, Placement]
     """How each value is made."""
+    nodes: tuple[Node, ...]
+    """All options that there were: of inputs, constants, calls and outputs; none of a `Body`."""
+    prices: Prices
+    """What the moves between them cost."""
 
 
 @attrs.frozen(eq=False)
@@ -108,7 +142,7 @@ def chosen(
     made = Nodes(graph, mesh, axis, ends, before, cost, depth, bounds)
     nodes = made.nodes()
     again = views_of_inputs(graph) if regather else frozenset()
-    picks = cheapest(nodes, made.price, lambda v: Var(v) not in again, inner_values(graph))
+    picks = cheapest(nodes, made.prices, lambda v: Var(v) not in again, inner_values(graph))
     taken = [node.options[k] for node, k in zip(nodes, picks)]
     ins, calls = len(graph.inputs), len(graph.calls)
     skipped = ins + len(graph.constants)
@@ -121,18 +155,20 @@ def chosen(
         tuple(o.outs[0] for o in taken[:ins]),  # type: ignore[misc]
         tuple(taken[skipped : skipped + calls]),
         tuple(o.ins[0] for o in taken[skipped + calls :]),  # type: ignore[misc]
-        _total(nodes, taken, made, again),
+        _total(nodes, taken, made.prices, again),
         placements,
+        () if depth else tuple(nodes),  # decompositions are kept by the thousand
+        made.prices,
     )
 
 
-def _total(nodes: Sequence[Node], taken: Sequence[Option], made: Nodes, again: Any) -> float:
+def _total(nodes: Sequence[Node], taken: Sequence[Option], prices: Prices, again: Any) -> float:
     held: dict[int, Any] = {}
     paid: dict[Any, float] = {}
     for i, (node, option) in enumerate(zip(nodes, taken)):
         for j, (v, q) in enumerate(zip(node.ins, option.ins)):
             key = (v, q, i, j) if Var(v) in again else (v, q)
-            paid[key] = 0.0 if held[v] == q else made.price(v, held[v], q)
+            paid[key] = 0.0 if held[v] == q else prices(v, held[v], q)
         held.update((v, p) for v, p in zip(node.outs, option.outs) if v is not None)
     return sum(paid.values()) + sum(o.seconds for o in taken)
 
@@ -157,7 +193,8 @@ class Nodes:
         self.like = None if bounds.like is None else bounds.like[axis]
         self.count = mesh.axis_size(axis)
         self.domain: dict[Var, dict[Placement, None]] = {}
-        self.left = [self._left(Var(i), full) for i, full in enumerate(graph.types)]
+        self.left = tuple([self._left(Var(i), full) for i, full in enumerate(graph.types)])
+        self.prices = Prices(axis, self.count, cost, graph.types, self.left, bounds.fixed)
 
     def _left(self, v: Var, full: Full) -> Full:
         """What the axes before leave of a value."""
@@ -167,17 +204,6 @@ class Nodes:
             if isinstance(p, Cut):
                 shape[p.dim] = -(-shape[p.dim] // self.mesh.axis_size(axis))
         return Full(tuple(shape), full.dtype)
-
-    def price(self, v: int, p: Any, q: Any) -> float:
-        if q in ("free", p):
-            return 0.0
-        exact = {x.dim for x in (p, q) if isinstance(x, (Ragged, StridedShard, Spans))}
-        full, left = self.graph.types[v], self.left[v]
-        if exact:  # these cuts are of the whole dim
-            sizes = enumerate(zip(full.shape, left.shape))
-            left = Full(tuple([n if d in exact else m for d, (n, m) in sizes]), full.dtype)
-        kept = FIXED if Var(v) in self.bounds.fixed else 0.0
-        return kept + move_seconds(left, p, q, self.axis, self.count, self.cost)
 
     def nodes(self) -> list[Node]:
         graph, found = self.graph, []

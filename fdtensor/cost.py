@@ -67,7 +67,7 @@ NCCL = CostModel(
     launch=(("", 10e-6),),
     slowdown=(("peer_to_peer", 1.3), ("exchange", 1.2)),
 )
-"""Eight accelerators with a fast link, where named collectives are best."""
+"""Eight accelerators with a fast link, where named collectives are best: the default of all."""
 
 GLOO = CostModel(
     "gloo",

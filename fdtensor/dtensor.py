@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic
+from typing import Generic
 
 import attrs
 import torch
 
 from fdtensor.comm import Comm, Value
 from fdtensor.derivative import shared, tracked
+from fdtensor.errors import CommError
 from fdtensor.interpreter import run
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
@@ -75,16 +76,26 @@ class DTensor(Generic[Value]):
         return DTensor(run(found, self.local, self.comm), found.dst, self.comm)
 
     def full(self) -> torch.Tensor:
-        """The full tensor, on every rank of the mesh. Differentiable, collective.
+        """The full tensor, on every rank of the Comm. Differentiable, collective over them.
 
-        A rank may look at a replicated tensor alone, as long as no derivative is wanted.
+        Ranks outside the mesh of the tensor get it too, from those that are in it. A rank may look
+        at a tensor alone that all ranks of the Comm hold, as long as no derivative is wanted.
         A loss that every rank computes from it has the gradient of a single process: it is counted
-        once, however many ranks compute it. A rank outside the mesh gets an empty tensor, connected
-        to the same graph, so that it can call `backward` too.
+        once, however many ranks compute it. Raises `CommError` on a rank that the Comm does not
+        have.
         """
-        layout = self.type.layout
-        whole = layout.mesh.layout()
-        if layout is whole and not tracked([self.local]):
+        mesh, everyone = self.mesh, self.comm.mesh
+        rank = getattr(self.comm, "rank", None)
+        if rank is not None and everyone.position(rank) is None:
+            raise CommError(
+                f"rank {rank} asks for a tensor of a Comm that it is not in.",
+                comm=everyone,
+                tensor=f"{self.type} on {mesh!r}",
+                hint="Ask on the ranks of the Comm, or connect a mesh of all ranks that ask.",
+            )
+        all_in = mesh is everyone or set(mesh.order) == set(everyone.order)
+        whole = mesh.layout() if all_in else everyone.layout()
+        if self.type.layout is whole and not tracked([self.local]):
             return self.comm.leaves(self.local)[0].clone()
         return self.comm.leaves(self.redistribute(whole).local)[0]
 
@@ -105,19 +116,12 @@ class DTensor(Generic[Value]):
         return self
 
     def __repr__(self) -> str:
-        return f"DTensor({self.type} on {self.mesh!r}, {self._text()})"
+        return f"DTensor({self.type} on {self.mesh!r})"
 
     def _repr_html_(self) -> str:
         from fdtensor.pictures import picture_of
 
         return picture_of(self).html
-
-    def _text(self) -> str:
-        local: Any = self.local
-        leaves = local if isinstance(local, (tuple, list)) else (local,)
-        if len(leaves) == 1:
-            return f"local={leaves[0]}"
-        return f"{len(leaves)} local tensors"
 
 
 register(DTensor)

@@ -26,7 +26,7 @@ from fdtensor.collective import (
     Step,
 )
 from fdtensor.comm import Check, Comm, contained, misfit, mistakes
-from fdtensor.cost import GLOO, NCCL, CostModel
+from fdtensor.cost import NCCL, CostModel
 from fdtensor.errors import CommError
 from fdtensor.exchange import talk
 from fdtensor.kernel import copied, divide, empty, flat, keep, local_step, packed, plain, settle
@@ -103,7 +103,9 @@ class _Done:
 class FuncolComm(Comm[torch.Tensor]):
     """This rank's place on a mesh of processes. A value is this rank's local tensor.
 
-    `check` says when ranks agree that they run the same plan. `cost` is that of the backend.
+    `check` says when ranks agree that they run the same plan. `cost` is what plans and programs are
+    priced by: the same as on simulated ranks, so that both run the same ones, whatever the backend.
+    `GLOO` is faster on gloo.
     Needs a default process group whose ranks include those of the mesh; `connect` brings one up.
     """
 
@@ -112,7 +114,7 @@ class FuncolComm(Comm[torch.Tensor]):
         mesh: Mesh,
         device: str | torch.device = "cpu",
         *,
-        cost: CostModel | None = None,
+        cost: CostModel = NCCL,
         check: Check = "first",
     ) -> None:
         if not (dist.is_available() and dist.is_initialized()):
@@ -140,7 +142,7 @@ class FuncolComm(Comm[torch.Tensor]):
                 hint="Pass the device that it serves, or bring up a group that serves this one.",
             )
         self.backend: str = backend
-        self.cost: CostModel = cost or (GLOO if self.backend == "gloo" else NCCL)
+        self.cost = cost
         # not kept: a group that outlives `destroy_process_group` may abort Python at its end
         self._world = weakref.ref(dist.group.WORLD)  # type: ignore[arg-type]
         self._even = functools.lru_cache(maxsize=8192)(self._prepare_even)

@@ -9,7 +9,7 @@ import attrs
 from fdtensor.errors import TraceError
 from fdtensor.tree import flatten
 
-__all__ = ["Check", "OnDataDependent", "OnMissingRule", "Options", "Plain"]
+__all__ = ["Check", "Like", "OnDataDependent", "OnMissingRule", "Options", "Plain", "like"]
 
 Check = Literal["first", "always", "never"]
 """When ranks agree that they run the same plan: at its first use, at every use, or not at all."""
@@ -37,6 +37,22 @@ def _one_of(kind: Any) -> Any:
     return check
 
 
+@attrs.frozen
+class Like:
+    """The layouts of an argument, in place of layouts: made by `like`."""
+
+    argument: int | str
+
+
+def like(argument: int | str) -> Like:
+    """The layouts of an argument, by its place or name, for `out_layouts`.
+
+    spmd(heat, out_layouts=like(0))  # what comes out lies as what went in
+    spmd(step, out_layouts=(like("params"), None))
+    """
+    return Like(argument)
+
+
 def _as_key(tree: Any) -> Any:
     """A pytree of layouts as something that has a hash."""
     leaves, spec = flatten(tree)
@@ -51,7 +67,7 @@ class Options:
     """
 
     out_layouts: Any = attrs.field(default=None, eq=_as_key)
-    """A prefix of what the function returns, with a Layout or None at each leaf."""
+    """A prefix of what the function returns, with a Layout, None or `like(...)` at each leaf."""
     regather: bool = False
     """Whether what parameters are gathered to is freed after each use and gathered again."""
     on_missing_rule: OnMissingRule = attrs.field(

@@ -39,6 +39,7 @@ from fdtensor.tracer import (
     is_typed,
     name_of,
     one_mesh,
+    resolved,
     trace,
     traced,
 )
@@ -318,11 +319,12 @@ class Spmd(Generic[F]):
             )
         result = on_replicas(self.f, leaves, spec, comm)
         outs, tree = flatten(result, is_leaf=_is_dtensor)
+        types = [leaf.type if isinstance(leaf, DTensor) else None for leaf in leaves]
         if self.options.out_layouts is not None:
-            return placed(result, asked_layouts(tree, self.options.out_layouts))
+            asked = resolved(self.options.out_layouts, self.f, spec, types)
+            return placed(result, asked_layouts(tree, asked))
         if self.options.quiet:
             return result
-        types = [leaf.type if isinstance(leaf, DTensor) else None for leaf in leaves]
         fulls = [Full(o.shape, o.dtype) if isinstance(o, DTensor) else None for o in outs]
         return placed(result, as_arguments(fulls, tree, types, spec))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from fdtensor.graph import Full, Graph
 from fdtensor.keyed import is_key, key_type, keyed
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
-from fdtensor.options import OnMissingRule, Options
+from fdtensor.options import Like, OnMissingRule, Options
 from fdtensor.pins import pinned
 from fdtensor.program import Program
 from fdtensor.progress import working
@@ -69,8 +70,10 @@ def trace(
 
     `f` is a plain torch function of full tensors; it is run once, on fake ones. Other leaves are
     Python values, and frozen into the program. `out_layouts` is a prefix of what `f` returns, with
-    a Layout or None at each leaf. Where it is None the layout is that of the parameter where the
-    output has the structure of an argument (gradients, updated parameters), else the cheapest one.
+    a Layout, None or `like(argument)` at each leaf. Where it is None the layout is that of the
+    parameter where the output has the structure of an argument (gradients, updated parameters),
+    that of the argument of its shape and dtype where they have one layout (a state that goes in
+    again), else the cheapest one.
     `key`, of which the value does not matter, lets the random ops of `f` draw from a key.
     Raises `TraceError` for what is no pure function, `RuleError` as `on_missing_rule` says.
     """
@@ -116,7 +119,8 @@ def traced(
     known = [t for t in types if t is not None]
     mesh = one_mesh(known)
     graph, out_tree, statics = recorded(f, spec, leaves, types, device, requires_grad)
-    wants = _wants(graph, spec, types, out_tree, statics, options.out_layouts)
+    asked = resolved(options.out_layouts, f, spec, types)
+    wants = _wants(graph, spec, types, out_tree, statics, asked)
     for layout in (*wants, *map(pinned, graph.calls)):
         if layout is not None and layout.mesh is not mesh:
             raise TraceError(
@@ -222,6 +226,45 @@ def _wants(
     return wants
 
 
+def resolved(
+    out_layouts: Any,
+    f: Callable[..., Any],
+    spec: optree.PyTreeSpec,
+    types: Sequence[TensorType | None],
+) -> Any:
+    """The layouts with those of the argument that is meant in place of each `like`.
+
+    Raises `TraceError` where there is no such argument.
+    """
+    leaves, tree = flatten(out_layouts)
+    if not any(isinstance(leaf, Like) for leaf in leaves):
+        return out_layouts
+    layouts = [None if t is None else t.cotangent().layout for t in types]
+    args, kwargs = unflatten(spec, layouts)
+    names = _names_of(f, args, kwargs)
+
+    def of(argument: int | str) -> Any:
+        try:
+            return args[argument] if isinstance(argument, int) else names[argument]
+        except (IndexError, KeyError):
+            raise TraceError(
+                f"out_layouts is like argument {argument!r}, which was not given.",
+                positions=f"0 to {len(args) - 1}" if args else "none",
+                names=", ".join(map(repr, names)) or "none",
+                hint="Give the position or the name of an argument.",
+            ) from None
+
+    return unflatten(tree, [of(x.argument) if isinstance(x, Like) else x for x in leaves])
+
+
+def _names_of(f: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
+    """The arguments of a call by name, as far as the signature says."""
+    try:
+        return {**inspect.signature(f).bind(*args, **kwargs).arguments, **kwargs}
+    except (TypeError, ValueError):
+        return dict(kwargs)
+
+
 def asked_layouts(out_tree: optree.PyTreeSpec, out_layouts: Any) -> list[Layout | None]:
     """A layout, or None, for each leaf of a result."""
 
@@ -235,7 +278,7 @@ def asked_layouts(out_tree: optree.PyTreeSpec, out_layouts: Any) -> list[Layout 
         raise ValueTreeError(
             "out_layouts is no prefix of what the function returns.",
             **mismatches(out_layouts, whole, leaf, "out_layouts"),
-            hint="Give one Layout or None for all of it, or a tree of the same structure.",
+            hint="Give one Layout, None or like(0) for all, or a tree of the same structure.",
         ) from error
     return [x if isinstance(x, Layout) else None for x in found]
 
@@ -246,8 +289,9 @@ def as_arguments(
     types: Sequence[TensorType | None],
     spec: optree.PyTreeSpec,
 ) -> list[Layout | None]:
-    """The layouts of arguments that parts of the result are shaped like: dicts, lists, tuples.
+    """The layouts of arguments that parts of the result are shaped like.
 
+    First dicts, lists and tuples of the same structure, then single tensors.
     `fulls` are the leaves of the result, `types` those of the arguments, each with its structure.
     """
     arguments = [
@@ -265,7 +309,20 @@ def as_arguments(
                 for i, t in enumerate(its):
                     found[start + i] = None if t is None else t.cotangent().layout
                 break
-    return found
+    return [
+        layout if layout is not None or full is None else _of_one_argument(full, types)
+        for layout, full in zip(found, fulls)
+    ]
+
+
+def _of_one_argument(full: Full, types: Sequence[TensorType | None]) -> Layout | None:
+    """The layout of the arguments that have this shape and dtype, where all of them have one.
+
+    So what goes in again, such as the state of a simulation, does not move from step to step.
+    """
+    layouts = {t.layout for t in types if _alike(t, full) and t is not None}
+    layout = layouts.pop() if len(layouts) == 1 else None
+    return None if layout is None or layout.partial else layout
 
 
 def _alike(type: TensorType | None, full: Full | None) -> bool:

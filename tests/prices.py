@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from fdtensor.choice import Ends, Nodes
-
 
 def price_of(nodes, picks, price, share) -> float:
     """The seconds of nodes with these options: each move once for all where `share(v)`."""
@@ -32,13 +30,17 @@ def nodes_of(program, axis=None):
     """
     choices = program.origin.choices
     ((axis, choice),) = [item for item in choices.items() if axis in (None, item[0])]
-    before = dict(list(choices.items())[: list(choices).index(axis)])
-    ends = Ends(choice.ins, choice.outs)
-    made = Nodes(program.origin.graph, program.mesh, axis, ends, before, program.cost, 0)
-    nodes = made.nodes()
-    skipped = len(nodes) - len(choice.calls) - len(choice.outs)
-    picks = [0] * len(nodes)
-    for i, taken in enumerate(choice.calls, start=skipped):
-        options = [(option.ins, option.outs) for option in nodes[i].options]
-        picks[i] = options.index((taken.ins, taken.outs))
-    return nodes, made.price, picks
+    picks = []
+    calls = iter(choice.calls)
+    graph = program.origin.graph
+    skipped = len(graph.inputs) + len(graph.constants)
+    ends = [*choice.ins, *[None] * len(graph.constants)]
+    for i, node in enumerate(choice.nodes):
+        if i < skipped:
+            picks.append(0 if ends[i] is None else [o.outs[0] for o in node.options].index(ends[i]))
+        elif i < skipped + len(choice.calls):
+            picks.append(node.options.index(next(calls)))
+        else:
+            wanted = choice.outs[i - skipped - len(choice.calls)]
+            picks.append([o.ins[0] for o in node.options].index(wanted))
+    return choice.nodes, choice.prices, picks

@@ -9,12 +9,15 @@ from hypothesis import given
 from fdtensor.api import connect
 from fdtensor.distribution import distribute, from_local
 from fdtensor.dtensor import DTensor
+from fdtensor.eager import call
 from fdtensor.errors import CommError, LayoutError, PlanError
+from fdtensor.gradients import gradients
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
 from fdtensor.placement import Partial, Replicate, Shard
 from fdtensor.planner import plan
 from fdtensor.simulator import SimulatedComm
+from fdtensor.spmd import spmd
 from fdtensor.testing.strategies import redistributions, types
 from fdtensor.testing.values import full_tensor, gather_full, scatter
 
@@ -137,13 +140,6 @@ def test_detach_shares_memory_and_to_local_is_the_local_tensor():
 
 def test_a_simulated_dtensor_reads_well():
     assert repr(dtensor()) == REPR
-    alone = DTensor((torch.ones(2),), *_one_rank())
-    assert repr(alone) == "DTensor(f32[2@x] on Mesh(x=1), local=tensor([1., 1.]))"
-
-
-def _one_rank():
-    type = TensorType((2,), torch.float32, Mesh(x=1).layout("x"))
-    return type, SimulatedComm(type.mesh)
 
 
 def reading(layout):
@@ -152,12 +148,66 @@ def reading(layout):
 
 
 @pytest.mark.mesh
-def test_a_real_dtensor_reads_well(pool4):
+def test_a_real_dtensor_reads_the_same_on_all_ranks(pool4):
     mesh = Mesh.from_ranks([0, 2, 3], "x")
     texts = pool4.run(reading, mesh.layout("x"))
-    locals = ("tensor([0, 1])", "tensor([], dtype=torch.int64)", "tensor([2, 3])", "tensor([4])")
-    for text, local in zip(texts, locals, strict=True):
-        assert text == f"DTensor(i64[5@x] on {mesh!r}, local={local})"
+    assert set(texts) == {f"DTensor(i64[5@x] on {mesh!r})"}
+
+
+STAGE = Mesh.from_ranks([2, 3], "x")
+
+
+def stage(comm, w):
+    """What a loss of two ranks is to this rank: its value and text, and the gradient of w."""
+    x = distribute(torch.arange(8.0).reshape(2, 4), STAGE.layout("x"), comm)
+    w = distribute(w, STAGE.layout(None, "x"), comm).requires_grad_()
+    y = spmd(torch.mm)(x, w)
+    loss = call(torch.sum, y)
+    loss.full().backward()
+    same = call(torch.Tensor.item, loss.detach())
+    whole = y.detach().full()
+    return loss.full().item(), same, repr(loss), whole, gradients(w).full()
+
+
+def stage_on_a_rank(w):
+    return stage(connect(Mesh(world=4)), w)
+
+
+@pytest.mark.mesh
+def test_every_rank_of_the_comm_is_told_the_same(pool4):
+    w = torch.arange(12.0).reshape(4, 3)
+    expected = stage(SimulatedComm(Mesh(world=4)), w)
+    y = torch.arange(8.0).reshape(2, 4) @ w
+    assert expected[:2] == (y.sum().item(),) * 2
+    for answer in (expected, *pool4.run(stage_on_a_rank, w)):
+        assert answer[:3] == expected[:3]
+        assert torch.equal(answer[3], y)
+        assert torch.equal(answer[4], torch.arange(8.0).reshape(2, 4).sum(0)[:, None].expand(4, 3))
+
+
+def outside_of_all():
+    comm = connect(STAGE)
+    x = distribute(torch.ones(4), STAGE.layout("x"), comm)
+    try:
+        return x.full().tolist()
+    except CommError as error:
+        return str(error)
+
+
+@pytest.mark.mesh
+def test_a_rank_that_the_comm_does_not_have_is_refused(pool4):
+    answers = pool4.run(outside_of_all)
+    assert answers[2:] == [[1, 1, 1, 1]] * 2
+    assert answers[0] == OUTSIDE
+
+
+OUTSIDE = """\
+rank 0 asks for a tensor of a Comm that it is not in.
+
+  comm:   Mesh.from_ranks([2, 3], ('x',))
+  tensor: f32[4@x] on Mesh.from_ranks([2, 3], ('x',))
+
+Ask on the ranks of the Comm, or connect a mesh of all ranks that ask."""
 
 
 def alone(layout):
@@ -185,4 +235,4 @@ def test_pending_terms_are_seen():
     assert repr(dtensor(TYPE.with_layout(layout))).startswith("DTensor(f32[4,2@tp]{avg:dp} on ")
 
 
-REPR = "DTensor(f32[4@dp,2] on Mesh(dp=2, tp=2), 4 local tensors)"
+REPR = "DTensor(f32[4@dp,2] on Mesh(dp=2, tp=2))"

@@ -26,7 +26,7 @@ def mlp(x, up, down):
 
 
 def megatron(**options):
-    x, up, down = typed((8, 16), "dp"), typed((16, 64), None, "tp"), typed((64, 16), "tp")
+    x, up, down = typed((8, 16), "dp"), typed((16, 64), None, "tp"), typed((64, 24), "tp")
     return trace(mlp, x, up, down, **options)
 
 
@@ -56,6 +56,17 @@ def test_what_an_option_costs_more_is_what_the_whole_costs_more(program):
             more = other.seconds - decision.taken.seconds
             found = whole(program, decision, other.option) - least
             assert more == pytest.approx(found, rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_options_that_are_told_are_those_that_the_choice_had(program):
+    """Given all other axes, as it was made last: not only those before it."""
+    for decision in decisions(program):
+        choice = program.origin.choices[decision.axis]
+        had = {id(option) for node in choice.nodes for option in node.options}
+        assert {id(p.option) for p in (decision.taken, *decision.others)} <= had
+        assert decision.taken.option is choice.calls[decision.call]
+        assert decision.taken.compute == choice.calls[decision.call].seconds
 
 
 def whole(program, decision, option):
@@ -102,7 +113,7 @@ def test_an_input_and_a_constant_were_given():
 
 
 def test_a_pinned_value_says_so():
-    program = trace(lambda x: constrain(x, MESH.layout("tp")).exp(), typed((8, 8), "dp"))
+    program = trace(lambda x: constrain(x, MESH.layout("tp")).exp().sum(0), typed((8, 8), "dp"))
     pinned = next(eqn.ins[0] for eqn in program.eqns if "exp" in str(eqn.op))
     text = program.explain(str(pinned))
     assert f"{pinned} is pinned by constrain" in text
@@ -153,7 +164,7 @@ def test_programs_of_two_functions_are_told_apart():
     def wider(x, up, down):
         return torch.relu(x @ up + 1) @ down
 
-    types = typed((8, 16)), typed((16, 64), None, "tp"), typed((64, 16), "tp")
+    types = typed((8, 16)), typed((16, 64), None, "tp"), typed((64, 24), "tp")
     text = explain(megatron(), trace(wider, *types))
     assert re.search(r"name +mlp +wider", text)
     assert "in 0  a:f32[8@dp,16]  a:f32[8,16]" in text
@@ -189,38 +200,38 @@ mlp on Mesh(dp=2, tp=4)
 
 1 move, 1.38 us
                                                               received  made by -> read by
-  g = reduce_scatter[axis=tp dim=1 reduce_op=sum] f  1.38 us     192 B  mm -> output
+  g = reduce_scatter[axis=tp dim=1 reduce_op=sum] f  1.38 us     288 B  mm -> output
 
 3 calls with several rows
 (seconds as the choice saw them; + is what the whole would take more)
                              compute    moves  received
   d:f32[8@dp,64@tp] = mm a b
-    dp  S(0) R -> S(0)       0.01 us  0.00 us       0 B     taken
-        R R -> R             0.01 us  0.89 us     256 B  +0.89 us
-        P(sum) R -> P(sum)   0.01 us  0.91 us    1024 B  +0.91 us
-        R S(1) -> S(1)       0.01 us  1.78 us     768 B  +1.78 us
+    dp  S(0) R -> S(0)       0.00 us  0.00 us       0 B     taken
+        R R -> R             0.00 us  0.88 us     256 B  +0.88 us
+        P(sum) R -> P(sum)   0.00 us  0.89 us     256 B  +0.89 us
+        R S(1) -> S(1)       0.00 us  1.76 us     384 B  +1.76 us
     tp  R S(1) -> S(1)       0.00 us  0.00 us       0 B     taken
         R P(sum) -> P(sum)   0.01 us  1.41 us     768 B  +1.41 us
         R R -> R             0.01 us  1.46 us    3072 B  +1.47 us
         S(1) S(0) -> P(sum)  0.00 us  2.80 us    1536 B  +2.80 us
   e:f32[8@dp,64@tp] = relu d
     dp  S(0) -> S(0)         0.00 us  0.00 us       0 B     taken
-        R -> R               0.00 us  0.90 us    1024 B  +0.91 us
-        P(max) -> P(max)     0.00 us  0.91 us    1024 B  +0.91 us
-        P(min) -> P(min)     0.00 us  0.91 us    1024 B  +0.91 us
+        R -> R               0.00 us  0.88 us     256 B  +0.88 us
+        P(max) -> P(max)     0.00 us  0.89 us     256 B  +0.89 us
+        P(min) -> P(min)     0.00 us  0.89 us     256 B  +0.89 us
     tp  S(1) -> S(1)         0.00 us  0.00 us       0 B     taken
         R -> R               0.00 us  1.40 us     768 B  +1.40 us
         P(max) -> P(max)     0.00 us  1.40 us     768 B  +1.40 us
         P(min) -> P(min)     0.00 us  1.40 us     768 B  +1.40 us
-  f:f32[8@dp,16]{sum:tp} = mm e c
-    dp  S(0) R -> S(0)       0.01 us  0.00 us       0 B     taken
-        P(sum) R -> P(sum)   0.01 us  0.89 us     256 B  +0.89 us
-        R R -> R             0.01 us  0.90 us    1024 B  +0.91 us
-        S(1) S(0) -> P(sum)  0.01 us  1.78 us     768 B  +1.78 us
-    tp  S(1) S(0) -> P(sum)  0.00 us  1.38 us     192 B     taken
-        R P(sum) -> P(sum)   0.01 us  2.79 us     960 B  +1.41 us
-        R S(1) -> S(1)       0.00 us  2.80 us    1536 B  +1.42 us
-        P(sum) R -> P(sum)   0.01 us  2.84 us    3264 B  +1.46 us
+  f:f32[8@dp,24]{sum:tp} = mm e c
+    dp  S(0) R -> S(0)       0.00 us  0.00 us       0 B     taken
+        R R -> R             0.00 us  0.88 us     256 B  +0.89 us
+        P(sum) R -> P(sum)   0.00 us  0.89 us     384 B  +0.89 us
+        R S(1) -> S(1)       0.00 us  1.77 us     448 B  +1.77 us
+    tp  S(1) S(0) -> P(sum)  0.00 us  1.38 us     288 B     taken
+        R P(sum) -> P(sum)   0.01 us  2.79 us    1056 B  +1.42 us
+        R S(1) -> S(1)       0.00 us  2.81 us    1920 B  +1.42 us
+        P(sum) R -> P(sum)   0.01 us  2.88 us    4896 B  +1.50 us
 
 program.explain('d') has all rows of one value"""
 
@@ -236,8 +247,8 @@ SOFTMAX = """\
 (seconds as the choice saw them; + is what the whole would take more)
                                        compute     moves  received
   h:f32[64@dp,4096@tp] = _softmax a -1 False
-    dp  S(0) -> S(0)                   1.05 us   0.00 us       0 B      taken
-        R -> R                         2.10 us  15.03 us  524288 B  +16.08 us
+    dp  S(0) -> S(0)                   0.26 us   0.00 us       0 B      taken
+        R -> R                         0.52 us   4.42 us  131072 B   +4.68 us
     tp  S(1) -> S(1) by decomposition  3.18 us   0.00 us       0 B      taken
         S(0) -> S(0)                   0.26 us   8.58 us  196608 B   +5.66 us
         R -> R                         1.05 us  12.52 us  393216 B  +10.38 us
@@ -245,25 +256,25 @@ SOFTMAX = """\
 program.explain('h') has all rows of one value"""
 
 MOVED = """\
-g:f32[8@dp,16@tp]
+g:f32[8@dp,24@tp]
   g is output 0, its layout chosen
   g is f moved: reduce_scatter[axis=tp dim=1 reduce_op=sum]
-  f:f32[8@dp,16]{sum:tp} = mm e c
+  f:f32[8@dp,24]{sum:tp} = mm e c
   `c[i, j] = sum_k a[i, k] * b[k, j]`
   (seconds as the choice saw them; + is what the whole would take more)
                              compute    moves  received
-    dp  S(0) R -> S(0)       0.01 us  0.00 us       0 B     taken
-        P(sum) R -> P(sum)   0.01 us  0.89 us     256 B  +0.89 us
-        R R -> R             0.01 us  0.90 us    1024 B  +0.91 us
-        S(1) S(0) -> P(sum)  0.01 us  1.78 us     768 B  +1.78 us
-        R S(1) -> S(1)       0.01 us  1.79 us    1152 B  +1.79 us
-        R P(sum) -> P(sum)   0.01 us  1.79 us    1280 B  +1.80 us
-    tp  S(1) S(0) -> P(sum)  0.00 us  1.38 us     192 B     taken
-        R P(sum) -> P(sum)   0.01 us  2.79 us     960 B  +1.41 us
-        R S(1) -> S(1)       0.00 us  2.80 us    1536 B  +1.42 us
-        P(sum) R -> P(sum)   0.01 us  2.84 us    3264 B  +1.46 us
-        R R -> R             0.01 us  2.85 us    3840 B  +1.47 us
-        S(0) R -> S(0)       0.00 us  4.21 us    3312 B  +2.83 us"""
+    dp  S(0) R -> S(0)       0.00 us  0.00 us       0 B     taken
+        R R -> R             0.00 us  0.88 us     256 B  +0.89 us
+        P(sum) R -> P(sum)   0.00 us  0.89 us     384 B  +0.89 us
+        R S(1) -> S(1)       0.00 us  1.77 us     448 B  +1.77 us
+        S(1) S(0) -> P(sum)  0.00 us  1.77 us     512 B  +1.77 us
+        R P(sum) -> P(sum)   0.00 us  1.77 us     640 B  +1.77 us
+    tp  S(1) S(0) -> P(sum)  0.00 us  1.38 us     288 B     taken
+        R P(sum) -> P(sum)   0.01 us  2.79 us    1056 B  +1.42 us
+        R S(1) -> S(1)       0.00 us  2.81 us    1920 B  +1.42 us
+        P(sum) R -> P(sum)   0.01 us  2.88 us    4896 B  +1.50 us
+        R R -> R             0.01 us  2.89 us    5376 B  +1.51 us
+        S(0) R -> S(0)       0.01 us  4.25 us    4872 B  +2.87 us"""
 
 NO_VALUE = """\
 mlp has no value 'zz'.
@@ -277,18 +288,18 @@ APART = """\
 name                    mlp       mlp
 lines                     4         4
 collectives               1         1
-received per rank     192 B     384 B
-peak                 2816 B    2816 B
+received per rank     288 B     576 B
+peak                 3456 B    3584 B
 moves take         22.01 us  34.01 us
 
 other types of outputs
-  out 0  g:f32[8@dp,16@tp]  g:f32[8@dp,16]
+  out 0  g:f32[8@dp,24@tp]  g:f32[8@dp,24]
 
 only in first: 1 move
-  1 x  reduce_scatter[axis=tp dim=1 reduce_op=sum]  f32[8@dp,16]{sum:tp} -> f32[8@dp,16@tp]  192 B
+  1 x  reduce_scatter[axis=tp dim=1 reduce_op=sum]  f32[8@dp,24]{sum:tp} -> f32[8@dp,24@tp]  288 B
 
 only in second: 1 move
-  1 x  all_reduce[axis=tp reduce_op=sum]  f32[8@dp,16]{sum:tp} -> f32[8@dp,16]  384 B"""
+  1 x  all_reduce[axis=tp reduce_op=sum]  f32[8@dp,24]{sum:tp} -> f32[8@dp,24]  576 B"""
 
 PLAN = """\
 f32[8@dp,16]{sum:tp} -> f32[8,16@tp] on Mesh(dp=2, tp=4)

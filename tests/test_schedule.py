@@ -8,6 +8,7 @@ from fdtensor.collective import is_local
 from fdtensor.cost import GLOO, NCCL
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
+from fdtensor.options import Options
 from fdtensor.placement import Replicate, Shard
 from fdtensor.program import Together
 from fdtensor.runner import run_lines
@@ -41,7 +42,7 @@ def made(placement, cost=NCCL):
     params = [(typed((6, 6), placement), typed((6,), placement)) for _ in range(3)]
     cost = attrs.evolve(cost, flops=1e3, copy=1e6)  # work is dear: the batch stays cut
     leaves, spec = flatten(((params, typed((600, 6), Shard(0))), {}))
-    return traced(step, spec, leaves, leaves, cost=cost, packed=False).program
+    return traced(step, spec, leaves, leaves, Options(), cost=cost, packed=False).program
 
 
 @pytest.mark.parametrize("placement", [Replicate(), Shard(0)])

@@ -27,6 +27,7 @@ from fdtensor.bench.cases import Case, Shape
 from fdtensor.bench.count import Received
 from fdtensor.bench.hand import HAND
 from fdtensor.bench.place import Place
+from fdtensor.cost import GLOO
 from fdtensor.funcol import FuncolComm
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
@@ -179,7 +180,7 @@ def _seconds(calls: Calls, rounds: int) -> dict[str, list[float]]:
 
 @functools.cache
 def _comm(mesh: Mesh) -> FuncolComm:
-    return FuncolComm(mesh)
+    return FuncolComm(mesh, cost=GLOO)
 
 
 # --- for torch -------------------------------------------------------------------------------

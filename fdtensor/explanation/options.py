@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable
 from typing import Any
 
 import attrs
 
 from fdtensor.assembly import Origin
-from fdtensor.choice import Choice, Ends, Nodes, views_of_inputs
+from fdtensor.choice import Choice, Prices, views_of_inputs
 from fdtensor.cost import CostModel
 from fdtensor.errors import FdtensorError
 from fdtensor.graph import Full
@@ -56,32 +56,20 @@ class Decision:
 def decisions(program: Program) -> list[Decision]:
     """The decisions of a traced program, in the order of its calls, for axes of several ranks."""
     origin: Origin = program.origin
-    before: dict[str, Choice] = {}
     found: list[Decision] = []
     for axis, choice in origin.choices.items():
         if program.mesh.axis_size(axis) > 1:
-            found += _on(axis, choice, dict(before), origin, program.mesh, program.cost)
-        before[axis] = choice
+            found += _on(axis, choice, origin)
     return sorted(found, key=lambda d: d.call)
 
 
-def _on(
-    axis: str,
-    choice: Choice,
-    before: Mapping[str, Choice],
-    origin: Origin,
-    mesh: Mesh,
-    cost: CostModel,
-) -> list[Decision]:
-    graph = origin.graph
-    made = Nodes(graph, mesh, axis, Ends(choice.ins, choice.outs), before, cost, 0)
-    nodes = made.nodes()
-    uses = _Uses(choice, origin, nodes)
+def _on(axis: str, choice: Choice, origin: Origin) -> list[Decision]:
+    uses = _Uses(choice, origin)
     found = []
-    skipped = len(graph.inputs) + len(graph.constants)
-    for i, (node, taken) in enumerate(zip(nodes[skipped:], choice.calls)):
-        priced = [_priced(o, i, node, uses, made) for o in node.options]
-        of = next(p for p in priced if (p.option.ins, p.option.outs) == (taken.ins, taken.outs))
+    skipped = len(origin.graph.inputs) + len(origin.graph.constants)
+    for i, (node, taken) in enumerate(zip(choice.nodes[skipped:], choice.calls)):
+        priced = [_priced(o, i, node, uses, choice.prices) for o in node.options]
+        (of,) = [p for p in priced if p.option is taken]
         others = [p for p in priced if p is not of and p.moves < IMPOSSIBLE]
         found.append(Decision(i, axis, of, tuple(sorted(others, key=lambda p: p.seconds))))
     return found
@@ -90,15 +78,15 @@ def _on(
 class _Uses:
     """In which placement each value is made, and in which each call and output takes it."""
 
-    def __init__(self, choice: Choice, origin: Origin, nodes: Sequence[Node]) -> None:
+    def __init__(self, choice: Choice, origin: Origin) -> None:
         graph = origin.graph
         again = views_of_inputs(graph) if origin.regather else ()
         self.again = {v.index for v in again}
         """The values that are moved anew for each use."""
         self.made = {v.index: p for v, p in choice.placements.items()}
         self.takers: dict[int, list[tuple[int, Hashable]]] = {}
-        skipped = len(nodes) - len(choice.calls) - len(choice.outs)
-        for i, (node, option) in enumerate(zip(nodes[skipped:], choice.calls)):
+        skipped = len(graph.inputs) + len(graph.constants)
+        for i, (node, option) in enumerate(zip(choice.nodes[skipped:], choice.calls)):
             for v, wanted in zip(node.ins, option.ins):
                 self.takers.setdefault(v, []).append((i, wanted))
         for v, wanted in zip(graph.outs, choice.outs):
@@ -118,11 +106,12 @@ class _Uses:
         return [*once, *(move for move in needed if move[0] in self.again)]
 
 
-def _priced(option: Option, call: int, node: Node, uses: _Uses, made: Nodes) -> Priced:
+def _priced(option: Option, call: int, node: Node, uses: _Uses, prices: Prices) -> Priced:
     moves = uses.moves(call, node, option)
-    spent = sum(made.price(v, p, q) for v, p, q in moves)
+    spent = sum(prices(v, p, q) for v, p, q in moves)
     received = sum(
-        _bytes(made.left[v], p, q, made.axis, made.count, made.cost) for v, p, q in moves
+        _bytes(prices.moved(v, p, q), p, q, prices.axis, prices.count, prices.cost)
+        for v, p, q in moves
     )
     return Priced(option, option.seconds, spent, received)
 

@@ -13,6 +13,7 @@ import attrs
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from fdtensor.cost import GLOO, NCCL
 from fdtensor.errors import FdtensorError, MeshError
 from fdtensor.mesh import Mesh
 from fdtensor.program import Program
@@ -143,7 +144,7 @@ def _on_this_rank(job: Job, mesh: Mesh, show: _Show) -> None:
     from fdtensor.process_groups import default_device
 
     device = default_device()
-    comm = FuncolComm(mesh, device)
+    comm = FuncolComm(mesh, device, cost=GLOO if device.type == "cpu" else NCCL)
     if dist.get_rank() == 0:
         show.run(job, comm, device)
     else:
