@@ -160,9 +160,9 @@ def adjoint(
 
     def with_cotangents(tensors: Sequence[Any], cotangents: Sequence[Any]) -> Any:
         def smooth(*some: Any) -> Any:
-            full = list(tensors)
+            full = [t.clone() for t in tensors]  # f may write to them
             for i, t in zip(wanted, some):
-                full[i] = t.clone()  # f may write to it
+                full[i] = t.clone()
             results = flat(full)
             return [results[i] for i in through], results
 

@@ -74,7 +74,6 @@ def neutral() -> Iterator[None]:
     dtype, deterministic = _dtype(), _deterministic()
     warn_only = _C._get_deterministic_algorithms_warn_only()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         if autocasting():
             stack.enter_context(without_autocast())

@@ -14,7 +14,7 @@ from fdtensor.dtensor import DTensor
 from fdtensor.dtypes import parse_dtype
 from fdtensor.errors import CommError, LayoutError
 from fdtensor.interpreter import digest_of, run
-from fdtensor.kernel import empty
+from fdtensor.kernel import empty, plain
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
 from fdtensor.placement import Replicate
@@ -108,8 +108,8 @@ def _everywhere(tensor: object, mesh: Mesh) -> TensorType:
 
 
 def _plain(local: Any, comm: Comm[Any]) -> Any:
-    """The value as a Comm makes it: a tuple where a list was given."""
-    return comm.value(comm.leaves(local))
+    """The value as a Comm makes it: a tuple where a list was given, bits as they are read."""
+    return comm.value([plain(leaf) for leaf in comm.leaves(local)])
 
 
 def _who(comm: Comm[Any]) -> str:

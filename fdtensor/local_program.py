@@ -10,7 +10,7 @@ import attrs
 import torch
 
 from fdtensor.collective import Exchange
-from fdtensor.graph import Graph, Var, substituted
+from fdtensor.graph import Full, Graph, Var, substituted
 from fdtensor.line_checks import LineCheck
 from fdtensor.lower import lowered
 from fdtensor.program import Eqn, Program
@@ -139,29 +139,38 @@ class _Writer:
         graph = spelled(steps, self.rank, spelling.backend, spelling.device)
         self._graph(graph, eqn, number, contiguous=eqn.is_collective)
 
+    def _contiguous(self, v: Var, number: int, block: Full | None = None, op: Any = None) -> Var:
+        """The value in contiguous memory, with the very strides of its shape where an op asks."""
+        steps = [(aten.contiguous.default,)]
+        if op in CANONICAL and block is not None:  # a dim of one index may have any stride
+            steps += [(aten.reshape.default, (-1,)), (aten.reshape.default, block.shape)]
+        for step, *shape in steps:
+            v, before = self.new(), v
+            self.lines.append(Line(step, (before, *shape), (), (v,), number))
+        return v
+
     def _graph(self, graph: Graph, eqn: Eqn, number: int, contiguous: bool = False) -> None:
         """Lines for a graph from the inputs of an eqn to its outputs."""
-        here = dict(zip(graph.inputs, (self.names[v] for v in eqn.ins), strict=True))
+        local = dict(zip(graph.inputs, (self.names[v] for v in eqn.ins), strict=True))
         if contiguous:  # a collective wants its operand so, and a graph is of contiguous blocks
-            for v in graph.inputs:
-                made = self.new()
-                self.lines.append(Line(aten.contiguous.default, (here[v],), (), (made,), number))
-                here[v] = made
+            local = {v: self._contiguous(u, number) for v, u in local.items()}
         for v, tensor in graph.constants:
-            here[v] = self.new()
-            self.lines.append(Line(constant, (tensor,), (), (here[v],), number))
+            local[v] = self.new()
+            self.lines.append(Line(constant, (tensor,), (), (local[v],), number))
         for call in graph.calls:
-            args, kwargs = substituted((call.args, call.kwargs), here.__getitem__)
-            if call.op is aten.as_strided.default:  # its strides are those of a contiguous block
-                made = self.new()
-                self.lines.append(Line(aten.contiguous.default, (args[0],), (), (made,), number))
-                args = (made, *args[1:])
+            args, kwargs = substituted((call.args, call.kwargs), local.__getitem__)
+            if call.op in CONTIGUOUS or call.op in CANONICAL:
+                blocks = {
+                    local[v]: self._contiguous(local[v], number, graph.types[v.index], call.op)
+                    for v in call.ins
+                }
+                args, kwargs = substituted((args, kwargs), blocks.__getitem__)
             outs = tuple(None if v is None else self.new() for v in call.outs)
-            here.update((v, m) for v, m in zip(call.outs, outs) if v is not None and m is not None)
+            local.update((v, m) for v, m in zip(call.outs, outs) if v is not None and m is not None)
             op = aten.reshape.default if call.op in RESHAPES else call.op
             self.lines.append(Line(op, args, kwargs, outs, number))
         read = [v for v in eqn.outs if v is not None]
-        self.names.update(zip(read, (here[v] for v in graph.outs), strict=True))
+        self.names.update(zip(read, (local[v] for v in graph.outs), strict=True))
 
 
 def _waiting_late(lines: list[Line]) -> list[Line]:
@@ -206,6 +215,33 @@ def _owned(lines: list[Line], inputs: Any, outs: Any, new: Any) -> tuple[list[Li
         copied.append(v)
     return lines, tuple(copied)
 
+
+CONTIGUOUS = {
+    aten.nll_loss2d_backward.default,
+    aten.native_group_norm.default,
+    aten.native_group_norm_backward.default,
+    aten.native_layer_norm_backward.default,
+    aten.adaptive_max_pool3d_backward.default,
+    aten._linalg_det.default,
+    aten._linalg_slogdet.default,
+    aten._embedding_bag.default,
+    aten._embedding_bag_forward_only.default,
+    aten._embedding_bag_backward.default,
+    aten._embedding_bag_dense_backward.default,
+    aten._embedding_bag_per_sample_weights_backward.default,
+    aten._pdist_forward.default,
+    aten._pdist_backward.default,
+}
+"""Ops that refuse strided operands, or read them wrongly: `python -m tests.operators.strides`."""
+
+CANONICAL = {
+    aten.as_strided.default,
+    aten.as_strided_copy.default,
+    aten.as_strided_scatter.default,
+    aten.view_as_complex.default,
+    aten.view.dtype,
+}
+"""Ops about memory, which ask for the very strides that a new tensor of the shape has."""
 
 RESHAPES = {aten.view.default, aten._unsafe_view.default}
 """Views whose strides a block need not have."""

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fdtensor.ambient import neutral
 from fdtensor.apart import apart, phase
+from fdtensor.callsite import user_line
 from fdtensor.errors import TraceError
 from fdtensor.graph import Call, Full, Graph, Var, pruned, tensors_of
 from fdtensor.randomness import (
@@ -46,8 +47,10 @@ _SAME = {
     aten.lift_fresh.default,
     aten.lift_fresh_copy.default,
     aten.lift.default,
+    aten.resolve_conj.default,
+    aten.resolve_neg.default,
 }
-"""Ops whose result is their argument, to a program."""
+"""Ops whose result is their argument, to a program: what needs other strides makes them itself."""
 
 _PHYSICAL: dict[Any, Any] = {
     aten._conj.default: aten._conj_physical.default,
@@ -122,10 +125,19 @@ class _Recorder(TorchDispatchMode):
         args, kwargs = _mapped((args, kwargs), self._fake)
         if func is aten.as_strided.default:
             args = (self._in_memory_order(args[0]), *args[1:])
+        if func is aten.copy.default and not isinstance(args[1], torch.Tensor):
+            func, args = aten.fill.Scalar, args[:2]
+        if func is aten.unfold_backward.default and phase() < 0:
+            return self._with_windows(*args)
+        return self._recorded(func, args, kwargs)
+
+    def _recorded(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What a call gives, written down unless it gives its argument."""
         try:
             out = func(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise needs_values(func, args) from error
+        out = _unmasked(func, args, out)
         results = tensors_of(out)
         if not results:
             return out
@@ -175,10 +187,55 @@ class _Recorder(TorchDispatchMode):
 
     def _batch_norm(self, args: Any) -> Any:
         """A batch norm that says what it writes to its running statistics."""
-        made = self.__torch_dispatch__(aten._native_batch_norm_legit_functional.default, (), args)
-        for old, new in zip(args[3:5], made[3:]):
-            self.vars[id(old)] = self.vars[id(new)]
-        return made[:3]
+        out = self.__torch_dispatch__(aten._native_batch_norm_legit_functional.default, (), args)
+        for old, new in zip(args[3:5], out[3:]):
+            kept = new if new.dtype == old.dtype else self._cast(new, old.dtype)
+            self.vars[id(old)] = self.vars[id(kept)]
+        return out[:3]
+
+    def _with_windows(
+        self, windows: torch.Tensor, sizes: Any, dim: int, size: int, step: int
+    ) -> torch.Tensor:
+        """A tensor after a write to its `unfold`, where functionalization would leave 0 between."""
+        spread = functools.partial(self._recorded, aten.unfold_backward.default, kwargs={})
+        written = spread((windows, sizes, dim, size, step))
+        base = self._unfolded(windows, sizes, (dim, size, step))
+        if base is None:
+            return written
+        with self:
+            ones = torch.ones_like(windows)
+        covered = spread((ones, sizes, dim, size, step))
+        with self:
+            return torch.where(covered > 0, written, base)
+
+    def _unfolded(self, windows: torch.Tensor, sizes: Any, how: Any) -> torch.Tensor | None:
+        """The tensor whose `unfold` these windows are, as far as they came of it or it is alone."""
+        views = [
+            call
+            for call in self.calls
+            if call.op is aten.unfold.default
+            and call.args[1:] == how
+            and self.types[call.ins[0].index].shape == tuple(sizes)
+        ]
+        makers = {v: call for call in self.calls for v in call.outs}
+        above, waiting = set(), [self.known(windows)]
+        while waiting:
+            v = waiting.pop()
+            if v is not None and v not in above:
+                above.add(v)
+                waiting += makers[v].ins if v in makers else ()
+        views = [call for call in views if call.outs[0] in above] or views
+        bases = dict.fromkeys(call.ins[0] for call in views)
+        if len(bases) > 1 and not any(call.outs[0] in above for call in views):
+            raise TraceError(
+                "it cannot be told which tensor a write to the windows of `unfold` changes.",
+                line=user_line() or "not known",
+                hint="Write to slices of the tensor, or to a reshaped view of it.",
+            )
+        if not bases:
+            return None
+        last = list(bases)[-1]
+        return next(t for t in reversed(self.alive) if self.vars[id(t)] == last)
 
     def _in_memory_order(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor with its dims as they lie in memory, which strides are about."""
@@ -214,13 +271,14 @@ def record(
     fakes = FakeTensorMode(allow_non_fake_inputs=False)
     recorder = _Recorder(fakes, mark)
     grads = list(requires_grad) or [False] * len(types)
-    with fakes:
+    with torch.inference_mode(False), fakes:  # an inference tensor hides what ops are made of
         bare = [torch.empty(t.shape, dtype=t.dtype, device=device) for t in types]
     inputs = tuple(map(recorder.var, bare))
     try:
         with contextlib.ExitStack() as stack:
             if not of_caller:
                 stack.enter_context(neutral())
+            stack.enter_context(torch.inference_mode(False))
             stack.enter_context(recorder.numbers)
             stack.enter_context(without_rejection())
             stack.enter_context(transparent(of_caller))
@@ -270,6 +328,15 @@ def _refuse(func: Any, args: Any) -> None:
     refuse_random(func, args)
     if func._schema.is_mutable:
         raise _writes(str(func))
+
+
+def _unmasked(func: Any, args: Any, out: Any) -> Any:
+    """What kernels give: not the outputs that a mask leaves out, though a fake may have them."""
+    names = [a.name for a in func._schema.arguments]
+    if "output_mask" not in names or not isinstance(out, (tuple, list)):
+        return out
+    mask = args[names.index("output_mask")]
+    return tuple(t if wanted else None for t, wanted in zip(out, mask))
 
 
 def _smooth(dtype: torch.dtype) -> bool:

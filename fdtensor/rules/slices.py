@@ -98,8 +98,10 @@ def _place(block, dim: int, index: int) -> int | None:
 
 
 def _select(at, x, dim, index):
-    place = _place(at.ins[0], dim, index)
-    return x.new_zeros(at.outs[0].shape) if place is None else aten.select.int(x, dim, place)
+    place, dim = _place(at.ins[0], dim, index), dim % x.ndim
+    if place is None:
+        return x.new_zeros([*x.shape[:dim], *x.shape[dim + 1 :]])
+    return aten.select.int(x, dim, place)
 
 
 @on("select.int select_copy.int", local=_select)

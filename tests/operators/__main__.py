@@ -28,12 +28,18 @@ def main() -> int:
     parser.add_argument("--square", type=int, default=12, help="layouts on 2x2 (default 12)")
     parser.add_argument("--dtype", default="float32", help="bool, int64, bfloat16, complex64, ...")
     parser.add_argument("--seed", type=int, default=0, help="another choice of layouts")
+    parser.add_argument("--parts", action="store_true", help="some outputs of those with several")
+    parser.add_argument("--strided", action="store_true", help="blocks in any memory format")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seconds", type=float, default=600, help="when an op counts as a hang")
     parser.add_argument("--results", type=Path, default=Path("build/operators.jsonl"))
     parser.add_argument("--again", action="store_true", help="check also what is in the results")
     given = parser.parse_args()
-    extent = Extent(given.samples, given.line, given.square, given.seed, given.dtype, given.seconds)
+    extent = Extent(
+        *(given.samples, given.line, given.square, given.seed, given.dtype, given.seconds),
+        parts=given.parts,
+        strided=given.strided,
+    )
     every = entries(getattr(torch, given.dtype))
     names = [n for n in every if not given.ops or any(n.startswith(o) for o in given.ops)]
     found = {} if given.again else known(given.results, extent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import random
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
@@ -16,15 +17,17 @@ from fdtensor.collective import Step, is_local
 from fdtensor.cost import NCCL
 from fdtensor.distribution import distribute
 from fdtensor.dtensor import DTensor
+from fdtensor.eager import call
 from fdtensor.errors import DataDependentError, FdtensorError, TraceError
 from fdtensor.graph import Full, Graph
 from fdtensor.layout import Layout, TensorType
+from fdtensor.line_checks import debug
 from fdtensor.program import Program, op_name
 from fdtensor.recorder import record
 from fdtensor.rewrite import rewritten
 from fdtensor.runner import run_lines
 from fdtensor.simulator import SimulatedComm
-from fdtensor.spmd import spmd
+from fdtensor.testing.strides import Strides, strided
 from fdtensor.testing.values import block, scatter
 from fdtensor.tree import flatten
 from tests.operators.samples import Sample, float_tensors
@@ -63,8 +66,9 @@ def tensors_in(out: Any) -> list[torch.Tensor]:
 class Checked:
     """A sample, recorded once: forward alone, and forward with gradients."""
 
-    def __init__(self, sample: Sample, derivatives: bool) -> None:
+    def __init__(self, sample: Sample, derivatives: bool, strided: bool = False) -> None:
         self.sample = sample
+        self.strided = strided
         self.due = tensors_in(sample.f(*sample.tensors))
         self.fulls = [Full(tuple(t.shape), t.dtype) for t in sample.tensors]
         self.gradient = None
@@ -161,9 +165,11 @@ class Checked:
     ) -> None:
         comm = SimulatedComm(program.mesh)
         values = [
-            scatter(t, type, i) for i, (t, type) in enumerate(zip(self.sample.tensors, types))
+            strided(scatter(t, type, i), self._memory_format(t, i, types))
+            for i, (t, type) in enumerate(zip(self.sample.tensors, types))
         ]
-        made = run_lines(program, values, comm)
+        with debug():
+            made = run_lines(program, values, comm)
         if len(made) != len(due):
             raise Mismatch(f"{len(made)} tensors, not {len(due)}")
         for k, (value, type, full) in enumerate(zip(made, program.out_types, due)):
@@ -183,6 +189,16 @@ class Checked:
                         f"{what} {k} {type} on rank {rank}: {_few(local)}, not {_few(part)}"
                     )
 
+    def _memory_format(
+        self, tensor: torch.Tensor, place: int, types: Sequence[TensorType]
+    ) -> Strides | None:
+        """How the blocks of an operand lie in memory: any way, the same for the same layouts."""
+        draw = random.Random(f"{place} {types}")
+        if not self.strided or draw.random() < 0.3:
+            return None
+        order = draw.sample(range(tensor.ndim), tensor.ndim)
+        return Strides(order, draw.choice((1, 1, 2)))
+
     def _on_replicas(
         self, types: Sequence[TensorType], f: Callable[..., Any], due: Sequence[torch.Tensor]
     ) -> None:
@@ -194,7 +210,7 @@ class Checked:
                 args.append(DTensor(scatter(t, type, i), type, comm))
             else:
                 args.append(distribute(t, type.layout, comm))
-        out = flatten(spmd(f)(*args), is_leaf=lambda x: isinstance(x, DTensor))[0]
+        out = flatten(call(f, *args), is_leaf=lambda x: isinstance(x, DTensor))[0]
         made = [t.full() for t in out if isinstance(t, DTensor)]
         if len(made) != len(due):
             raise Mismatch(f"{len(made)} tensors, not {len(due)}")

@@ -13,7 +13,7 @@ import optree
 import torch
 from hypothesis import settings
 
-__all__ = ["Sample", "entries", "samples_of"]
+__all__ = ["Sample", "entries", "parts_of", "samples_of"]
 
 UNSET = {
     "empty",
@@ -77,6 +77,29 @@ def samples_of(name: str, most: int, dtype: torch.dtype = torch.float32) -> list
         return kept
     first, *rest = kept  # the first is the plain case
     return [first, *random.Random(name).sample(rest, most - 1)] if most else []
+
+
+def parts_of(sample: Sample) -> list[Sample]:
+    """The sample with each of its outputs alone, and with all but each; none where it has one."""
+    count = len(_tensors_in(sample.f(*sample.tensors)))
+    ones = [(i,) for i in range(count)]
+    rests = [tuple(j for j in range(count) if j != i) for i in range(count)]
+    chosen = dict.fromkeys([*ones, *(rests if count > 2 else ())])
+    return [_part(sample, places) for places in chosen] if count > 1 else []
+
+
+def _part(sample: Sample, places: Sequence[int]) -> Sample:
+    def f(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        outs = _tensors_in(sample.f(*tensors))
+        return [outs[i] for i in places]
+
+    f.__name__ = sample.f.__name__
+    text = f"outputs {', '.join(map(str, places))} of {sample.text}"
+    return attrs.evolve(sample, f=f, text=text[:200])
+
+
+def _tensors_in(out: Any) -> list[torch.Tensor]:
+    return [t for t in optree.tree_leaves(out) if isinstance(t, torch.Tensor)]
 
 
 def _sample(name: str, op: Any, given: Any) -> Sample:

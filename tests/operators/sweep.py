@@ -20,7 +20,7 @@ import torch
 
 from tests.operators.check import Checked, Result
 from tests.operators.layouts import LINE, SQUARE, combinations
-from tests.operators.samples import entries, samples_of
+from tests.operators.samples import entries, parts_of, samples_of
 
 __all__ = ["Extent", "check_op", "known", "sweep"]
 
@@ -38,6 +38,10 @@ class Extent:
     dtype: str = "float32"
     seconds: float = 600.0
     """What an op may take before it counts as a hang."""
+    parts: bool = False
+    """Whether it is the outputs of an op that are read alone, of those that have several."""
+    strided: bool = False
+    """Whether blocks lie in memory in any way."""
 
 
 def check_op(name: str, extent: Extent) -> list[tuple[str, Result]]:
@@ -47,9 +51,12 @@ def check_op(name: str, extent: Extent) -> list[tuple[str, Result]]:
     op = entries(dtype)[name]
     derivatives = dtype in op.supported_backward_dtypes("cpu")
     found: list[tuple[str, Result]] = []
-    for i, sample in enumerate(samples_of(name, extent.samples, dtype)):
+    samples = samples_of(name, extent.samples, dtype)
+    if extent.parts:
+        samples = [part for sample in samples for part in parts_of(sample)]
+    for i, sample in enumerate(samples):
         try:
-            checked = Checked(sample, derivatives)
+            checked = Checked(sample, derivatives, strided=extent.strided)
         except Exception as error:
             found.append((sample.text, Result("none", text=f"the plain op: {error}"[:200])))
             continue
