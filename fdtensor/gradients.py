@@ -6,13 +6,15 @@ get the same answer from one reduction of a few numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence, ValuesView
+import contextlib
+from collections.abc import Callable, Hashable, Iterator, Sequence, ValuesView
 from math import inf
 from typing import Any, TypeVar
 
 import torch
 
 from fdtensor.api import redistribute
+from fdtensor.blockwise import remember
 from fdtensor.dtensor import DTensor
 from fdtensor.errors import CommError, FdtensorError, ValueTreeError
 from fdtensor.interpreter import digest_of, run
@@ -23,11 +25,13 @@ from fdtensor.planner import plan
 from fdtensor.tree import flatten, paths, unflatten
 
 __all__ = [
+    "agreed",
     "clip_grad_norm",
     "clip_grad_norm_",
     "found_inf",
     "gradients",
     "local_tensors",
+    "told",
     "total_norm",
 ]
 
@@ -38,11 +42,16 @@ _torch: Any = torch  # what torch does not export
 def local_tensors(tree: Any) -> list[torch.Tensor]:
     """The local tensors of the DTensors in a pytree, for an optimizer of torch.
 
-    SGD, Adam, AdamW and all that work element by element then hold their state as the parameters
-    are held, and step as on one process: replicas stay the same, and empty blocks stay empty.
-    Parameters are leaves of autograd: `distribute(p.detach(), ...).requires_grad_()`.
+    Those that work element by element (Adadelta, Adagrad, Adam, Adamax, AdamW, ASGD, NAdam, RAdam,
+    RMSprop, Rprop, SGD) then hold their state as the parameters are held, and step as on one
+    process: replicas stay the same, and empty blocks stay empty. Adafactor, LBFGS and Muon do not,
+    and `step` refuses blocks; `fdtensor.optim` has those and the rest for DTensors in any layout.
+    Parameters are leaves of autograd: `distribute(p.detach(), ...).requires_grad_()`. The state is
+    one of local tensors, which `save_checkpoint` refuses: that of `fdtensor.optim` is distributed.
     """
     found = [x for x in _leaves(tree)[0] if isinstance(x, DTensor)]
+    for x in found:
+        remember(x)
     return [leaf for x in found for leaf in x.comm.leaves(x.local)]
 
 
@@ -163,17 +172,38 @@ def _settled(tree: Any, about: str) -> list[DTensor[Any]]:
     found = [x for x in _leaves(tree)[0] if isinstance(x, DTensor)]
     if not found:
         return found
-    comm, mesh = _comm(found), _union(found)
-    types = tuple([x.type for x in found])
-    seen: set[object] = comm.__dict__.setdefault("_agreed", set())
-    if comm.check == "always" or (comm.check == "first" and (about, types) not in seen):
-        wrong = [m for m in (x.comm.mistake(x.local, x.type) for x in found) if m]
-        comm.agree(about, digest_of(repr(types)), [mesh], wrong[0] if wrong else None)
-        seen.add((about, types))
+    agreed(about, found)
     with torch.no_grad():
         pending = [x for x in found if x.layout.partial]
         moved = iter(redistribute(pending, [x.type.cotangent().layout for x in pending]))
         return [next(moved) if x.layout.partial else x for x in found]
+
+
+def agreed(about: str, found: Sequence[DTensor[Any]], key: Hashable = ()) -> None:
+    """Lets all ranks compare the types of DTensors, and `key`, at their first use.
+
+    Raises `CommError` on all of them where these differ, or a local tensor does not fit its type.
+    """
+    comm, types = _comm(found), tuple([x.type for x in found])
+    seen: set[object] = comm.__dict__.setdefault("_agreed", set())
+    if comm.check == "always" or (comm.check == "first" and (about, types, key) not in seen):
+        wrong = [m for m in (x.comm.mistake(x.local, x.type) for x in found) if m]
+        digest = digest_of(repr((types, key)))
+        comm.agree(about, digest, [_union(found)], wrong[0] if wrong else None)
+        seen.update([about, (about, types, key)])
+
+
+def told(about: str, tree: Any, error: FdtensorError) -> None:
+    """Lets the other ranks fail too where one has a mistake, if they wait for it to agree."""
+    leaves = flatten(tree, is_leaf=lambda x: isinstance(x, DTensor))[0]
+    found = [x for x in leaves if isinstance(x, DTensor)]
+    comm: Any = _comm(found) if found else None
+    if comm is None or comm.check == "never" or about in comm.__dict__.get("_agreed", ()):
+        return
+    with contextlib.suppress(CommError):
+        rank = f"rank {comm.rank}: " if hasattr(comm, "rank") else ""
+        mistake = f"{rank}{error.sentence.removesuffix('.')}"
+        comm.agree(about, digest_of(error.sentence), [_union(found)], mistake)
 
 
 def _comm(found: Sequence[DTensor[Any]]) -> Any:
