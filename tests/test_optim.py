@@ -1,5 +1,7 @@
 """Tests of fdtensor/optim: each optimizer of torch on any layouts, beside torch on one process."""
 
+import inspect
+import pickle
 import tempfile
 
 import pytest
@@ -30,7 +32,7 @@ MESH = Mesh(dp=3, tp=2)
 COMM = SimulatedComm(MESH)
 ROWS, COLUMNS = MESH.layout("dp"), MESH.layout(None, "tp")
 BOTH = MESH.layout("dp", "tp")
-fewer = settings(max_examples=settings.default.max_examples // 5)
+fewer = settings(max_examples=settings.default.max_examples // 8)
 
 TORCH = {
     name: kind
@@ -286,7 +288,7 @@ def test_gradients_that_are_elsewhere_move_together():
 OTHER = Mesh.from_ranks([[4, 1], [0, 5]], ("a", "b"))
 
 
-@pytest.mark.parametrize("name", ["AdamW", "NAdam", "SGD", "Rprop", "ASGD"])
+@pytest.mark.parametrize("name", ["AdamW", "NAdam", "SGD"])
 def test_training_goes_on_from_files_on_another_mesh_to_the_bit(name):
     opt = getattr(optim, name)(**({"momentum": 0.9} if name == "SGD" else {}))
     full, *grads = (fulls({"w": SHAPE, "b": (5,)}, torch.float32, seed) for seed in range(7))
@@ -509,6 +511,15 @@ def test_an_optimizer_of_your_own_steps_too():
     torch.testing.assert_close(x.full(), leaf.detach(), rtol=1e-6, atol=1e-6)
     assert state["mean"].layout is BOTH
     assert repr(opt) == "Signs(lr=0.1, decay=0.1)"
+
+
+def test_an_optimizer_is_a_value_that_prints_and_pickles():
+    opt = optim.AdamW(lr=0.1, weight_decay={"a": 0.0, "b": torch.tensor(0.5)})
+    assert repr(opt) == "AdamW(lr=0.1, weight_decay={'a': 0.0, 'b': 0.5})"
+    assert repr(pickle.loads(pickle.dumps(opt))) == repr(opt)
+    assert pickle.loads(pickle.dumps(optim.AdamW)) is optim.AdamW
+    assert inspect.signature(optim.SGD).parameters["momentum"].default == 0
+    assert "exact" in (optim.Muon.__doc__ or "")
 
 
 def test_half_precision_is_rounded_once():

@@ -80,6 +80,39 @@ def test_a_mistake_of_one_rank_is_told_to_all(pool4):
     assert others[2] == ("ValueTreeError", "gradients or state do not fit the parameters of AdamW.")
 
 
+def on_some_ranks_here():
+    comm = connect(Mesh(world=4))
+    some = Mesh.from_ranks([3, 1], "x")
+    full, opt = fulls()["a"], optim.AdamW(lr=0.1)
+    params = [distribute(full, layout, comm) for layout in (some.layout("x"), TO["a"])]
+    state = opt.init(params)
+    for _ in range(2):
+        params, state = opt.step(params, params, state)
+    rows = params[0].redistribute(TO["a"])
+    return torch.equal(rows.local, params[1].local), state[0]["exp_avg"].type.mesh is some
+
+
+def test_parameters_may_be_on_some_of_the_ranks(pool4):
+    assert pool4.run(on_some_ranks_here, timeout=SECONDS) == [(True, True)] * 4
+
+
+def drifting_here():
+    comm = connect(SQUARE, check="always")
+    x = distribute(fulls()["a"], TO["a"], comm)
+    opt = optim.SGD()
+    state = opt.init(x)
+    x, state = opt.step(x, x, state, lr=0.1)
+    try:
+        opt.step(x, x, state, lr=0.3 if comm.rank == 1 else 0.2)
+    except FdtensorError as error:
+        return error.sentence
+
+
+def test_other_learning_rates_are_refused_where_that_is_checked(pool4):
+    found = pool4.run(drifting_here, timeout=SECONDS)
+    assert found == ["the ranks do not agree on a step of SGD."] * 4
+
+
 def unlike_here():
     comm = connect(SQUARE)
     x = distribute(fulls()["a"], TO["a"], comm)

@@ -28,6 +28,7 @@ import torch
 
 from fdtensor.optim.optimizer import Optimizer
 from fdtensor.optim.options import defaults_of
+from fdtensor.optim.special import special_of
 
 __all__ = [
     "ASGD",
@@ -61,9 +62,17 @@ def _of(kind: type[torch.optim.Optimizer]) -> Callable[..., Optimizer]:
         for name, default in defaults_of(kind).items()
     ]
     make.__name__ = make.__qualname__ = kind.__name__
-    make.__doc__ = f"Returns torch's {kind.__name__} for pytrees of DTensors, as an `Optimizer`."
+    make.__doc__ = _doc(kind)
     make.__signature__ = inspect.Signature(parameters, return_annotation=Optimizer)  # type: ignore
     return make
+
+
+def _doc(kind: type[torch.optim.Optimizer]) -> str:
+    special = special_of(kind)
+    if special.refused:
+        return f"Raises `FdtensorError`: {special.refused}.\n\n{special.instead}"
+    said = f"Returns torch's {kind.__name__} for pytrees of DTensors, as an `Optimizer`."
+    return f"{said}\n\nOptions are those of `torch.optim.{kind.__name__}`. {special.note}".rstrip()
 
 
 ASGD = _of(torch.optim.ASGD)

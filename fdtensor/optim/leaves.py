@@ -104,7 +104,7 @@ def alike(
     for place, x, grad, state, due in zip(
         params.places, params.leaves, grads, states, types, strict=True
     ):
-        wrong |= _unlike(f"grads{place.removeprefix('params')}", grad, x.type.cotangent())
+        wrong |= _unlike(f"grads{place.removeprefix('params')}", grad, x.type)
         at = f"state{place.removeprefix('params')}"
         if is_lazy(kind) and isinstance(state, Mapping):
             continue

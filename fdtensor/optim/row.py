@@ -50,13 +50,14 @@ class Row:
     @property
     def held(self) -> Layout:
         """The layout of the parameter after the step."""
-        return self.param.type.cotangent().layout
+        layout = self.param.layout
+        return self.param.type.cotangent().layout if layout.partial else layout
 
     @property
     def astray(self) -> dict[str, DTensor[Any]]:
         """The parameter and the gradient, where they are not in this layout."""
-        both = {"param": self.param, "grad": self.grad} if self.grad is not None else {}
-        return {name: x for name, x in both.items() if x.layout is not self.held}
+        both, held = {"param": self.param, "grad": self.grad}, self.held
+        return {n: x for n, x in both.items() if self.grad is not None and x.layout is not held}
 
     def after(self, kind: Kind) -> tuple[Any, Any]:
         """The parameter and its state after a step."""

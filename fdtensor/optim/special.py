@@ -41,6 +41,8 @@ class Special:
     """Names in the module of the optimizer that mean something else while it steps."""
     own: Mapping[str, Any] = attrs.field(factory=dict)
     """Options that torch does not have, with their defaults."""
+    note: str = ""
+    """What there is to say of them."""
     fresh: Callable[[Group, torch.Tensor], State] = _nothing
     """State that torch makes in the first step, as it is before that."""
     before: Callable[[Group, State], None] = _unchanged
@@ -78,7 +80,12 @@ TABLE: Mapping[str, Special] = {
         instead="Write its loop around spmd(torch.func.grad_and_value(loss)), or replicate the "
         "parameters and give torch.optim.LBFGS their local tensors.",
     ),
-    "Muon": Special(names={"_zeropower_via_newtonschulz": orthogonalized}, own={"exact": True}),
+    "Muon": Special(
+        names={"_zeropower_via_newtonschulz": orthogonalized},
+        own={"exact": True},
+        note="With `exact` each rank makes whole matrices orthogonal, to the bits of one process. "
+        "Without it they may be cut: less work a rank, more traffic, and other rounding.",
+    ),
     "RAdam": Special(options={"capturable": True}),
     "SGD": Special(fresh=_momentum, before=_undamped_at_first),
     "SparseAdam": Special(
