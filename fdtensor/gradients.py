@@ -6,32 +6,29 @@ get the same answer from one reduction of a few numbers.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Hashable, Iterator, Sequence, ValuesView
+from collections.abc import Callable, Iterator, Sequence, ValuesView
 from math import inf
 from typing import Any, TypeVar
 
 import torch
 
+from fdtensor.agreement import agreed, comm_of, union_of
 from fdtensor.api import redistribute
 from fdtensor.blockwise import remember
 from fdtensor.dtensor import DTensor
-from fdtensor.errors import CommError, FdtensorError, ValueTreeError
-from fdtensor.interpreter import digest_of, run
+from fdtensor.errors import FdtensorError, ValueTreeError
+from fdtensor.interpreter import run
 from fdtensor.layout import Layout, TensorType
-from fdtensor.mesh import Mesh
 from fdtensor.placement import Partial, ReduceOp, Replicate
 from fdtensor.planner import plan
 from fdtensor.tree import flatten, paths, unflatten
 
 __all__ = [
-    "agreed",
     "clip_grad_norm",
     "clip_grad_norm_",
     "found_inf",
     "gradients",
     "local_tensors",
-    "told",
     "total_norm",
 ]
 
@@ -179,55 +176,6 @@ def _settled(tree: Any, about: str) -> list[DTensor[Any]]:
         return [next(moved) if x.layout.partial else x for x in found]
 
 
-def agreed(about: str, found: Sequence[DTensor[Any]], key: Hashable = ()) -> None:
-    """Lets all ranks compare the types of DTensors, and `key`, at their first use.
-
-    Raises `CommError` on all of them where these differ, or a local tensor does not fit its type.
-    """
-    comm, types = _comm(found), tuple([x.type for x in found])
-    seen: set[object] = comm.__dict__.setdefault("_agreed", set())
-    if comm.check == "always" or (comm.check == "first" and (about, types, key) not in seen):
-        wrong = [m for m in (x.comm.mistake(x.local, x.type) for x in found) if m]
-        digest = digest_of(repr((types, key)))
-        comm.agree(about, digest, [_union(found)], wrong[0] if wrong else None)
-        seen.update([about, (about, types, key)])
-
-
-def told(about: str, tree: Any, error: FdtensorError) -> None:
-    """Lets the other ranks fail too where one has a mistake, if they wait for it to agree."""
-    leaves = flatten(tree, is_leaf=lambda x: isinstance(x, DTensor))[0]
-    found = [x for x in leaves if isinstance(x, DTensor)]
-    comm: Any = _comm(found) if found else None
-    if comm is None or comm.check == "never" or about in comm.__dict__.get("_agreed", ()):
-        return
-    with contextlib.suppress(CommError):
-        rank = f"rank {comm.rank}: " if hasattr(comm, "rank") else ""
-        mistake = f"{rank}{error.sentence.removesuffix('.')}"
-        comm.agree(about, digest_of(error.sentence), [_union(found)], mistake)
-
-
-def _comm(found: Sequence[DTensor[Any]]) -> Any:
-    """The Comm that has all ranks."""
-    comms = list(dict.fromkeys(x.comm for x in found))
-    ranks = {rank for x in found for rank in x.mesh.order}
-    for comm in comms:
-        if ranks <= set(comm.mesh.order):
-            return comm
-    raise CommError(
-        f"none of the {len(comms)} Comms of these DTensors has all of their ranks.",
-        **{f"comm {i}": comm for i, comm in enumerate(comms)},
-        hint="Make all of them with one Comm, whose mesh contains the others.",
-    )
-
-
-def _union(found: Sequence[DTensor[Any]]) -> Mesh:
-    """The mesh of all ranks."""
-    meshes = list(dict.fromkeys(x.mesh for x in found))
-    if len(meshes) == 1:
-        return meshes[0]
-    return Mesh.from_ranks(sorted({rank for mesh in meshes for rank in mesh.order}), "ranks")
-
-
 def _reduced(
     found: Sequence[DTensor[Any]],
     op: ReduceOp,
@@ -240,7 +188,7 @@ def _reduced(
     """
     if not found:
         return torch.zeros((), dtype=torch.float64)
-    comm, mesh = _comm(found), _union(found)
+    comm, mesh = comm_of(found), union_of(found)
     pending = Layout(mesh, [Partial(op)] * mesh.ndim)
     src = TensorType((2,), torch.float64, pending)
     device = getattr(comm, "device", comm.leaves(found[0].local)[0].device)

@@ -63,6 +63,7 @@ FLOORS = (
         "initialize",
         "api",
         "random",
+        "agreement",
         "blockwise",
         "gradients",
         "scaling",

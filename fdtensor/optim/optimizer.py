@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import attrs
 import torch
 
+from fdtensor.agreement import told
 from fdtensor.dtensor import DTensor
 from fdtensor.errors import FdtensorError
-from fdtensor.gradients import told
 from fdtensor.layout import TensorType
 from fdtensor.optim.leaves import Params, alike, expected, params_of
 from fdtensor.optim.options import checked, defaults_of, numbers_of, per_leaf, plain

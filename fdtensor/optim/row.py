@@ -8,9 +8,9 @@ from typing import Any
 import attrs
 import torch
 
+from fdtensor.agreement import agreed
 from fdtensor.api import redistribute
 from fdtensor.dtensor import DTensor
-from fdtensor.gradients import agreed
 from fdtensor.layout import Layout, TensorType
 from fdtensor.optim.states import Settings, settings, step_program
 from fdtensor.optim.update import Kind, stepped
