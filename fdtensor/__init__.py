@@ -60,8 +60,9 @@ Models:
     tensor_parallel                 the exported program of one rank
     input_reshard, remove_input_reshard
                                     activations that wait in shards
+    optim                           torch's optimizers on DTensors: `from fdtensor import optim`
     gradients, local_tensors, total_norm, clip_grad_norm, clip_grad_norm_, found_inf, GradScaler,
-    LossScale                       around torch's optimizers
+    LossScale                       around optimizers
     random                          numbers by key and place: `from fdtensor import random`
 
 Files and torch's own tensors:
@@ -172,7 +173,7 @@ from fdtensor.transition import transition
 from fdtensor.verify import verify
 
 if TYPE_CHECKING:
-    from fdtensor import random
+    from fdtensor import optim, random
     from fdtensor.checkpoint import checkpoint_contents, load_checkpoint, save_checkpoint
     from fdtensor.cluster import LocalCluster, WorkerError, local_cluster
     from fdtensor.funcol import FuncolComm
@@ -206,8 +207,8 @@ def __getattr__(name: str) -> object:
 
     if name in _LAZY:
         return getattr(importlib.import_module(f"fdtensor.{_LAZY[name]}"), name)
-    if name == "random":  # not in __all__: a wildcard would hide Python's own
-        return importlib.import_module("fdtensor.random")
+    if name in ("optim", "random"):  # not in __all__: a wildcard would hide Python's own random
+        return importlib.import_module(f"fdtensor.{name}")
     raise AttributeError(f"module 'fdtensor' has no attribute {name!r}")
 
 

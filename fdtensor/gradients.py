@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 
 import torch
 
+from fdtensor.agreement import agreed, comm_of, union_of
 from fdtensor.api import redistribute
+from fdtensor.blockwise import remember
 from fdtensor.dtensor import DTensor
-from fdtensor.errors import CommError, FdtensorError, ValueTreeError
-from fdtensor.interpreter import digest_of, run
+from fdtensor.errors import FdtensorError, ValueTreeError
+from fdtensor.interpreter import run
 from fdtensor.layout import Layout, TensorType
-from fdtensor.mesh import Mesh
 from fdtensor.placement import Partial, ReduceOp, Replicate
 from fdtensor.planner import plan
 from fdtensor.tree import flatten, paths, unflatten
@@ -38,11 +39,16 @@ _torch: Any = torch  # what torch does not export
 def local_tensors(tree: Any) -> list[torch.Tensor]:
     """The local tensors of the DTensors in a pytree, for an optimizer of torch.
 
-    SGD, Adam, AdamW and all that work element by element then hold their state as the parameters
-    are held, and step as on one process: replicas stay the same, and empty blocks stay empty.
-    Parameters are leaves of autograd: `distribute(p.detach(), ...).requires_grad_()`.
+    Those that work element by element (Adadelta, Adagrad, Adam, Adamax, AdamW, ASGD, NAdam, RAdam,
+    RMSprop, Rprop, SGD) then hold their state as the parameters are held, and step as on one
+    process: replicas stay the same, and empty blocks stay empty. Adafactor, LBFGS and Muon do not,
+    and `step` refuses blocks; `fdtensor.optim` has those and the rest for DTensors in any layout.
+    Parameters are leaves of autograd: `distribute(p.detach(), ...).requires_grad_()`. The state is
+    one of local tensors, which `save_checkpoint` refuses: that of `fdtensor.optim` is distributed.
     """
     found = [x for x in _leaves(tree)[0] if isinstance(x, DTensor)]
+    for x in found:
+        remember(x)
     return [leaf for x in found for leaf in x.comm.leaves(x.local)]
 
 
@@ -163,39 +169,11 @@ def _settled(tree: Any, about: str) -> list[DTensor[Any]]:
     found = [x for x in _leaves(tree)[0] if isinstance(x, DTensor)]
     if not found:
         return found
-    comm, mesh = _comm(found), _union(found)
-    types = tuple([x.type for x in found])
-    seen: set[object] = comm.__dict__.setdefault("_agreed", set())
-    if comm.check == "always" or (comm.check == "first" and (about, types) not in seen):
-        wrong = [m for m in (x.comm.mistake(x.local, x.type) for x in found) if m]
-        comm.agree(about, digest_of(repr(types)), [mesh], wrong[0] if wrong else None)
-        seen.add((about, types))
+    agreed(about, found)
     with torch.no_grad():
         pending = [x for x in found if x.layout.partial]
         moved = iter(redistribute(pending, [x.type.cotangent().layout for x in pending]))
         return [next(moved) if x.layout.partial else x for x in found]
-
-
-def _comm(found: Sequence[DTensor[Any]]) -> Any:
-    """The Comm that has all ranks."""
-    comms = list(dict.fromkeys(x.comm for x in found))
-    ranks = {rank for x in found for rank in x.mesh.order}
-    for comm in comms:
-        if ranks <= set(comm.mesh.order):
-            return comm
-    raise CommError(
-        f"none of the {len(comms)} Comms of these DTensors has all of their ranks.",
-        **{f"comm {i}": comm for i, comm in enumerate(comms)},
-        hint="Make all of them with one Comm, whose mesh contains the others.",
-    )
-
-
-def _union(found: Sequence[DTensor[Any]]) -> Mesh:
-    """The mesh of all ranks."""
-    meshes = list(dict.fromkeys(x.mesh for x in found))
-    if len(meshes) == 1:
-        return meshes[0]
-    return Mesh.from_ranks(sorted({rank for mesh in meshes for rank in mesh.order}), "ranks")
 
 
 def _reduced(
@@ -210,7 +188,7 @@ def _reduced(
     """
     if not found:
         return torch.zeros((), dtype=torch.float64)
-    comm, mesh = _comm(found), _union(found)
+    comm, mesh = comm_of(found), union_of(found)
     pending = Layout(mesh, [Partial(op)] * mesh.ndim)
     src = TensorType((2,), torch.float64, pending)
     device = getattr(comm, "device", comm.leaves(found[0].local)[0].device)

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fdtensor.blockwise import NOT_BY_ELEMENT
 from fdtensor.distribution import distribute
 from fdtensor.dtensor import DTensor
 from fdtensor.errors import CommError, FdtensorError, ValueTreeError
@@ -192,6 +193,47 @@ def test_optimizers_of_torch_step_as_on_one_process(made, name):
         assert len(shapes - {()}) <= 1
 
 
+TORCH = {
+    name: kind
+    for name, kind in vars(torch.optim).items()
+    if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
+}
+
+
+@pytest.mark.parametrize("name", sorted(TORCH.keys() - {"Optimizer", "SparseAdam"}))
+def test_torch_is_right_on_blocks_but_for_those_that_are_refused(name):
+    """Of each optimizer: whether it steps on a half as on that half of the whole."""
+    generator = torch.Generator().manual_seed(0)
+    start, *grads = (torch.randn(6, 4, generator=generator) for _ in range(4))
+
+    def stepped(start, grads):
+        leaf = start.clone().requires_grad_()
+        optimizer = TORCH[name]([leaf], lr=0.1)
+        for leaf.grad in grads:
+            optimizer.step((lambda: torch.ones(())) if name == "LBFGS" else None)
+        return leaf.detach()
+
+    half = stepped(start[:3], [g[:3].clone() for g in grads])
+    whole = stepped(start, [g.clone() for g in grads])
+    assert torch.allclose(half, whole[:3]) == (name not in NOT_BY_ELEMENT)
+
+
+@pytest.mark.parametrize("name", NOT_BY_ELEMENT)
+def test_blocks_are_refused_by_optimizers_that_are_wrong_on_them(name):
+    comm = SimulatedComm(MESH)
+    full, closure = torch.ones(6, 4), lambda: torch.ones(())
+    whole = distribute(full, MESH.layout(), comm).requires_grad_()
+    cut = distribute(full, MESH.layout("tp"), comm).requires_grad_()
+    TORCH[name](local_tensors([whole])).step(closure)
+    optimizer = TORCH[name](local_tensors({"whole": whole, "cut": cut}))
+    assert refused(FdtensorError, lambda: optimizer.step(closure)) == BLOCKS.format(
+        name=name,
+        instead=f"fdtensor.optim.{name} steps on DTensors in any layout."
+        if name != "LBFGS"
+        else "Replicate these parameters first: x.redistribute(mesh.layout()).",
+    )
+
+
 def test_gradients_that_are_not_there_are_none():
     comm = SimulatedComm(MESH)
     x = distribute(torch.randn(4), MESH.layout("dp"), comm).requires_grad_()
@@ -278,6 +320,14 @@ def test_mistakes_are_told():
     assert refused(FdtensorError, lambda: gradients([w])) == SOME
     assert refused(FdtensorError, lambda: LossScale(0.0)) == SCALE
 
+
+BLOCKS = """\
+{name} is not right on the 6 blocks of parameters that it was given: its update of an element \
+depends on others.
+
+  blocks: f32[6@tp,4]
+
+{instead}"""
 
 PLAIN = """\
 tree['a'] is a plain tensor of shape (3,), of which ranks may hold different ones.

@@ -9,6 +9,7 @@ Each file defines one thing, in this order:
     request          what is asked of files against what they hold; every mistake at once
     fresh            memory that is filled piece by piece
     together         how all ranks fail where one does
+    fingerprint same what ranks claim to hold alike
     save load        the planners of torch.distributed.checkpoint, and what calls them
 """
 

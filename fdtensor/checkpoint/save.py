@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import torch
@@ -24,6 +25,7 @@ from fdtensor.api import redistribute
 from fdtensor.checkpoint.boxes import held, rectangles, view
 from fdtensor.checkpoint.names import Leaf, named
 from fdtensor.checkpoint.names import Path as Keys
+from fdtensor.checkpoint.same import differences
 from fdtensor.checkpoint.together import inside, storing, together
 from fdtensor.comm import Comm
 from fdtensor.dtensor import DTensor
@@ -32,21 +34,39 @@ from fdtensor.layout import Layout, TensorType
 from fdtensor.placement import Replicate
 from fdtensor.simulator import SimulatedComm
 
-__all__ = ["save_checkpoint"]
+__all__ = ["OnDifference", "save_checkpoint"]
+
+OnDifference = Literal["error", "warn", "ignore"]
+"""What happens where ranks differ in what they claim to hold alike."""
+
+SHOWN = 12
+"""How many entries an error names."""
 
 
-def save_checkpoint(tree: Any, path: Any, comm: Comm[Any], *, overwrite: bool = False) -> None:
+def save_checkpoint(
+    tree: Any,
+    path: Any,
+    comm: Comm[Any],
+    *,
+    overwrite: bool = False,
+    on_difference: OnDifference = "error",
+) -> None:
     """Writes a pytree of DTensors, plain tensors and other objects as a checkpoint at `path`.
 
     Collective over the ranks of `comm`; on a simulated one this process writes everything. The
     names are those that `torch.distributed.checkpoint` gives a state dict of the same dicts and
     lists, so that `dcp.load` reads it. Pending terms are reduced first. Each block is written once,
-    by one of the ranks that hold it, without a copy of the whole; plain tensors and objects are
-    taken to be the same on all ranks that have them, and ranks may have different entries.
+    by one of the ranks that hold it, without a copy of the whole. Plain tensors and objects are
+    written by one rank too. Ranks may have entries that others do not have.
+
+    Replicas, and what is no DTensor, are compared by fingerprints of their bits before anything is
+    written, which takes one look at their memory. Where ranks that have an entry differ in it, as
+    they do in the state of an optimizer of torch on local tensors, `on_difference` says whether
+    that is an "error" on all ranks, is to "warn", or is to "ignore", which compares nothing.
 
     `path` is a directory, or a `StorageWriter` for other places. Raises `CheckpointError` where
-    there is a checkpoint already, unless `overwrite`, and `ValueTreeError` for a pytree that has a
-    name twice or leaves that cannot be stored.
+    there is a checkpoint already, unless `overwrite`, or ranks differ, and `ValueTreeError` for a
+    pytree that has a name twice or leaves that cannot be stored.
     """
     about = "save_checkpoint"
     leaves = together(about, comm, lambda: _checked(tree, path, comm, overwrite))
@@ -55,6 +75,8 @@ def save_checkpoint(tree: Any, path: Any, comm: Comm[Any], *, overwrite: bool = 
     settled |= redistribute(pending, {name: _reduced(x.type) for name, x in pending.items()})
     if not inside(comm):
         return
+    if on_difference != "ignore":
+        _compared(settled, comm, on_difference)
     own = not isinstance(path, StorageWriter)
     if own and overwrite:
         together(about, comm, lambda: _cleared(Path(path), comm))
@@ -95,6 +117,26 @@ def _checked(tree: Any, path: Any, comm: Comm[Any], overwrite: bool) -> list[Lea
             hint="A leaf is a DTensor, a tensor or an object that can be pickled.",
         )
     return leaves
+
+
+def _compared(values: Mapping[str, Any], comm: Comm[Any], on_difference: OnDifference) -> None:
+    """Raises or warns where ranks differ in what they claim to hold alike."""
+    found = differences(values, comm)
+    if not found:
+        return
+    shown = dict(list(found.items())[:SHOWN])
+    if len(found) > len(shown):
+        shown["..."] = f"{len(found) - len(shown)} more"
+    error = CheckpointError(
+        f"{len(found)} of {len(values)} entries are not the same on all ranks that have them, and "
+        "one rank's would be kept.",
+        **shown,
+        hint="Distribute what each rank has a part of (the state of fdtensor.optim is), name what "
+        'each has of its own by rank, or keep one with on_difference="ignore".',
+    )
+    if on_difference == "error":
+        raise error
+    warnings.warn(str(error), stacklevel=3)
 
 
 def _problem(leaf: Leaf, comm: Comm[Any]) -> str | None:

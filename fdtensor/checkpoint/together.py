@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from fdtensor.comm import Comm
@@ -16,7 +17,7 @@ from fdtensor.interpreter import digest_of
 from fdtensor.process_groups import group_of
 from fdtensor.simulator import SimulatedComm
 
-__all__ = ["inside", "storing", "together"]
+__all__ = ["gathered", "inside", "storing", "together"]
 
 T = TypeVar("T")
 
@@ -44,6 +45,14 @@ def together(about: str, comm: Comm[Any], make: Callable[[], T]) -> T:
     if problem is not None:
         raise problem
     return made
+
+
+def gathered(value: T, comm: Comm[Any]) -> list[T]:
+    """What each rank of a real Comm has, in the order of ranks. Collective."""
+    ranks = tuple(sorted(comm.mesh.order))
+    found: list[Any] = [None] * len(ranks)
+    dist.all_gather_object(found, value, group=_group(ranks))
+    return found
 
 
 def _told(comm: Comm[Any], problem: Exception | None) -> str | None:

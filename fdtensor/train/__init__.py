@@ -5,8 +5,8 @@ The model, the loss and the optimizer know nothing of meshes; `layouts` says how
 
 from fdtensor.train.gpt import GPT, Size, initial
 from fdtensor.train.job import Job, plain_losses
-from fdtensor.train.layouts import activation_layout, state_layouts, tokens_layout, weight_layouts
-from fdtensor.train.optimizer import AdamW, adamw, clipped, fresh
+from fdtensor.train.layouts import activation_layout, tokens_layout, weight_layouts
+from fdtensor.train.optimizer import AdamW, clipped
 from fdtensor.train.step import training
 from fdtensor.train.text import batches
 
@@ -15,14 +15,11 @@ __all__ = [
     "AdamW",
     "Job",
     "Size",
-    "adamw",
     "batches",
     "clipped",
-    "fresh",
     "initial",
     "plain_losses",
     "activation_layout",
-    "state_layouts",
     "tokens_layout",
     "training",
     "weight_layouts",

@@ -12,7 +12,7 @@ from fdtensor.comm import Comm
 from fdtensor.cost import CostModel
 from fdtensor.distribution import distribute
 from fdtensor.errors import FdtensorError
-from fdtensor.layout import Layout, TensorType
+from fdtensor.layout import TensorType
 from fdtensor.mesh import Mesh
 from fdtensor.pins import constrain
 from fdtensor.program import Program
@@ -20,16 +20,10 @@ from fdtensor.random_bits import fold_in, key
 from fdtensor.spmd import spmd
 from fdtensor.tracer import trace
 from fdtensor.train.gpt import Pin, Size, initial
-from fdtensor.train.layouts import (
-    activation_layout,
-    state_layouts,
-    tokens_layout,
-    weight_layouts,
-)
-from fdtensor.train.optimizer import AdamW, fresh
+from fdtensor.train.layouts import activation_layout, tokens_layout, weight_layouts
+from fdtensor.train.optimizer import AdamW
 from fdtensor.train.step import training
 from fdtensor.train.text import batches
-from fdtensor.tree import broadcast_prefix, flatten, unflatten
 
 __all__ = ["Job", "losses", "pin", "plain_losses", "program", "types"]
 
@@ -56,7 +50,7 @@ class Job:
     def start(self) -> tuple[Any, Any]:
         """The parameters and the optimizer's state before the first step, as plain tensors."""
         params = {name: p.to(self.dtype) for name, p in initial(self.size, self.seed).items()}
-        return params, fresh(params)
+        return params, self.numbers.optimizer(params).init(params)
 
     def text(self) -> Iterator[torch.Tensor]:
         """The tokens of each step."""
@@ -70,8 +64,8 @@ def plain_losses(job: Job) -> Iterator[float]:
     """
     step = training(job.size, job.numbers)
     params, state = job.start()
-    for tokens in job.text():
-        params, state, loss = step(params, state, tokens)
+    for i, tokens in enumerate(job.text()):
+        params, state, loss = step(params, state, tokens, job.numbers.rate(i))
         yield loss.item()
 
 
@@ -90,15 +84,16 @@ def losses(
     """
     mesh = comm.mesh
     step = spmd(training(job.size, job.numbers, pin(mesh)), regather=regather)
-    start = job.start()
-    params, state = _placed(start, _layouts(mesh, start), comm, device)
+    params, state = _placed(job, comm, device)
     for i, tokens in enumerate(job.text()):
         here = distribute(tokens.to(device), tokens_layout(mesh), comm)
+        number = torch.tensor(job.numbers.rate(i), dtype=torch.float64, device=device)
+        rate = distribute(number, mesh.layout(), comm)
         keys: dict[str, Any] = {"key": fold_in(key(job.seed), i)} if job.size.dropout else {}
         if show is not None:
-            show(step.trace(params, state, here, **keys))
+            show(step.trace(params, state, here, rate, **keys))
             show = None
-        params, state, loss = step(params, state, here, **keys)
+        params, state, loss = step(params, state, here, rate, **keys)
         yield loss.full().item()
 
 
@@ -111,16 +106,14 @@ def program(
     return trace(step, *types(job, mesh), cost=cost, regather=regather, **keys)
 
 
-def types(job: Job, mesh: Mesh) -> tuple[Any, Any, TensorType]:
-    """The types of the parameters, of the optimizer's state and of the tokens."""
-    start = job.start()
-    leaves, spec = flatten(start)
-    layouts = broadcast_prefix(_layouts(mesh, start), start, _is_layout)
-    params, state = unflatten(
-        spec, [TensorType(x.shape, x.dtype, layout) for x, layout in zip(leaves, layouts)]
-    )
-    shape = (job.batch, job.size.length + 1)
-    return params, state, TensorType(shape, torch.int64, tokens_layout(mesh))
+def types(job: Job, mesh: Mesh) -> tuple[Any, Any, TensorType, TensorType]:
+    """The types of the parameters, the optimizer's state, the tokens and the learning rate."""
+    start, _ = job.start()
+    layouts = weight_layouts(mesh, {name: tuple(p.shape) for name, p in start.items()})
+    params = {name: TensorType(p.shape, p.dtype, layouts[name]) for name, p in start.items()}
+    state = job.numbers.optimizer(params).init(params)
+    tokens = TensorType((job.batch, job.size.length + 1), torch.int64, tokens_layout(mesh))
+    return params, state, tokens, TensorType((), torch.float64, mesh.layout())
 
 
 def pin(mesh: Mesh) -> Pin:
@@ -128,18 +121,9 @@ def pin(mesh: Mesh) -> Pin:
     return lambda x, name: constrain(x, activation_layout(mesh, name))
 
 
-def _layouts(mesh: Mesh, start: tuple[Any, Any]) -> tuple[Any, Any]:
-    weights = weight_layouts(mesh, {name: tuple(p.shape) for name, p in start[0].items()})
-    return weights, state_layouts(weights)
-
-
-def _placed(tree: Any, layouts: Any, comm: Comm[Any], device: str) -> Any:
-    """A pytree of plain tensors, distributed."""
-    leaves, spec = flatten(tree)
-    wanted = broadcast_prefix(layouts, tree, _is_layout)
-    placed = [distribute(x.to(device), to, comm) for x, to in zip(leaves, wanted)]
-    return unflatten(spec, placed)
-
-
-def _is_layout(node: object) -> bool:
-    return isinstance(node, Layout)
+def _placed(job: Job, comm: Comm[Any], device: str) -> tuple[Any, Any]:
+    """The parameters and the optimizer's state before the first step, on the mesh."""
+    start, _ = job.start()
+    layouts = weight_layouts(comm.mesh, {name: tuple(p.shape) for name, p in start.items()})
+    params = {name: distribute(p.to(device), layouts[name], comm) for name, p in start.items()}
+    return params, job.numbers.optimizer(params).init(params)

@@ -14,14 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
-from typing import Any
 
 from fdtensor.errors import MeshError
 from fdtensor.layout import Layout
 from fdtensor.mesh import Mesh
 from fdtensor.placement import Placement, Replicate, Shard
 
-__all__ = ["STYLES", "activation_layout", "state_layouts", "tokens_layout", "weight_layouts"]
+__all__ = ["STYLES", "activation_layout", "tokens_layout", "weight_layouts"]
 
 COLWISE, ROWWISE = Shard(0), Shard(1)  # nn.Linear keeps the transpose, (out, in)
 
@@ -80,12 +79,6 @@ def _zero_dim(layout: Layout, shape: tuple[int, ...]) -> int:
             held[d] //= layout.mesh.axis_size(axis)
     even = [d for d, size in enumerate(held) if size and size % count == 0]
     return 0 if not even or 0 in even else max(even, key=lambda d: held[d])
-
-
-def state_layouts(layouts: Mapping[str, Layout]) -> dict[str, Any]:
-    """The layouts of the optimizer's state: the same as the parameters', which are given."""
-    mesh = next(iter(layouts.values())).mesh
-    return {"step": mesh.layout(), "mean": dict(layouts), "square": dict(layouts)}
 
 
 def tokens_layout(mesh: Mesh) -> Layout:

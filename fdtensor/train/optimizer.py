@@ -1,4 +1,4 @@
-"""AdamW and clipping by global norm, as plain functions of dicts of tensors.
+"""The numbers of AdamW for the GPT, and clipping by global norm as a plain function.
 
 Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (2019), arXiv:1711.05101.
 Pascanu et al., "On the difficulty of training recurrent neural networks" (2013), arXiv:1211.5063.
@@ -7,22 +7,16 @@ Pascanu et al., "On the difficulty of training recurrent neural networks" (2013)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypedDict
+from typing import Any
 
 import attrs
 import torch
 
-__all__ = ["AdamW", "State", "adamw", "clipped", "fresh", "global_norm"]
+from fdtensor import optim
+
+__all__ = ["AdamW", "clipped", "global_norm"]
 
 Tensors = Mapping[str, torch.Tensor]
-
-
-class State(TypedDict):
-    """What AdamW remembers: steps so far (0-d), and running means of gradients and squares."""
-
-    step: torch.Tensor
-    mean: dict[str, torch.Tensor]
-    square: dict[str, torch.Tensor]
 
 
 @attrs.frozen
@@ -38,15 +32,14 @@ class AdamW:
     clip: float = 1.0
     """The largest norm of all gradients together."""
 
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        return self.lr * min(1.0, (step + 1) / self.warmup)
 
-def fresh(params: Tensors) -> State:
-    """The state before the first step."""
-    dtype = next(iter(params.values())).dtype
-    return {
-        "step": torch.zeros((), dtype=dtype),
-        "mean": {name: torch.zeros_like(p) for name, p in params.items()},
-        "square": {name: torch.zeros_like(p) for name, p in params.items()},
-    }
+    def optimizer(self, params: Mapping[str, Any]) -> optim.Optimizer:
+        """The optimizer of parameters of these shapes."""
+        decay = {name: self.decay if len(p.shape) > 1 else 0.0 for name, p in params.items()}
+        return optim.AdamW(betas=self.betas, eps=self.eps, weight_decay=decay)
 
 
 def global_norm(tensors: Tensors) -> torch.Tensor:
@@ -58,26 +51,3 @@ def clipped(grads: Tensors, limit: float) -> dict[str, torch.Tensor]:
     """The gradients, scaled down together where their global norm is over the limit."""
     scale = (limit / (global_norm(grads) + 1e-6)).clamp(max=1.0)
     return {name: g * scale for name, g in grads.items()}
-
-
-def adamw(
-    params: Tensors, grads: Tensors, state: State, numbers: AdamW
-) -> tuple[dict[str, torch.Tensor], State]:
-    """The parameters and the state after one step; the gradients come clipped or not.
-
-    `m = b1 m + (1 - b1) g`, `v = b2 v + (1 - b2) g^2`, and with both corrected for their start
-    from 0, `p - rate (m / (sqrt(v) + eps) + decay p)`.
-    """
-    b1, b2 = numbers.betas
-    step = state["step"] + 1
-    rate = numbers.lr * (step / numbers.warmup).clamp(max=1.0)
-    unbias1, unbias2 = 1 - b1**step, 1 - b2**step
-    mean = {n: b1 * state["mean"][n] + (1 - b1) * g for n, g in grads.items()}
-    square = {n: b2 * state["square"][n] + (1 - b2) * g.square() for n, g in grads.items()}
-    updated = {}
-    for name, p in params.items():
-        change = (mean[name] / unbias1) / ((square[name] / unbias2).sqrt() + numbers.eps)
-        if p.dim() > 1:
-            change = change + numbers.decay * p
-        updated[name] = p - rate * change
-    return updated, {"step": step, "mean": mean, "square": square}
