@@ -14,6 +14,7 @@ from fdtensor.blockwise import NOT_BY_ELEMENT
 from fdtensor.checkpoint import load_checkpoint, save_checkpoint
 from fdtensor.distribution import distribute
 from fdtensor.dtensor import DTensor
+from fdtensor.eager import call
 from fdtensor.errors import FdtensorError
 from fdtensor.gradients import clip_grad_norm, gradients
 from fdtensor.layout import Layout, TensorType
@@ -23,7 +24,7 @@ from fdtensor.optim.numbers import Numbers, greatest, least
 from fdtensor.placement import Ragged, Replicate, Shard, StridedShard
 from fdtensor.scaling import LossScale
 from fdtensor.simulator import SimulatedComm
-from fdtensor.spmd import Spmd, call, spmd
+from fdtensor.spmd import Spmd, spmd
 from fdtensor.testing.strategies import meshes, types
 from fdtensor.testing.values import gather_full, scatter
 
@@ -73,7 +74,7 @@ SHAPE = (7, 5)
 @pytest.fixture(autouse=True)
 def _only_programs(monkeypatch):
     """No step may run on replicated operands because torch's code asks for a value."""
-    monkeypatch.setattr(Spmd, "_replicated", lambda *_: pytest.fail("no program"))
+    monkeypatch.setattr(Spmd, "_on_replicas", lambda *_: pytest.fail("no program"))
 
 
 def test_every_optimizer_of_torch_is_in_the_table():

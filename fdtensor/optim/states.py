@@ -11,6 +11,7 @@ import torch
 from fdtensor.layout import Layout, TensorType
 from fdtensor.optim.special import State
 from fdtensor.optim.update import Kind, fresh, shapes, stepped
+from fdtensor.options import Options
 from fdtensor.placement import Cut, Replicate
 from fdtensor.spmd import Spmd
 
@@ -63,7 +64,8 @@ def fresh_program(kind: Kind, options: Settings, param: TensorType) -> Spmd[Any]
         return fresh(kind, dict(options), x)
 
     types = state_types(kind, options, param)
-    return Spmd(init, out_layouts={name: type.layout for name, type in types.items()})
+    layouts = {name: type.layout for name, type in types.items()}
+    return Spmd(init, Options(out_layouts=layouts))
 
 
 @functools.lru_cache(maxsize=CACHED)

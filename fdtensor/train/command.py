@@ -144,7 +144,7 @@ def _on_this_rank(job: Job, mesh: Mesh, show: _Show) -> None:
     from fdtensor.process_groups import default_device
 
     device = default_device()
-    comm = FuncolComm(mesh, device, cost=GLOO if device.type == "cpu" else NCCL)
+    comm = FuncolComm(mesh, device, cost=GLOO if device == "cpu" else NCCL)
     if dist.get_rank() == 0:
         show.run(job, comm, device)
     else:
