@@ -74,9 +74,9 @@ Files and torch's own tensors:
     from_torch, to_torch            torch.distributed.tensor, there and back
 
 Errors, each one sentence, the facts and what to do: FdtensorError, and of its kind LayoutError,
-MeshError, PlanError, CommError, TraceError, DataDependentError, RuleError, ValueTreeError and
-CheckpointError. FallbackWarning is said of what runs on replicas. Property tests of your own
-functions: `fdtensor.testing`.
+MeshError, PlanError, CommError, TraceError, DataDependentError, RuleError, ValueTreeError,
+IndexRangeError, OperandError and CheckpointError. FallbackWarning is said of what runs on replicas.
+Property tests of your own functions: `fdtensor.testing`.
 """
 
 from typing import TYPE_CHECKING
@@ -108,8 +108,10 @@ from fdtensor.errors import (
     DataDependentError,
     FallbackWarning,
     FdtensorError,
+    IndexRangeError,
     LayoutError,
     MeshError,
+    OperandError,
     PlanError,
     RuleError,
     TraceError,
@@ -234,6 +236,7 @@ __all__ = [
     "Fused",
     "GLOO",
     "GradScaler",
+    "IndexRangeError",
     "Layout",
     "LayoutError",
     "LocalCluster",
@@ -242,6 +245,7 @@ __all__ = [
     "Mesh",
     "MeshError",
     "NCCL",
+    "OperandError",
     "Pad",
     "Partial",
     "Placement",

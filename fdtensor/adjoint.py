@@ -273,7 +273,7 @@ def _needed(eqns: Sequence[Eqn], outs: Sequence[Var]) -> set[int]:
     """The ids of the lines that these outputs need."""
     needed, found = set(outs), set()
     for eqn in reversed(eqns):
-        if any(v in needed for v in eqn.outs if v is not None):
+        if not eqn.outs or any(v in needed for v in eqn.outs if v is not None):
             found.add(id(eqn))
             needed.update(eqn.ins)
     return found

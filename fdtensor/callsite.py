@@ -11,7 +11,7 @@ from types import FrameType
 import optree
 import torch
 
-__all__ = ["user_line", "user_line_of"]
+__all__ = ["user_line", "user_line_of", "user_place"]
 
 
 def _folder(file: str | None) -> str:
@@ -34,6 +34,16 @@ def user_line() -> str | None:
     while frame is not None:
         if _is_user(frame.f_code.co_filename):
             return _text(frame, frame.f_lineno)
+        frame = frame.f_back
+    return None
+
+
+def user_place() -> str | None:
+    """The file and number of that line: `f.py:4`, the same wherever the file lies."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if _is_user(frame.f_code.co_filename):
+            return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
         frame = frame.f_back
     return None
 

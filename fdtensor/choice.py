@@ -75,10 +75,12 @@ class Prices:
     """What the other axes leave of each value."""
     fixed: frozenset[Var] = frozenset()
     """Values whose moves cost more than any other."""
+    light: frozenset[Var] = frozenset()
+    """Values whose moves cost nothing: a few numbers, which travel with other sums."""
 
     def __call__(self, v: int, p: Any, q: Any) -> float:
         """The seconds that moving value `v` from one placement to another takes."""
-        if q in ("free", p):
+        if q in ("free", p) or Var(v) in self.light:
             return 0.0
         kept = FIXED if Var(v) in self.fixed else 0.0
         return kept + move_seconds(self.moved(v, p, q), p, q, self.axis, self.count, self.cost)
@@ -194,7 +196,8 @@ class Nodes:
         self.count = mesh.axis_size(axis)
         self.domain: dict[Var, dict[Placement, None]] = {}
         self.left = tuple([self._left(Var(i), full) for i, full in enumerate(graph.types)])
-        self.prices = Prices(axis, self.count, cost, graph.types, self.left, bounds.fixed)
+        checked = frozenset(v for call in graph.calls if not call.outs for v in call.ins)
+        self.prices = Prices(axis, self.count, cost, graph.types, self.left, bounds.fixed, checked)
 
     def _left(self, v: Var, full: Full) -> Full:
         """What the axes before leave of a value."""

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 __all__ = [
     "CheckpointError",
     "CommError",
     "DataDependentError",
     "FallbackWarning",
     "FdtensorError",
+    "IndexRangeError",
     "LayoutError",
     "MeshError",
+    "OperandError",
     "PlanError",
     "RuleError",
     "TraceError",
@@ -82,6 +86,14 @@ class TraceError(FdtensorError):
 
 class DataDependentError(TraceError):
     """A function whose shapes or control flow depend on the values of tensors."""
+
+
+class IndexRangeError(FdtensorError, IndexError, RuntimeError):
+    """An index that is out of range: torch raises an IndexError for some ops, else RuntimeError."""
+
+
+class OperandError(FdtensorError, torch.linalg.LinAlgError):  # type: ignore[attr-defined]
+    """An operand that an op refuses for its values: a singular matrix, no probability."""
 
 
 class FallbackWarning(UserWarning):

@@ -13,6 +13,7 @@ from fdtensor.graph import Var
 from fdtensor.local_program import Line, Spelling, constant, local_program
 from fdtensor.placement import Replicate
 from fdtensor.program import Program
+from fdtensor.value_checks import CHECK
 
 __all__ = ["is_whole", "places", "to_fx"]
 
@@ -71,6 +72,14 @@ def _buffer(
 def _add(
     line: Line, module: torch.nn.Module, graph: torch.fx.Graph, nodes: dict[Var, torch.fx.Node]
 ) -> None:
+    if line.op is CHECK:
+        counts, faults = line.args
+        none = graph.call_function(aten.eq.Scalar, (nodes[counts], 0))
+        text = f"one of these does not hold: {'; '.join(faults)}"
+        graph.call_function(
+            aten._assert_async.msg, (graph.call_function(aten.all.default, (none,)), text)
+        )
+        return
     (first, *_) = line.outs
     if line.op is constant:
         assert first is not None

@@ -164,7 +164,7 @@ def pruned(graph: Graph) -> Graph:
     needed = set(graph.outs)
     kept = []
     for call in reversed(graph.calls):
-        if any(v in needed for v in call.outs):
+        if not call.outs or any(v in needed for v in call.outs):  # what gives nothing may raise
             needed.update(call.ins)
             kept.append(call)
     order: dict[Var, Var] = {}

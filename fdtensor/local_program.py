@@ -14,6 +14,7 @@ from fdtensor.graph import Full, Graph, Var, substituted
 from fdtensor.line_checks import LineCheck
 from fdtensor.lower import lowered
 from fdtensor.program import Eqn, Program
+from fdtensor.value_checks import BOUNDED
 
 __all__ = [
     "AFTER",
@@ -159,12 +160,15 @@ class _Writer:
             self.lines.append(Line(constant, (tensor,), (), (local[v],), number))
         for call in graph.calls:
             args, kwargs = substituted((call.args, call.kwargs), local.__getitem__)
-            if call.op in CONTIGUOUS or call.op in CANONICAL:
+            strict = CONTIGUOUS.get(call.op, ()) or CANONICAL.get(call.op, ())
+            if strict:
+                wanted = [v for i, v in enumerate(call.ins) if i in strict]
                 blocks = {
                     local[v]: self._contiguous(local[v], number, graph.types[v.index], call.op)
-                    for v in call.ins
+                    for v in wanted
                 }
-                args, kwargs = substituted((args, kwargs), blocks.__getitem__)
+                of = {v: v for v in _read((*args, *(v for _, v in kwargs)))} | blocks
+                args, kwargs = substituted((args, kwargs), of.__getitem__)
             outs = tuple(None if v is None else self.new() for v in call.outs)
             local.update((v, m) for v, m in zip(call.outs, outs) if v is not None and m is not None)
             op = aten.reshape.default if call.op in RESHAPES else call.op
@@ -217,29 +221,30 @@ def _owned(lines: list[Line], inputs: Any, outs: Any, new: Any) -> tuple[list[Li
 
 
 CONTIGUOUS = {
-    aten.nll_loss2d_backward.default,
-    aten.native_group_norm.default,
-    aten.native_group_norm_backward.default,
-    aten.native_layer_norm_backward.default,
-    aten.adaptive_max_pool3d_backward.default,
-    aten._linalg_det.default,
-    aten._linalg_slogdet.default,
-    aten._embedding_bag.default,
-    aten._embedding_bag_forward_only.default,
-    aten._embedding_bag_backward.default,
-    aten._embedding_bag_dense_backward.default,
-    aten._embedding_bag_per_sample_weights_backward.default,
-    aten._pdist_forward.default,
-    aten._pdist_backward.default,
+    aten.nll_loss2d_backward.default: (0, 1, 2, 3, 4),
+    aten.native_group_norm.default: (0, 1, 2),
+    aten.native_layer_norm_backward.default: (2, 3),
+    aten.adaptive_max_pool3d_backward.default: (2,),
+    aten._linalg_det.default: (0,),
+    aten._linalg_slogdet.default: (0,),
+    aten._embedding_bag.default: (0, 1, 2, 3),
+    aten._embedding_bag_forward_only.default: (0, 1, 2, 3),
+    aten._embedding_bag_backward.default: (1, 2, 3),
+    aten._embedding_bag_per_sample_weights_backward.default: (2, 3, 4),
+    aten._pdist_forward.default: (0,),
+    aten._pdist_backward.default: (1, 2),
 }
-"""Ops that refuse strided operands, or read them wrongly: `python -m tests.operators.strides`."""
+"""Ops that refuse strided tensors, or read them wrongly, with which of their operands.
+
+`python -m tests.operators.strides` looks for them.
+"""
 
 CANONICAL = {
-    aten.as_strided.default,
-    aten.as_strided_copy.default,
-    aten.as_strided_scatter.default,
-    aten.view_as_complex.default,
-    aten.view.dtype,
+    aten.as_strided.default: (0,),
+    aten.as_strided_copy.default: (0,),
+    aten.as_strided_scatter.default: (0, 1),
+    aten.view_as_complex.default: (0,),
+    aten.view.dtype: (0,),
 }
 """Ops about memory, which ask for the very strides that a new tensor of the shape has."""
 
@@ -248,7 +253,7 @@ RESHAPES = {aten.view.default, aten._unsafe_view.default}
 
 WAIT = torch.ops._c10d_functional.wait_tensor.default
 
-_MAY_SHARE = {aten.reshape.default, aten.contiguous.default, WAIT}
+_MAY_SHARE = {aten.reshape.default, aten.contiguous.default, BOUNDED, WAIT}
 
 
 def _views(op: Any) -> bool:

@@ -79,5 +79,7 @@ class Options:
     plain: Plain = attrs.field(default="error", validator=_one_of(Plain))
     check: Check | None = attrs.field(default=None, validator=_one_of(Check))
     """None is as the Comm says."""
+    check_indices: bool = True
+    """Whether programs look at the values of indices, and of others that ops refuse."""
     quiet: bool = False
     """Whether a run on replicated operands is what the caller expects: it is in `call`."""

@@ -283,7 +283,8 @@ def _text(program: Program) -> str:
         rows.append((left, right, "  ".join(filter(None, [moved, eqn.note]))))
     width = min(48, max((len(left) for left, _, _ in rows), default=0))
     for left, right, moved in rows:
-        lines.append(f"  {left:<{width}} = {right}" + (f"  {moved}" if moved else ""))
+        equals = "=" if left else " "
+        lines.append(f"  {left:<{width}} {equals} {right}" + (f"  {moved}" if moved else ""))
     lines.append("  out  " + " ".join(map(str, program.outs)))
     return "\n".join([*lines, _total(program)])
 

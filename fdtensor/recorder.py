@@ -32,7 +32,9 @@ from fdtensor.randomness import (
     replacement,
     without_rejection,
 )
+from fdtensor.recorded_checks import REQUIREMENTS, Checks
 from fdtensor.transparent import needs_values, transparent
+from fdtensor.value_checks import CHECKED
 
 __all__ = ["draw_from", "record"]
 
@@ -72,9 +74,10 @@ def draw_from(key: torch.Tensor) -> None:
 class _Recorder(TorchDispatchMode):
     """Writes down every call below functionalization."""
 
-    def __init__(self, fakes: FakeTensorMode, mark: Callable[[], Any]) -> None:
+    def __init__(self, fakes: FakeTensorMode, mark: Callable[[], Any], checks: bool) -> None:
         super().__init__()
         self.fakes, self.mark = fakes, mark
+        self.checks = Checks(self) if checks else None
         self.types: list[Full] = []
         self.calls: list[Call] = []
         self.phases: list[int] = []
@@ -129,9 +132,13 @@ class _Recorder(TorchDispatchMode):
             func, args = aten.fill.Scalar, args[:2]
         if func is aten.unfold_backward.default and phase() < 0:
             return self._with_windows(*args)
-        return self._recorded(func, args, kwargs)
+        if func in REQUIREMENTS:
+            return self.checks and self.checks.required(func, args)
+        if self.checks is not None and func in CHECKED:
+            args, kwargs = self.checks.within(func, args, kwargs)
+        return self.recorded(func, args, kwargs)
 
-    def _recorded(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def recorded(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What a call gives, written down unless it gives its argument."""
         try:
             out = func(*args, **kwargs)
@@ -147,7 +154,7 @@ class _Recorder(TorchDispatchMode):
                 f"{func} gives a sparse tensor, and only dense ones are distributed.",
                 hint="Keep its indices and values as two dense tensors.",
             )
-        if func in _SAME:
+        if func in _SAME or (args and out is args[0]):
             self.vars[id(out)] = self.known(args[0])
             self.alive.append(out)
             return out
@@ -197,7 +204,7 @@ class _Recorder(TorchDispatchMode):
         self, windows: torch.Tensor, sizes: Any, dim: int, size: int, step: int
     ) -> torch.Tensor:
         """A tensor after a write to its `unfold`, where functionalization would leave 0 between."""
-        spread = functools.partial(self._recorded, aten.unfold_backward.default, kwargs={})
+        spread = functools.partial(self.recorded, aten.unfold_backward.default, kwargs={})
         written = spread((windows, sizes, dim, size, step))
         base = self._unfolded(windows, sizes, (dim, size, step))
         if base is None:
@@ -257,19 +264,21 @@ def record(
     requires_grad: Sequence[bool] = (),
     mark: Callable[[], Any] = lambda: None,
     of_caller: bool = False,
+    checks: bool = False,
 ) -> Graph:
     """The graph of `f`, which takes a list of tensors of these types and returns a list.
 
     Each call is given what `mark()` returns when it is made. Where the function is `of_caller`, it
     runs under the settings of torch that the caller has; else under those of a fresh process. Of
     what they are the graph does not depend any more: what default dtypes and autocast did is
-    written out.
+    written out. With `checks`, the graph ends with one of all operands that ops refuse for their
+    values.
     Raises `DataDependentError` where shapes or Python control flow depend on the values of tensors,
     and `TraceError` for what cannot be a pure function: in-place writes to closed-over tensors,
     random numbers, gradients left in closed-over tensors.
     """
     fakes = FakeTensorMode(allow_non_fake_inputs=False)
-    recorder = _Recorder(fakes, mark)
+    recorder = _Recorder(fakes, mark, checks)
     grads = list(requires_grad) or [False] * len(types)
     with torch.inference_mode(False), fakes:  # an inference tensor hides what ops are made of
         bare = [torch.empty(t.shape, dtype=t.dtype, device=device) for t in types]
@@ -293,6 +302,8 @@ def record(
             finally:
                 _C._disable_functionalization()
             outs = tuple(recorder.known(recorder._fake(t)) for t in results)
+            if recorder.checks is not None:
+                recorder.checks.finish(outs)
     except RuntimeError as error:
         if "mutating a non-functional tensor" in str(error):
             raise _writes("an op") from error

@@ -35,6 +35,7 @@ from fdtensor.local_program import (
     local_program,
 )
 from fdtensor.program import Program, Together
+from fdtensor.value_checks import SHARED
 
 __all__ = ["compiled", "run_lines", "run_locally", "runner_of", "written"]
 
@@ -236,7 +237,7 @@ def _several(op: Any) -> bool:
     if not hasattr(op, "_schema"):
         return False
     returns = op._schema.returns
-    return len(returns) > 1 or str(returns[0].type) != "Tensor"
+    return len(returns) > 1 or any(str(r.type) != "Tensor" for r in returns)
 
 
 def _expression(line: Line, names: dict[str, Any], comm: Any) -> str:
@@ -278,7 +279,9 @@ _PLAIN = {
 
 
 def _fast(op: Any) -> Callable[..., Any]:
-    """A torch function that does what the overload does, called half a microsecond faster."""
+    """A function that does what the overload does, called half a microsecond faster."""
+    if op in SHARED:
+        return SHARED[op]
     if op.namespace == "aten" and op._opname in _PLAIN and op._overloadname != "dtype":
         return getattr(torch, op._opname)
     return op

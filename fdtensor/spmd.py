@@ -121,6 +121,7 @@ class Spmd(Generic[F]):
             out_layouts=options.out_layouts,
             regather=options.regather,
             on_missing_rule=options.on_missing_rule,
+            check_indices=options.check_indices,
             **kwargs,
         )
 
@@ -371,6 +372,7 @@ def spmd(
     on_data_dependent: OnDataDependent = "error",
     plain: Plain = "error",
     check: Check | None = None,
+    check_indices: bool = True,
 ) -> Any:
     """`f`, a plain torch function of full tensors, as one of pytrees of DTensors. Differentiable.
 
@@ -384,8 +386,14 @@ def spmd(
     that asks for one: `.item()`, `if tensor:`, `nonzero`. With `on_data_dependent="replicate"` all
     of `f` runs on replicated operands then, with a warning; results that are shaped like an
     argument get its layouts.
+
+    Where torch raises for the values of an operand, such as an index that is out of range or a
+    matrix without an inverse, all ranks raise at the end of the program; its counts of faults
+    travel with other sums. `check_indices=False` leaves that out, and results are then undefined.
     """
-    options = Options(out_layouts, regather, on_missing_rule, on_data_dependent, plain, check)
+    options = Options(
+        out_layouts, regather, on_missing_rule, on_data_dependent, plain, check, check_indices
+    )
     if f is None:
         return functools.partial(Spmd, options=options)
     return Spmd(f, options)

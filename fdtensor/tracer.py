@@ -64,6 +64,7 @@ def trace(
     cost: CostModel | None = None,
     regather: bool = False,
     on_missing_rule: OnMissingRule = "replicate",
+    check_indices: bool = True,
     **kwargs: Any,
 ) -> Program:
     """The program of `f` for arguments of these types: pytrees of `TensorType`s or `DTensor`s.
@@ -74,7 +75,9 @@ def trace(
     parameter where the output has the structure of an argument (gradients, updated parameters),
     that of the argument of its shape and dtype where they have one layout (a state that goes in
     again), else the cheapest one.
-    `key`, of which the value does not matter, lets the random ops of `f` draw from a key.
+    With `check_indices` the program ends with a check of all indices, and of other operands that
+    ops refuse for their values: it raises on all ranks. `key`, of which the value does not matter,
+    lets the random ops of `f` draw from a key.
     Raises `TraceError` for what is no pure function, `RuleError` as `on_missing_rule` says.
     """
     __tracebackhide__ = True
@@ -84,7 +87,7 @@ def trace(
         f, kwargs = keyed(f), {**kwargs, "key": key_type(mesh)}
     leaves, spec = flatten((args, kwargs), is_leaf=is_typed)
     types = [type_of(leaf) for leaf in leaves]
-    options = Options(out_layouts, regather, on_missing_rule)
+    options = Options(out_layouts, regather, on_missing_rule, check_indices=check_indices)
     with working(f"tracing {name_of(f)}"):
         return traced(f, spec, leaves, types, options, cost=cost or NCCL).program
 
@@ -118,7 +121,8 @@ def traced(
     __tracebackhide__ = True
     known = [t for t in types if t is not None]
     mesh = one_mesh(known)
-    graph, out_tree, statics = recorded(f, spec, leaves, types, device, requires_grad)
+    checks = options.check_indices
+    graph, out_tree, statics = recorded(f, spec, leaves, types, device, requires_grad, checks)
     asked = resolved(options.out_layouts, f, spec, types)
     wants = _wants(graph, spec, types, out_tree, statics, asked)
     for layout in (*wants, *map(pinned, graph.calls)):
@@ -171,6 +175,7 @@ def recorded(
     types: Sequence[TensorType | None],
     device: str | torch.device = "cpu",
     requires_grad: Sequence[bool] = (),
+    checks: bool = False,
 ) -> tuple[Graph, optree.PyTreeSpec, tuple[Any, ...]]:
     """The graph of a function of pytrees, the tree that it returns and its leaves but tensors."""
     __tracebackhide__ = True
@@ -185,10 +190,9 @@ def recorded(
         return [o for o in out if isinstance(o, torch.Tensor)]
 
     fulls = [Full(t.shape, t.dtype) for t in types if t is not None]
+    how = {"device": device, "requires_grad": requires_grad, "checks": checks}
     try:
-        graph = rewritten(
-            record(flat, fulls, device=device, requires_grad=requires_grad, of_caller=True)
-        )
+        graph = rewritten(record(flat, fulls, **how, of_caller=True))
     except (RuntimeError, TypeError, IndexError) as error:
         names = map(argument, paths(spec, "args"))
         facts = {name: t for name, t in zip(names, types) if t is not None}

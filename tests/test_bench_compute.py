@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor as TorchDTensor
 
 from fdtensor.bench import compute, main, planning
 from fdtensor.bench.compute import Effort, Found, measure
+from fdtensor.bench.compute_checks import LOOKUPS
 from fdtensor.bench.compute_ops import OPS
 from fdtensor.bench.compute_trace import MESHES
 from fdtensor.bench.compute_ways import WAYS
@@ -75,6 +76,12 @@ def test_a_program_has_about_the_ops_of_the_blocks_of_one_rank(found):
 
 
 @pytest.mark.mesh
+def test_a_look_at_indices_takes_one_collective_at_most(found):
+    assert [row.op for row in found.checks] == [lookup.name for lookup in LOOKUPS]
+    assert all(0 <= after - before <= 1 for before, after in (r.collectives for r in found.checks))
+
+
+@pytest.mark.mesh
 def test_every_mesh_is_traced(found):
     assert [row.mesh for row in found.traces] == [repr(mesh) for mesh in MESHES]
     for row in found.traces:
@@ -87,7 +94,8 @@ def test_tables_have_a_row_for_everything_and_it_goes_to_json(found):
     console = Console(width=200, file=StringIO())
     with console.capture() as shown:
         compute.show(console, found)
-    for name in (*(op.name for op in OPS), *WAYS, *map(repr, MESHES)):
+    lookups = (lookup.name for lookup in LOOKUPS)
+    for name in (*(op.name for op in OPS), *WAYS, *map(repr, MESHES), *lookups):
         assert name in shown.get()
     assert json.loads(json.dumps(attrs.asdict(found)))["ops"][0]["op"] == "detach"
 

@@ -29,6 +29,8 @@ FLOORS = (
         "graph",
         "rewrite",
         "apart",
+        "value_checks",
+        "recorded_checks",
         "transparent",
         "pins",
         "recorder",

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from fdtensor.bench import compute_tables as tables
 from fdtensor.bench import planning
+from fdtensor.bench.compute_checks import LOOKUPS, CheckTimes, check_times
 from fdtensor.bench.compute_ops import OPS, OpTimes, op_times
 from fdtensor.bench.compute_steps import StepTimes, step_times
 from fdtensor.bench.compute_trace import MESHES, TraceTimes, trace_times
@@ -49,10 +50,11 @@ class Found:
     ops: tuple[OpTimes, ...]
     steps: tuple[StepTimes, ...]
     traces: tuple[TraceTimes, ...]
+    checks: tuple[CheckTimes, ...]
 
 
 def measure(alone: GlooPool, effort: Effort, tick: Callable[..., None] = lambda *_: None) -> Found:
-    """All three parts, on a pool of one rank, whose process group is replaced.
+    """All parts, on a pool of one rank, whose process group is replaced.
 
     `tick(doing, done)` is called before each measurement, and after it with done = 1.
     """
@@ -70,7 +72,12 @@ def measure(alone: GlooPool, effort: Effort, tick: Callable[..., None] = lambda 
         for i, model in enumerate(MODELS)
     ]
     traces = [done(f"trace {mesh!r}", trace_times, mesh, effort.layers) for mesh in MESHES]
-    return Found(tuple(ops), tuple(row for rows in steps for row in rows), tuple(traces))
+    checks = [
+        done(f"look at {lookup.name}", _checks, i, effort.rounds, effort.calls)
+        for i, lookup in enumerate(LOOKUPS)
+    ]
+    steps = [row for rows in steps for row in rows]
+    return Found(*map(tuple, (ops, steps, traces, checks)))
 
 
 def _op(number: int, rounds: int, count: int) -> OpTimes:
@@ -81,9 +88,13 @@ def _steps(number: int, rounds: int, count: int, compiling: bool) -> list[StepTi
     return step_times(MODELS[number], rounds, count, compiling)
 
 
+def _checks(number: int, rounds: int, count: int) -> CheckTimes:
+    return check_times(LOOKUPS[number], rounds, count)
+
+
 def total() -> int:
     """How many measurements a run has."""
-    return len(OPS) + len(MODELS) + len(MESHES)
+    return len(OPS) + len(MODELS) + len(MESHES) + len(LOOKUPS)
 
 
 def show(console: Console, found: Found) -> None:
@@ -91,3 +102,4 @@ def show(console: Console, found: Found) -> None:
     console.print(tables.ops_table(found.ops))
     console.print(tables.steps_table(found.steps))
     console.print(tables.traces_table(found.traces))
+    console.print(tables.checks_table(found.checks))

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from fdtensor.bench.compute_checks import CheckTimes
 from fdtensor.bench.compute_ops import OpTimes, Three
 from fdtensor.bench.compute_steps import StepTimes
 from fdtensor.bench.compute_trace import TraceTimes
 from fdtensor.bench.tables import grouped
 
-__all__ = ["ops_table", "steps_table", "traces_table"]
+__all__ = ["checks_table", "ops_table", "steps_table", "traces_table"]
 
 
 def ops_table(rows: Sequence[OpTimes]) -> Table:
@@ -75,6 +76,21 @@ def traces_table(rows: Sequence[TraceTimes]) -> Table:
             *(f"{n:,}" for n in (row.layers, row.calls, row.eqns, row.collectives)),
             *(f"{s:.2f}" for s in (row.record_s, row.choose_s, row.write_s, row.again_s)),
         )
+    return table
+
+
+def checks_table(rows: Sequence[CheckTimes]) -> Table:
+    """Microseconds of lookups without a look at their indices, and with it."""
+    table = grouped(
+        "us of a lookup with 512 rows of indices a rank, collectives free",
+        ["op"],
+        ["plain", "unchecked", "checked", "ratio"],
+        ["collectives"],
+    )
+    for row in rows:
+        times = (f"{us:,.1f}" for us in (row.plain, row.unchecked, row.checked))
+        counts = "{} / {}".format(*row.collectives)
+        table.add_row(row.op, *times, f"{row.ratio:.2f}", counts)
     return table
 
 

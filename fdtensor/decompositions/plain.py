@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from fdtensor.transparent import recorded_as
+from fdtensor.value_checks import require
 
 Tensor = torch.Tensor
 
@@ -14,6 +15,7 @@ def one_hot(x, num_classes=-1):
     """`out[i, c] = x[i] == c`"""
     if num_classes <= 0:  # as many as the values need
         return torch.nn.functional.one_hot(x, num_classes)
+    require((x >= 0) & (x < num_classes), f"index of one_hot, 0 to {num_classes - 1}")
     return (x.unsqueeze(-1) == torch.arange(num_classes, device=x.device)).long()
 
 

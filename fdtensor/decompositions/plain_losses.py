@@ -17,6 +17,7 @@ from fdtensor.notation.core import rule
 from fdtensor.notation.formula import formula
 from fdtensor.notation.ops import tensors
 from fdtensor.transparent import recorded_as
+from fdtensor.value_checks import require
 
 aten = torch.ops.aten
 
@@ -36,6 +37,7 @@ def gaussian_nll_loss(input, target, var, full=False, eps=1e-6, reduction="mean"
         var = torch.full_like(input, var)
     if var.shape != input.shape and var.shape == input.shape[:-1]:
         var = var.unsqueeze(-1)
+    require(var >= 0, "value of the variance of gaussian_nll_loss, 0 or more")
     var = var.clamp(min=eps).detach() + (var - var.detach())
     loss = 0.5 * (var.log() + (input - target) ** 2 / var)
     return _REDUCTIONS[reduction](loss + 0.5 * math.log(2 * math.pi) if full else loss)

@@ -1,0 +1,295 @@
+"""Tests of fdtensor/value_checks.py: what torch refuses for its values, every layout refuses."""
+
+import time
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fdtensor import (
+    IndexRangeError,
+    OperandError,
+    SimulatedComm,
+    call,
+    connect,
+    distribute,
+    spmd,
+    trace,
+)
+from fdtensor.layout import TensorType
+from fdtensor.mesh import Mesh
+from fdtensor.testing.pool import GlooPool
+from fdtensor.testing.strategies import layouts, meshes
+from fdtensor.testing.values import block
+
+few = settings(max_examples=max(4, settings.default.max_examples // 12))
+
+
+def x(*shape):
+    return torch.arange(float(torch.Size(shape).numel())).reshape(shape)
+
+
+def ints(*values):
+    return torch.tensor(values)
+
+
+def put_rows(x, i, v):
+    x = x.clone()
+    x[i] = v
+    return x
+
+
+def put_masked(x, mask, v):
+    x = x.clone()
+    x[mask] = v
+    return x
+
+
+BAD = {
+    "x[i]": (lambda x, i: x[i], x(5, 3), ints(0, 5, 2)),
+    "x[-i]": (lambda x, i: x[i], x(5, 3), ints(0, -6, 2)),
+    "x[:, i]": (lambda x, i: x[:, i], x(5, 3), ints(1, 3)),
+    "x[i, j]": (lambda x, i, j: x[i, j], x(5, 3), ints(1, 2), ints(0, 3)),
+    "x[i] = v": (put_rows, x(5, 3), ints(1, 7), x(2, 3)),
+    "x[mask] = v": (put_masked, x(4), ints(1, 0, 1, 1) > 0, x(2)),
+    "flat": (lambda x, i: x.flatten()[i], x(5, 3), ints(15, 0)),
+    "index_select": (lambda x, i: x.index_select(0, i), x(5, 3), ints(1, 5)),
+    "index_select, negative": (lambda x, i: x.index_select(0, i), x(5, 3), ints(1, -1)),
+    "index_add": (lambda x, i, v: x.index_add(0, i, v), x(5, 3), ints(1, 5), x(2, 3)),
+    "index_copy": (lambda x, i, v: x.index_copy(0, i, v), x(5, 3), ints(1, 5), x(2, 3)),
+    "index_fill": (lambda x, i: x.index_fill(0, i, 1.0), x(5, 3), ints(1, 9)),
+    "index_reduce": (
+        lambda x, i, v: x.index_reduce(0, i, v, "amax"),
+        *(x(5, 3), ints(1, 5), x(2, 3)),
+    ),
+    "gather": (lambda x, i: x.gather(0, i), x(5, 3), ints([0, 5, 1])),
+    "gather, negative": (lambda x, i: x.gather(0, i), x(5, 3), ints([0, -1, 1])),
+    "scatter": (lambda x, i, v: x.scatter(0, i, v), x(5, 3), ints([0, 5, 1]), x(1, 3)),
+    "scatter of a number": (lambda x, i: x.scatter(1, i, 2.0), x(5, 3), ints([0], [3])),
+    "scatter_add": (lambda x, i, v: x.scatter_add(0, i, v), x(5, 3), ints([0, 5, 1]), x(1, 3)),
+    "scatter_reduce": (
+        lambda x, i, v: x.scatter_reduce(0, i, v, "sum"),
+        *(x(5, 3), ints([0, 6, 1]), x(1, 3)),
+    ),
+    "take": (torch.take, x(5, 3), ints(0, 15)),
+    "put": (lambda x, i, v: x.put(i, v), x(5, 3), ints(0, 15), x(2)),
+    "one_hot": (lambda x, i: F.one_hot(i, 5) + x, x(1), ints(0, 7)),
+    "one_hot, negative": (lambda x, i: F.one_hot(i, 5) + x, x(1), ints(0, -1)),
+    "embedding": (lambda x, i: F.embedding(i, x), x(5, 3), ints([0, 5], [1, 2])),
+    "embedding_bag": (
+        lambda x, i: F.embedding_bag(i, x, mode="sum"),
+        x(5, 3),
+        ints([0, 5], [1, 2]),
+    ),
+    "nll_loss": (F.nll_loss, x(4, 5), ints(0, 5, 1, 2)),
+    "nll_loss of planes": (F.nll_loss, x(2, 5, 3), ints([0, 5, 1], [2, 0, 0])),
+    "cross_entropy": (F.cross_entropy, x(4, 5), ints(0, -3, 1, 2)),
+    "multi_margin_loss": (F.multi_margin_loss, x(4, 5), ints(0, 5, 1, 2)),
+    "masked_scatter": (lambda x, m, v: x.masked_scatter(m, v), x(4), ints(1, 1, 0, 1) > 0, x(2)),
+    "binary_cross_entropy": (F.binary_cross_entropy, x(4), x(4) / 4),
+    "inverse": (torch.linalg.inv, x(3, 2, 2) * 0),
+    "cholesky": (torch.linalg.cholesky, -torch.eye(2).expand(3, 2, 2)),
+    "solve": (torch.linalg.solve, x(3, 2, 2) * 0, x(3, 2, 1)),
+    "gaussian_nll_loss": (F.gaussian_nll_loss, x(4), x(4), x(4) - 1),
+    "assertion": (lambda x: (torch._assert_async((x < 3).all()), x + 1)[1], x(4)),
+}
+"""Calls that torch refuses for the values of an operand."""
+
+KINDS = (IndexError, RuntimeError, ValueError)
+
+
+def settings_of(name):
+    _, *tensors = BAD[name]
+
+    @st.composite
+    def drawn(draw):
+        mesh = draw(meshes(max_axes=2, max_ranks=4).filter(lambda m: m.ndim))
+        return [draw(layouts(mesh, tuple(t.shape), partial=())) for t in tensors]
+
+    return drawn()
+
+
+def spread(tensors, placed, comm):
+    return [distribute(t, layout, comm) for t, layout in zip(tensors, placed)]
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_torch_refuses_every_layout_refuses(name):
+    f, *tensors = BAD[name]
+    with pytest.raises(KINDS) as plain:
+        f(*tensors)
+
+    @few
+    @given(settings_of(name))
+    def law(placed):
+        args = spread(tensors, placed, SimulatedComm(placed[0].mesh))
+        for run in (spmd(f), lambda *args: call(f, *args)):
+            with pytest.raises(type(plain.value)):
+                run(*args)
+
+    law()
+
+
+GOOD = {
+    "x[i]": (lambda x, i: x[i], x(5, 3), ints(0, -5, 4)),
+    "x[mask] = v": (put_masked, x(4), ints(1, 0, 1, 1) > 0, x(3)),
+    "gather": (lambda x, i: x.gather(0, i), x(5, 3), ints([0, 4, 1])),
+    "take": (torch.take, x(5, 3), ints(-15, 14)),
+    "embedding": (lambda x, i: F.embedding(i, x), x(5, 3), ints([0, 4], [1, 2])),
+    "nll_loss, ignored": (F.nll_loss, x(4, 5), ints(0, -100, 4, 2)),
+    "one_hot": (lambda x, i: F.one_hot(i, 5) + x, x(1), ints(0, 4)),
+    "empty": (lambda x, i: x[i], x(5, 3), torch.zeros(0, dtype=torch.int64)),
+    "binary_cross_entropy": (F.binary_cross_entropy, x(4) / 3, x(4) / 4),
+    "inverse": (torch.linalg.inv, torch.eye(2).expand(3, 2, 2).clone()),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_what_is_in_range_is_computed(name):
+    f, *tensors = GOOD[name]
+    expected = f(*tensors)
+
+    @few
+    @given(settings_of_good(name))
+    def law(placed):
+        result = spmd(f)(*spread(tensors, placed, SimulatedComm(placed[0].mesh)))
+        for rank, local in zip(result.mesh.ranks, result.local, strict=True):
+            torch.testing.assert_close(local, block(expected, result.type, rank))
+
+    law()
+
+
+def settings_of_good(name):
+    BAD_NAME = f"good {name}"
+    BAD.setdefault(BAD_NAME, GOOD[name])
+    try:
+        return settings_of(BAD_NAME)
+    finally:
+        del BAD[BAD_NAME]
+
+
+# --- how it is told and what it costs ----------------------------------------------------------
+
+MESH = Mesh(dp=2)
+
+
+def loss(table, ids, targets):
+    h = F.embedding(ids, table)
+    return F.cross_entropy(h.flatten(0, 1) @ table.t(), targets.flatten())
+
+
+def typed(shape, dtype, *dims):
+    return TensorType(shape, dtype, MESH.layout(*dims))
+
+
+def test_counts_of_faults_travel_with_other_sums():
+    table = typed((256, 64), torch.float32)
+    ids = typed((128, 64), torch.int64, "dp")
+    step = torch.func.grad_and_value(loss)
+    checked, bare = (trace(step, table, ids, ids, check_indices=c) for c in (True, False))
+    assert len(checked.collectives) == len(bare.collectives)
+    assert checked.received_bytes <= bare.received_bytes + 16
+    assert "check" in str(checked)
+    assert "check" not in str(bare)
+
+
+def test_what_all_ranks_hold_is_looked_at_without_traffic():
+    table, ids = typed((16, 8), torch.float32, "dp"), typed((6,), torch.int64)
+    checked, bare = (
+        trace(lambda t, i: t[i], table, ids, check_indices=c, out_layouts=MESH.layout())
+        for c in (True, False)
+    )
+    assert checked.received_bytes == bare.received_bytes
+
+
+def test_the_error_says_which_index_and_where():
+    comm = SimulatedComm(MESH)
+    table = distribute(x(5, 3), MESH.layout("dp"), comm)
+    i = distribute(ints(0, 7, 2, 1), MESH.layout("dp"), comm)
+    with pytest.raises(IndexRangeError) as raised:
+        call(lambda t, i: t.index_select(0, i), table, i)
+    error = raised.value
+    assert str(error).replace(error.facts["line"], "<line>") == REFUSED
+    assert error.facts["line"].startswith("test_value_checks.py:")
+
+
+REFUSED = """\
+1 entry where it must not be: index of index_select, 0 to 4.
+
+  line:        <line>
+  one of them: 7
+
+All ranks raise this and return nothing. check_indices=False looks at no values."""
+
+
+def test_a_matrix_without_an_inverse_is_told():
+    m = distribute(torch.zeros(4, 2, 2), MESH.layout("dp"), SimulatedComm(MESH))
+    with pytest.raises(OperandError, match=r"matrix of linalg\.inv"):
+        spmd(torch.linalg.inv)(m)
+
+
+def test_without_checks_nothing_is_looked_at():
+    comm = SimulatedComm(MESH)
+    args = distribute(x(4, 3), MESH.layout("dp"), comm), distribute(ints(0, 9), MESH.layout(), comm)
+    assert spmd(lambda t, i: t[i], check_indices=False)(*args).shape == (2, 3)
+    assert call(torch.index_select, args[0], 0, args[1], check_indices=False).shape == (2, 3)
+
+
+def test_an_index_is_looked_at_once_for_forward_and_backward():
+    ids = typed((4, 6), torch.int64, "dp")
+    step = torch.func.grad(loss)
+    text = str(trace(step, typed((16, 8), torch.float32), ids, ids))
+    assert text.count("bounded") == 2, "one look at ids, one at targets"
+
+
+def test_a_gradient_outside_of_a_traced_function_is_refused_at_the_call():
+    comm = SimulatedComm(MESH)
+    table = distribute(x(5, 3), MESH.layout("dp"), comm).requires_grad_()
+    good, bad = (distribute(i, MESH.layout("dp"), comm) for i in (ints(0, 1), ints(0, 5)))
+    f = spmd(lambda t, i: F.embedding(i, t).sum())
+    f(table, good).full().backward()
+    with pytest.raises(IndexRangeError):
+        f(table, bad)
+
+
+def test_an_exported_module_asserts():
+    program = trace(lambda t, i: t[i], typed((5, 3), torch.float32), typed((2,), torch.int64))
+    module = program.to_fx(0)
+    assert module(x(5, 3), ints(0, 4))[0].shape == (2, 3)
+    with pytest.raises(RuntimeError, match="index of index, -5 to 4"):
+        module(x(5, 3), ints(0, 5))
+
+
+# --- real ranks --------------------------------------------------------------------------------
+
+FOUR = Mesh(a=4)
+
+
+def refused_on_a_rank(names):
+    """How each call with one bad entry, on one rank, ends here, and the slowest's seconds."""
+    comm, kinds, slowest = connect(FOUR), [], 0.0
+    for name in names:
+        f, *tensors = BAD[name]
+        args = [distribute(t, FOUR.layout("a" if t.ndim else None), comm) for t in tensors]
+        run = spmd(f)
+        start = time.monotonic()
+        try:
+            run(*args)
+            kinds.append(None)
+        except KINDS as error:
+            kinds.append(type(error).__name__)
+        slowest = max(slowest, time.monotonic() - start)
+    x = distribute(torch.arange(8.0), FOUR.layout("a"), comm)
+    return kinds, call(torch.sum, x).full().item()
+
+
+@pytest.mark.mesh
+def test_all_ranks_raise_and_go_on(pool4: GlooPool):
+    names = ["x[i]", "gather", "embedding", "cross_entropy", "index_add", "take", "inverse"]
+    answers = pool4.run(refused_on_a_rank, names)
+    assert len({str(answer) for answer in answers}) == 1
+    kinds, total = answers[0]
+    assert None not in kinds
+    assert total == 28
