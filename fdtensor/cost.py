@@ -25,7 +25,7 @@ from fdtensor.collective import (
 from fdtensor.exchange import Talk, grid, talk
 from fdtensor.memory import outermost
 from fdtensor.record import Record
-from fdtensor.traffic import received
+from fdtensor.traffic import most_received
 
 __all__ = ["GLOO", "NCCL", "CostModel", "seconds"]
 
@@ -97,7 +97,7 @@ by messages from rank to rank, a reduce_scatter never (gloo runs it as an all_re
 @functools.lru_cache(maxsize=16384)
 def seconds(step: Step, cost: CostModel) -> float:
     """The seconds that `cost` gives for a step. Time: constant in the number of messages."""
-    moved = int(received(step).max(initial=0))
+    moved = most_received((step,))
     time = _copied(step, moved) / cost.copy
     if not is_local(step):
         kind, axes, messages = _kind(step)

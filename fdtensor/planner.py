@@ -8,7 +8,6 @@ import json
 from collections.abc import Sequence
 
 import attrs
-import numpy as np
 
 from fdtensor.collective import Exchange, Step, is_local
 from fdtensor.cost import NCCL, CostModel, seconds
@@ -21,7 +20,15 @@ from fdtensor.plan_json import decode, encode
 from fdtensor.plan_text import as_text
 from fdtensor.record import Record
 from fdtensor.search import candidates
-from fdtensor.traffic import least_total, lower_bound, received, received_at, sent, sent_at
+from fdtensor.traffic import (
+    all_received,
+    least_total,
+    lower_bound,
+    most_received,
+    most_sent,
+    received_at,
+    sent_at,
+)
 from fdtensor.transition import by_exchange
 
 __all__ = ["Plan", "plan"]
@@ -43,12 +50,12 @@ class Plan(Record):
     @property
     def received_bytes(self) -> int:
         """The bytes that the busiest rank receives."""
-        return int(_received(self).max(initial=0))
+        return _received(self)
 
     @property
     def total_bytes(self) -> int:
         """The bytes that all ranks receive together."""
-        return int(np.broadcast_to(_received(self), self.dst.mesh.sizes).sum())
+        return all_received(self.steps)
 
     @property
     def sent_bytes(self) -> int:
@@ -250,24 +257,13 @@ def _peak(found: Plan) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def _received(found: Plan) -> np.ndarray:
-    total = np.zeros((1,) * found.dst.mesh.ndim, np.int64)
-    for step in found.steps:
-        if not is_local(step):
-            total = total + received(step)
-    return total
+def _received(found: Plan) -> int:
+    return most_received(found.steps)
 
 
 @functools.lru_cache(maxsize=4096)
 def _sent(found: Plan) -> int:
-    counts = [(step.src.mesh, sent(step)) for step in found.steps if not is_local(step)]
-    if all(mesh is found.src.mesh for mesh, _ in counts):
-        return int(sum((count for _, count in counts), np.zeros((), np.int64)).max())
-    by_rank: dict[int, int] = {}
-    for mesh, count in counts:
-        for rank, n in zip(mesh.order, np.broadcast_to(count, mesh.sizes).reshape(-1)):
-            by_rank[rank] = by_rank.get(rank, 0) + int(n)
-    return max(by_rank.values(), default=0)
+    return most_sent(found.steps)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import attrs
-import numpy as np
 import torch
 
 from fdtensor.collective import Collective, Step, is_local
@@ -21,7 +20,7 @@ from fdtensor.mesh import Mesh
 from fdtensor.plan_text import bytes_text, time_text
 from fdtensor.record import Record
 from fdtensor.text import Text
-from fdtensor.traffic import received, received_at
+from fdtensor.traffic import most_received, received_at
 
 __all__ = ["Eqn", "Program", "Together", "is_view_line", "last_uses", "op_name"]
 
@@ -131,7 +130,7 @@ class Program:
     @property
     def received_bytes(self) -> int:
         """The bytes that the busiest rank receives."""
-        return int(_moved([s for s in self.steps if not is_local(s)]).max())
+        return most_received(self.steps)
 
     def received_bytes_at(self, rank: int) -> int:
         """The bytes that `rank` receives."""
@@ -250,13 +249,8 @@ def _digest(program: Program) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _moved(steps: Sequence[Step]) -> np.ndarray:
-    """The bytes that each rank receives in these steps."""
-    return sum((received(step) for step in steps), np.zeros((), np.int64))  # type: ignore[return-value]
-
-
 def _bytes(eqn: Eqn) -> str:
-    return bytes_text(int(_moved(eqn.steps).max())) if eqn.is_collective else ""
+    return bytes_text(most_received(eqn.steps)) if eqn.is_collective else ""
 
 
 def _lines(program: Program) -> str:
@@ -312,7 +306,7 @@ def _summary(program: Program) -> str:
             kind, _, rest = str(eqn.op.collective).partition("[")  # type: ignore[union-attr]
             axes = rest.partition("=")[2].partition(" ")[0].rstrip("]")
             counts[kind, axes] += 1
-            moved[kind, axes] += int(_moved(eqn.steps).max())
+            moved[kind, axes] += most_received(eqn.steps)
     lines = [f"{program.name} on {program.mesh!r}: {_lines(program)}"]
     for (kind, axes), count in sorted(counts.items()):
         size = bytes_text(moved[kind, axes])

@@ -1,12 +1,14 @@
 """Traffic: the bytes that each rank receives and sends in a step, and what any plan must receive.
 
 They follow from the layouts alone, in closed form: what a rank must get is its new block, a term
-for each pending reduction, without what it already holds.
+for each pending reduction, without what it already holds. Counts of all ranks are arrays that
+broadcast over their mesh, of Python ints: sums over terms and ranks go beyond 64 bits.
 """
 
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from math import prod
@@ -17,17 +19,28 @@ from fdtensor.blocks import intersect, length, whole
 from fdtensor.collective import AllReduce, Mask, Pad, Scale, Slice, Step, is_local
 from fdtensor.exchange import Grid, Talk, grid, overlaps, route, talk
 from fdtensor.layout import TensorType
+from fdtensor.mesh import Mesh
 from fdtensor.placement import Shard
 
-__all__ = ["least_total", "lower_bound", "received", "received_at", "sent", "sent_at"]
+__all__ = [
+    "all_received",
+    "least_total",
+    "lower_bound",
+    "most_received",
+    "most_sent",
+    "received",
+    "received_at",
+    "sent",
+    "sent_at",
+]
 
 
 def received(step: Step) -> np.ndarray:
-    """The bytes each rank of `step.dst.mesh` receives, as an array of the mesh's shape."""
+    """The bytes each rank of `step.dst.mesh` receives, as an array that broadcasts over it."""
     itemsize = step.src.dtype.itemsize
     match step.collective:
         case Slice() | Mask() | Pad() | Scale():
-            return np.zeros((1,) * step.dst.mesh.ndim, np.int64)
+            return _constant(step.dst.mesh, 0)
         case AllReduce(axes):
             count = prod(step.src.mesh.axis_size(axis) for axis in axes)
             return _block_numel(grid(step.src)) * itemsize * (2 * (count - 1)) // count
@@ -50,7 +63,7 @@ def received_at(step: Step, rank: int) -> int:
 
 
 def sent(step: Step) -> np.ndarray:
-    """The bytes each rank of `step.src.mesh` sends, as an array of the mesh's shape."""
+    """The bytes each rank of `step.src.mesh` sends, as an array that broadcasts over it."""
     itemsize = step.src.dtype.itemsize
     if is_local(step) or isinstance(step.collective, AllReduce):
         return received(step)
@@ -58,7 +71,7 @@ def sent(step: Step) -> np.ndarray:
     if who.same_mesh:
         return _speaking(who) * itemsize
     counts = [sent_at(step, rank) for rank in step.src.mesh.order]
-    return np.array(counts, np.int64).reshape(step.src.mesh.sizes)
+    return np.array(counts, object).reshape(step.src.mesh.sizes)
 
 
 def sent_at(step: Step, rank: int) -> int:
@@ -69,6 +82,42 @@ def sent_at(step: Step, rank: int) -> int:
         return received_at(step, rank)
     sends = route(step.src, step.dst, rank).sends
     return sum(message.numel for message in sends) * step.src.dtype.itemsize
+
+
+def most_received(steps: Iterable[Step]) -> int:
+    """The bytes that the busiest rank receives in these steps."""
+    return _busiest([(step.dst.mesh, received(step)) for step in steps if not is_local(step)])
+
+
+def most_sent(steps: Iterable[Step]) -> int:
+    """The bytes that the rank that sends most sends in these steps."""
+    return _busiest([(step.src.mesh, sent(step)) for step in steps if not is_local(step)])
+
+
+def all_received(steps: Iterable[Step]) -> int:
+    """The bytes that all ranks together receive in these steps."""
+    return sum(_together(step.dst.mesh.sizes, received(step)) for step in steps)
+
+
+def _busiest(counts: Sequence[tuple[Mesh, np.ndarray]]) -> int:
+    """The most that one rank has of counts that add up, each with its mesh."""
+    if len({mesh for mesh, _ in counts}) <= 1:
+        return int(np.max(sum((count for _, count in counts), np.zeros((), object)), initial=0))
+    by_rank: Counter[int] = Counter()
+    for mesh, count in counts:
+        for rank, n in zip(mesh.order, np.broadcast_to(count, mesh.sizes).flat):
+            by_rank[rank] += n
+    return max(by_rank.values())
+
+
+def _together(sizes: Sequence[int], count: np.ndarray) -> int:
+    """The sum of a count over ranks along axes of these sizes."""
+    return int(np.sum(count)) * (prod(sizes) // np.size(count))
+
+
+def _constant(mesh: Mesh, value: int) -> np.ndarray:
+    """The count that every rank has."""
+    return np.full((1,) * mesh.ndim, value, object)
 
 
 def _table(here: Grid, axes: Iterable[int], value: Callable[[list[int]], int]) -> np.ndarray:
@@ -82,7 +131,7 @@ def _table(here: Grid, axes: Iterable[int], value: Callable[[list[int]], int]) -
             coord[a] = index
         values.append(value(coord))
     shape = [sizes[a] if a in axes else 1 for a in range(len(sizes))]
-    return np.array(values, np.int64).reshape(shape)
+    return np.array(values, object).reshape(shape)
 
 
 def _axes_of(*grids: tuple[Grid, int]) -> list[int]:
@@ -94,13 +143,13 @@ def _lengths(here: Grid, d: int) -> np.ndarray:
     ways = prod(count for _, count, _ in here.cuts[d])
     plain = all(isinstance(placement, Shard) for _, _, placement in here.cuts[d])
     if plain and here.shape[d] % ways == 0:
-        return np.full((1,) * here.mesh.ndim, here.shape[d] // ways, np.int64)
+        return _constant(here.mesh, here.shape[d] // ways)
     return _table(here, _axes_of((here, d)), lambda c: length(here.held(d, tuple(c))))
 
 
 @functools.lru_cache(maxsize=4096)
 def _block_numel(here: Grid) -> np.ndarray:
-    total = np.ones((1,) * here.mesh.ndim, np.int64)
+    total = _constant(here.mesh, 1)
     for d in range(len(here.shape)):
         total = total * _lengths(here, d)
     return total
@@ -108,7 +157,7 @@ def _block_numel(here: Grid) -> np.ndarray:
 
 def _common_numel(a: Grid, b: Grid) -> np.ndarray:
     """What each rank holds in both, on one mesh."""
-    total = np.ones((1,) * a.mesh.ndim, np.int64)
+    total = _constant(a.mesh, 1)
     for d, (before, after) in enumerate(zip(a.cuts, b.cuts, strict=True)):
         if before == after[: len(before)]:
             total = total * _lengths(b, d)
@@ -146,7 +195,7 @@ def _speaking(who: Talk) -> np.ndarray:
     src, dst, said = who.src, who.dst, who.said
     paired = {b for _, b in who.pairs}
     same = set(src.cut_axes) | set(who.reduced)
-    wanted = np.ones((1,) * src.mesh.ndim, np.int64)
+    wanted = _constant(src.mesh, 1)
     holding = wanted
     for d in range(len(src.shape)):
         axes = _axes_of((said, d), (dst, d))
@@ -171,7 +220,7 @@ def lower_bound(src: TensorType, dst: TensorType) -> int:
     For movement a rank must receive what it lacks of its block. With reductions see `least_total`.
     """
     if src.numel and _is_movement(src, dst):
-        return int(_lacking(talk(src, dst)).max(initial=0)) * src.dtype.itemsize
+        return int(np.max(_lacking(talk(src, dst)), initial=0)) * src.dtype.itemsize
     ranks = src.mesh.size
     if src.mesh is not dst.mesh:
         ranks = len({*src.mesh.order, *dst.mesh.order})
@@ -191,7 +240,7 @@ def least_total(src: TensorType, dst: TensorType) -> int:
     if src.numel == 0:
         return 0
     if _is_movement(src, dst):
-        return int(np.broadcast_to(_lacking(talk(src, dst)), dst.mesh.sizes).sum()) * itemsize
+        return _together(dst.mesh.sizes, _lacking(talk(src, dst))) * itemsize
     if src.mesh is not dst.mesh:
         return _cross_bound(src, dst, a, b)
     reduced = _reduced(a, b)
@@ -232,7 +281,7 @@ def _reduced(a: Grid, b: Grid) -> list[int]:
 def _meeting(a: Grid, b: Grid) -> int:
     """The elements for which some rank both holds a term and wants the result."""
     both = sorted(a.cut_axes & b.cut_axes)
-    total = np.ones((1,) * a.mesh.ndim, np.int64)
+    total = _constant(a.mesh, 1)
     for d in range(len(a.shape)):
 
         def common(c: list[int], d: int = d) -> int:
@@ -245,7 +294,7 @@ def _meeting(a: Grid, b: Grid) -> int:
 
         axes = [axis for axis in _axes_of((a, d), (b, d)) if axis in both]
         total = total * _table(a, axes, common)
-    return int(np.broadcast_to(total, _spread(a, both)).sum())
+    return _together(_spread(a, both), total)
 
 
 def _spread(here: Grid, axes: Sequence[int]) -> tuple[int, ...]:
@@ -256,7 +305,7 @@ def _covered(a: Grid, b: Grid, adding: Sequence[int]) -> int:
     """The wanted elements that some rank of the wanting ones holds, over all wanters."""
     kept = [i for i in b.partial if _kept(a, b, i)]
     fixed_axes = [i for i in range(a.mesh.ndim) if i not in adding and i not in kept]
-    total = np.ones((1,) * a.mesh.ndim, np.int64)
+    total = _constant(a.mesh, 1)
     for d in range(len(a.shape)):
 
         def common(c: list[int], d: int = d) -> int:
@@ -266,7 +315,7 @@ def _covered(a: Grid, b: Grid, adding: Sequence[int]) -> int:
 
         axes = [axis for axis in _axes_of((a, d), (b, d)) if axis in fixed_axes]
         total = total * _table(a, axes, common)
-    return int(np.broadcast_to(total, _spread(a, [*fixed_axes, *kept])).sum())
+    return _together(_spread(a, [*fixed_axes, *kept]), total)
 
 
 def _cross_bound(src: TensorType, dst: TensorType, a: Grid, b: Grid) -> int:

@@ -67,6 +67,18 @@ MeshError: mesh axis 'dp' has size 2.0.
 
 A size is an int, 1 or more.
 """,
+    "Mesh(dp=2**40, tp=2**40)": """\
+MeshError: a mesh of 1208925819614629174706176 ranks is too large to count its ranks.
+
+  sizes: {'dp': 1099511627776, 'tp': 1099511627776}
+
+Keep the product of the sizes below 9223372036854775807.
+""",
+    "Mesh(**{f'a{i}': 1 for i in range(33)})": """\
+MeshError: a mesh has at most 32 axes, not 33.
+
+Name only the axes along which ranks differ in what they do.
+""",
     "Mesh.from_ranks([0, 1], [''])": """\
 MeshError: '' is no name for a mesh axis.
 
@@ -243,6 +255,14 @@ Write f32, bf16, i64, bool, c64, or float32.
 LayoutError: (-1,) is not a shape.
 
 A shape is a tuple of ints, 0 or more.
+""",
+    "TensorType((2**60, 0, 2), torch.float32, rows)": """\
+LayoutError: f32[1152921504606846976, 0, 2] has 2**63 bytes or more, empty dims left out.
+
+  nbytes:  0
+  largest: 9223372036854775807
+
+Give a shape that torch can make a tensor of.
 """,
     "TensorType((8,), 'f32', rows)": """\
 LayoutError: 'f32' is not a dtype.

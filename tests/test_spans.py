@@ -12,7 +12,7 @@ from fdtensor.interpreter import run
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
 from fdtensor.notation.core import Needs
-from fdtensor.placement import Replicate, Shard, Spans
+from fdtensor.placement import Replicate, Shard, Spans, parse_placement
 from fdtensor.planner import plan
 from fdtensor.simulator import SimulatedComm
 from fdtensor.testing.strategies import layouts, meshes
@@ -117,3 +117,17 @@ def test_overlapping_blocks_are_only_read():
         Layout(mesh, [Spans(0, (((0, 3),),))])
     with pytest.raises(LayoutError, match="has one rank"):
         Layout(Mesh(x=1), [Spans(0, (((0, 3),),))])
+
+
+@given(st.data())
+def test_ranges_are_read_back_as_they_print(data):
+    placement = data.draw(spans(data.draw(st.integers(0, 2)), 9, data.draw(st.integers(2, 4))))
+    assert parse_placement(str(placement)) is placement
+
+
+@pytest.mark.parametrize(
+    "held", [((3, 1),), ((0, 2), (2, 4)), ((2, 4), (0, 1)), ((-1, 2),), ((0,),), 3]
+)
+def test_ranges_that_touch_or_go_back_are_refused(held):
+    with pytest.raises(LayoutError, match="ascending ranges"):
+        Spans(0, ((), held))
