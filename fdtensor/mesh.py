@@ -201,7 +201,7 @@ class Mesh(Record):
 
 def _check_names(axes: Sequence[object]) -> None:
     for name in axes:
-        if not isinstance(name, str) or not name:
+        if not isinstance(name, str) or not name or not name.isprintable():
             raise MeshError(f"{name!r} is no name for a mesh axis.", hint="Use a short string.")
 
 

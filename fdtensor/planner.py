@@ -12,10 +12,12 @@ import attrs
 from fdtensor.collective import Exchange, Step, is_local
 from fdtensor.cost import NCCL, CostModel, seconds
 from fdtensor.dtypes import dtype_name
-from fdtensor.errors import PlanError
+from fdtensor.errors import FdtensorError, PlanError
+from fdtensor.json_fields import Malformed, parsed
 from fdtensor.layout import Layout, TensorType
 from fdtensor.memory import peak_at
 from fdtensor.mesh import Mesh
+from fdtensor.plan_check import check_steps
 from fdtensor.plan_json import decode, encode
 from fdtensor.plan_text import as_text
 from fdtensor.record import Record
@@ -122,21 +124,35 @@ class Plan(Record):
                 )
         return plan(self.dst.cotangent(), self.src.cotangent(), cost=self.cost)
 
+    def verify(self) -> None:
+        """Raises `PlanError` where the steps do not take `src` to `dst`.
+
+        Each step must start where the one before it ends, and its collective be the one that its
+        types ask for. It takes time for each step, not for each rank or element.
+        """
+        check_steps(self.src, self.dst, self.steps, self.cost)
+
     def to_json(self) -> str:
         """The plan as JSON text; `Plan.from_json` gives the same plan back."""
         return json.dumps(encode(self), separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """The plan that `to_json` wrote; raises `PlanError` for another text."""
+        """The plan that `to_json` wrote, verified; raises `PlanError` for every other text.
+
+        The text may come from anyone: nothing in it is run or imported, and it is not read where it
+        has more than 2**25 characters.
+        """
         try:
-            return cls(*decode(json.loads(text)))
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            found = cls(*decode(parsed(text)))
+        except (Malformed, FdtensorError) as error:
             raise PlanError(
-                f"this text is not a plan: {error}.",
-                text=text[:60] + "..." * (len(text) > 60),
+                f"this text is not a plan: {str(error).splitlines()[0].removesuffix('.')}.",
+                text=repr(text[:60]) + "..." * (len(text) > 60) if isinstance(text, str) else "",
                 hint="Give what Plan.to_json returned.",
             ) from error
+        found.verify()
+        return found
 
     def __str__(self) -> str:
         return as_text(self)
