@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
+from operator import attrgetter
 from typing import Any
 
 import attrs
 import torch
 
+from fdtensor.errors import TraceError
 from fdtensor.record import Record
 
 __all__ = [
@@ -17,6 +20,7 @@ __all__ = [
     "Graph",
     "Var",
     "is_view",
+    "op_named",
     "pruned",
     "substituted",
     "tensors_in",
@@ -75,6 +79,27 @@ class Call:
     def __attrs_post_init__(self) -> None:
         found = tuple(tensors_in((self.args, self.kwargs)))
         object.__setattr__(self, "ins", found)  # computed once: it is read very often
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _called, (self.op.name(), self.args, self.kwargs, self.outs)  # marks stay behind
+
+
+def _called(name: str, *fields: Any) -> Call:
+    return Call(op_named(name), *fields)
+
+
+def op_named(name: str) -> torch._ops.OpOverload:
+    """The op called `aten::mm` or `aten::add.Tensor`; raises `TraceError` where there is none."""
+    found = re.fullmatch(r"(\w+)::(\w+)(?:\.(\w+))?", name, re.ASCII)
+    try:
+        packet, overload = (f"{found[1]}::{found[2]}", found[3] or "") if found else ("", "")
+        torch._C._get_schema(packet, overload)
+    except RuntimeError:
+        raise TraceError(
+            f"there is no op called {name!r}.",
+            hint="Import what registers it, as it was when the program was traced.",
+        ) from None
+    return attrgetter(f"{packet.replace('::', '.')}.{overload or 'default'}")(torch.ops)
 
 
 @attrs.frozen(eq=False)

@@ -32,7 +32,7 @@ __all__ = [
     "encoded_step",
     "entry",
     "step_of",
-    "types_of",
+    "tables_of",
     "versioned",
 ]
 
@@ -53,8 +53,12 @@ class Tables:
 
     def index(self, type: TensorType) -> int:
         """The index of a type."""
-        self.meshes.setdefault(type.mesh, len(self.meshes))
+        self.mesh_index(type.mesh)
         return self.types.setdefault(type, len(self.types))
+
+    def mesh_index(self, mesh: Mesh) -> int:
+        """The index of a mesh."""
+        return self.meshes.setdefault(mesh, len(self.meshes))
 
     def encoded(self) -> dict[str, Any]:
         """Both tables as plain values."""
@@ -115,7 +119,7 @@ def decode(tree: Any) -> tuple[TensorType, TensorType, tuple[Step, ...], CostMod
     _, meshes, types, src, dst, steps, cost = versioned(
         tree, "meshes", "types", "src", "dst", "steps", "cost"
     )
-    table = types_of(types, meshes)
+    _, table = tables_of(meshes, types)
     return (
         entry(table, src, "src"),
         entry(table, dst, "dst"),
@@ -139,10 +143,10 @@ def entry(table: Sequence[T], value: Any, where: str) -> T:
     return table[index]
 
 
-def types_of(types: Any, meshes: Any) -> list[TensorType]:
-    """The table of types, which is written with a table of meshes."""
+def tables_of(meshes: Any, types: Any) -> tuple[list[Mesh], list[TensorType]]:
+    """The tables that `Tables` wrote."""
     known = [_mesh(m, f"meshes[{i}]") for i, m in enumerate(items(meshes, "meshes"))]
-    return [_type(t, known, f"types[{i}]") for i, t in enumerate(items(types, "types"))]
+    return known, [_type(t, known, f"types[{i}]") for i, t in enumerate(items(types, "types"))]
 
 
 def _mesh(tree: Any, where: str) -> Mesh:
