@@ -17,7 +17,7 @@ from fdtensor.collective import (
     is_local,
 )
 from fdtensor.errors import TraceError
-from fdtensor.graph import Call, Var, is_view, op_named, tensors_in
+from fdtensor.graph import Call, Var, is_view, op_by_name, tensors_in
 from fdtensor.record import Record
 
 __all__ = ["Eqn", "Together", "is_view_line", "travels"]
@@ -103,13 +103,7 @@ class Eqn:
         assert not isinstance(self.op, (Step, Together))
         return Call(self.op, self.args, self.kwargs, self.outs)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        op = self.op if isinstance(self.op, (Step, Together)) else self.op.name()
-        return _remade, (op, self.args, self.kwargs, self.outs, self.note)
-
-
-def _remade(op: Any, *fields: Any) -> Eqn:
-    return Eqn(op_named(op) if isinstance(op, str) else op, *fields)
+    __reduce__ = op_by_name
 
 
 def is_view_line(eqn: Eqn) -> bool:

@@ -20,6 +20,7 @@ __all__ = [
     "Graph",
     "Var",
     "is_view",
+    "op_by_name",
     "op_named",
     "pruned",
     "substituted",
@@ -81,11 +82,44 @@ class Call:
         object.__setattr__(self, "ins", found)  # computed once: it is read very often
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _called, (self.op.name(), self.args, self.kwargs, self.outs)  # marks stay behind
+        return op_by_name(attrs.evolve(self, mark=None))  # marks stay behind
 
 
-def _called(name: str, *fields: Any) -> Call:
-    return Call(op_named(name), *fields)
+def op_by_name(self: Any) -> tuple[Any, ...]:
+    """The `__reduce__` of a record with ops of torch among its fields, which pickle cannot take."""
+    fields = [a.name for a in attrs.fields(type(self)) if a.init]
+    values = tuple([getattr(self, name) for name in fields])
+    return _remade, (type(self), fields, _replaced(values, _named))
+
+
+def _remade(kind: Callable[..., Any], fields: Sequence[str], values: tuple[Any, ...]) -> Any:
+    return kind(**dict(zip(fields, _replaced(values, _meant), strict=True)))
+
+
+@attrs.frozen
+class _Name:
+    """What pickle takes in place of an op or, which old protocols do not take, a memory format."""
+
+    text: str
+
+
+def _named(value: Any) -> Any:
+    if isinstance(value, torch._ops.OpOverload):
+        return _Name(value.name())
+    return _Name(str(value)) if isinstance(value, torch.memory_format) else value
+
+
+def _meant(value: Any) -> Any:
+    if not isinstance(value, _Name):
+        return value
+    kind, _, name = value.text.partition(".")
+    return getattr(torch, name) if kind == "torch" else op_named(value.text)
+
+
+def _replaced(tree: Any, of: Callable[[Any], Any]) -> Any:
+    if isinstance(tree, tuple):
+        return tuple([_replaced(entry, of) for entry in tree])
+    return of(tree)
 
 
 def op_named(name: str) -> torch._ops.OpOverload:
