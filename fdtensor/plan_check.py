@@ -15,7 +15,7 @@ from fdtensor.cost import CostModel
 from fdtensor.errors import PlanError
 from fdtensor.exchange import Grid, grid
 from fdtensor.layout import TensorType
-from fdtensor.placement import StridedShard
+from fdtensor.placement import Spans, StridedShard
 from fdtensor.search import same_everywhere
 from fdtensor.traffic import most_received
 from fdtensor.transition import by_exchange, named
@@ -88,8 +88,16 @@ def is_right(step: Step) -> bool:
 
 
 def _of_one_tensor(src: TensorType, dst: TensorType) -> bool:
-    """Whether both are of the same tensor, and something can be moved away from the first."""
-    return (src.shape, src.dtype) == (dst.shape, dst.dtype) and not src.layout.overlaps
+    """Whether both are of the same tensor, whose blocks stay as they are where they overlap."""
+    kept = not src.layout.overlaps or src.mesh is dst.mesh
+    return (
+        kept
+        and (src.shape, src.dtype) == (dst.shape, dst.dtype)
+        and all(
+            not isinstance(p, Spans) or p is q
+            for p, q in zip(src.layout.placements, dst.layout.placements)
+        )
+    )
 
 
 def _exchangeable(src: TensorType, dst: TensorType) -> bool:

@@ -97,7 +97,8 @@ def a_little_more_or_less(tree: Any, other: Any, chance: random.Random) -> None:
     path = some_place(tree, chance, (int, float))
     value = at(tree, path)
     if isinstance(value, (int, float)):
-        put(tree, path, chance.choice((value + 1, value - 1, 2 * value, -value, float(value))))
+        whole = min(value, 10**300)  # the largest that a float can be near
+        put(tree, path, chance.choice((value + 1, value - 1, 2 * value, -value, float(whole))))
 
 
 def a_value_from_elsewhere(tree: Any, other: Any, chance: random.Random) -> None:

@@ -56,6 +56,7 @@ PAIRS = [
     (typed(CUBE, (4, 0), "S(0); R; S(1)"), typed(CUBE, (4, 0), "R; R; R")),
     (typed(CUBE, (4, 6), "S(0); R; R"), typed(CUBE, (4, 6), "S(0); P(sum); R")),
     (typed(GRID, (9,), "S(0); R", torch.int64), typed(GRID, (9,), "S(0, 0:6 3:9); R", torch.int64)),
+    (typed(GRID, (9,), "P(sum); S(0)"), typed(GRID, (9,), "S(0, 0:6 3:9); R")),
     (typed(GRID, (4,), "P(bor); R", torch.uint8), typed(GRID, (4,), "R; S(0)", torch.uint8)),
 ]
 PLANS = [

@@ -54,10 +54,14 @@ def halos(draw, world=None):
 def test_every_rank_gets_the_ranges_that_it_reads(ends, seed):
     src, dst = ends
     full = full_tensor(src, seed)
-    found = plan(src, dst)
+    found, comm = plan(src, dst), SimulatedComm(src.mesh)
 
-    made = run(found, scatter(full, src, seed), SimulatedComm(src.mesh))
+    made = run(found, scatter(full, src, seed), comm)
 
+    found.verify()
+    announced = {rank: found.received_bytes_at(rank) for rank in src.mesh.order}
+    assert {rank: comm.received[rank] for rank in announced} == announced
+    assert found.received_bytes == max(announced.values())
     for rank, local in zip(src.mesh.ranks, made, strict=True):
         assert torch.equal(local, block(full, dst, rank))
     if not src.layout.partial:
