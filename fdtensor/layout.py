@@ -431,6 +431,15 @@ def _held(type: TensorType, dim: int, coord: Coord) -> Intervals:
     return held
 
 
+def _too_large(type: TensorType) -> bool:
+    nbytes = type.dtype.itemsize
+    for size in type.shape:  # one by one, for a product of millions of sizes takes long
+        nbytes *= max(1, size)
+        if nbytes > LARGEST:
+            return True
+    return False
+
+
 def _check_type(type: TensorType) -> None:
     if not isinstance(type.dtype, torch.dtype):
         raise LayoutError(f"{type.dtype!r} is not a dtype.", hint="Use torch.float32 and the like.")
@@ -444,12 +453,11 @@ def _check_type(type: TensorType) -> None:
             "plain dtype.",
             hint="Convert it, or view it as uint8 first.",
         )
-    if prod(max(1, size) for size in type.shape) * type.dtype.itemsize > LARGEST:
+    if _too_large(type):
         raise LayoutError(
             f"{dtype_name(type.dtype)}{list(type.shape)} has 2**63 bytes or more, empty dims left "
             "out.",
-            nbytes=type.nbytes,
-            largest=LARGEST,
+            largest=f"{LARGEST} bytes",
             hint="Give a shape that torch can make a tensor of.",
         )
     ndim = len(type.shape)

@@ -64,6 +64,7 @@ class Mesh(Record):
     @classmethod
     def _make(cls, axes: Sequence[str], sizes: Coord, order: Sequence[int]) -> Mesh:
         """The mesh with these fields, row-major ranks in `order`."""
+        _check_size(axes, sizes)
         if order == range(prod(sizes)):
             return cls(**dict(zip(axes, sizes, strict=True)))
         return cls.from_ranks(_nested(list(order), sizes), axes)

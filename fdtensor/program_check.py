@@ -137,6 +137,8 @@ def _flat(tree: Any) -> Iterator[Any]:
 
 # --- ops -------------------------------------------------------------------------------------
 
+_COMPOSITE = "CompositeImplicitAutograd"
+
 _APART = {
     "_c10d_functional", "_c10d_functional_autograd", "c10d", "c10d_functional", "symm_mem",
     "_dtensor", "fsdp", "streams", "profiler", "inductor", "inductor_prims", "_inductor_test",
@@ -150,7 +152,9 @@ def _check_op(call: Call, fulls: Sequence[Full]) -> None:
     op = call.op
     schema = op._schema
     reads = not call.ins and any("str" in str(a.type) for a in schema.arguments)
-    apart = rule_of(op) is None and (op.namespace in _APART or reads)
+    # traces have what an op of others consists of, which may be without end
+    of_others = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), _COMPOSITE)
+    apart = rule_of(op) is None and (op.namespace in _APART or reads or of_others)
     if op in (CONSTRAIN, KEPT, SAVED_AS) or schema.is_mutable or not schema.returns or apart:
         raise TraceError(f"{op} is no op of a program.")
     names = [a.name for a in schema.arguments]

@@ -259,8 +259,7 @@ A shape is a tuple of ints, 0 or more.
     "TensorType((2**60, 0, 2), torch.float32, rows)": """\
 LayoutError: f32[1152921504606846976, 0, 2] has 2**63 bytes or more, empty dims left out.
 
-  nbytes:  0
-  largest: 9223372036854775807
+  largest: 9223372036854775807 bytes
 
 Give a shape that torch can make a tensor of.
 """,

@@ -364,6 +364,16 @@ def test_another_text_is_no_plan(text):
         Plan.from_json(text)
 
 
+def test_a_text_of_many_axes_or_dims_is_refused_at_once():
+    tree = json.loads(plan(typed((8,), [S(0)], Mesh(x=2)), Mesh(x=2).layout()).to_json())
+    count = 10**5
+    axes = {"axes": [f"a{i}" for i in range(count)], "sizes": [1] * count, "ranks": [1]}
+    dims = {**tree["types"][0], "shape": [2**62] * count}
+    for changed in ({"meshes": [axes]}, {"types": [dims, dims]}):
+        with pytest.raises(PlanError, match="this text is not a plan"):
+            Plan.from_json(json.dumps({**tree, **changed}))
+
+
 def test_a_text_is_refused_with_the_place_that_is_wrong():
     mesh = Mesh(dp=2, tp=4)
     tree = json.loads(plan(typed((8, 16), [S(0), P()], mesh), mesh.layout(None, "tp")).to_json())

@@ -222,6 +222,11 @@ def test_an_op_that_would_give_a_trillion_tensors_is_not_asked(op):
     assert verdict(changed(torch.relu, {"op": f"aten::{op}", "args": args}, flat)) == "refused"
 
 
+def test_an_op_of_a_trillion_ops_is_not_asked():
+    flat = TensorType((2**40,), torch.int8, MESH.layout())
+    assert verdict(changed(torch.relu, {"op": "aten::diff", "args": [V, 2**39]}, flat)) == "refused"
+
+
 def test_an_image_of_a_trillion_pixels_is_not_made():
     flat = TensorType((1, 1, 2**40), torch.float32, MESH.layout(None, None, "x"))
     args = [V, [2**40], False]
