@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import attrs
 
+from fdtensor.bound import least_total, lower_bound
 from fdtensor.collective import Exchange, Step, is_local
 from fdtensor.cost import NCCL, CostModel, seconds
 from fdtensor.dtypes import dtype_name
@@ -24,8 +25,6 @@ from fdtensor.record import Record
 from fdtensor.search import candidates
 from fdtensor.traffic import (
     all_received,
-    least_total,
-    lower_bound,
     most_received,
     most_sent,
     received_at,
@@ -74,7 +73,7 @@ class Plan(Record):
 
     @property
     def lower_bound_bytes(self) -> int:
-        """The bytes that no plan can be below: see `fdtensor.cost.lower_bound`."""
+        """The bytes that no plan can be below: see `fdtensor.bound.lower_bound`."""
         return lower_bound(self.src, self.dst)
 
     @property

@@ -25,6 +25,7 @@ FLOORS = (
     ("collective", "exchange", "transition", "random_bits"),
     (
         "traffic",
+        "bound",
         "tiling",
         "memory",
         "cost",

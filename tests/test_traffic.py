@@ -23,10 +23,11 @@ from fdtensor import (
     plan,
     trace,
 )
+from fdtensor.bound import least_total, lower_bound
 from fdtensor.cost import seconds
 from fdtensor.exchange import route, talk
 from fdtensor.testing.strategies import redistributions
-from fdtensor.traffic import least_total, lower_bound, received, received_at, sent, sent_at
+from fdtensor.traffic import received, received_at, sent, sent_at
 from fdtensor.transition import by_exchange
 
 R, S, P = Replicate(), Shard, Partial
