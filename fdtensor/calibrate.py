@@ -22,7 +22,7 @@ from fdtensor.planner import Plan
 from fdtensor.program import Program
 from fdtensor.progress import working
 from fdtensor.simulator import SimulatedComm
-from fdtensor.traffic import received
+from fdtensor.traffic import most_received
 from fdtensor.transition import by_exchange
 
 __all__ = ["calibrate", "estimate"]
@@ -139,7 +139,7 @@ def _fit(comm: Any, make: Callable[[int], Step], rounds: int) -> tuple[float, fl
             comm,
         )
         times.append(_agreed(comm, _median(call, rounds, comm.device)))
-        sizes.append(int(received(step).max()))
+        sizes.append(most_received((step,)))
     slope = (times[1] - times[0]) / (sizes[1] - sizes[0])
     return times[0], max(slope, 1e-15)
 

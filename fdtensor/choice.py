@@ -444,7 +444,7 @@ def overlapped(cost: CostModel) -> CostModel:
 
 def in_order(cost: CostModel) -> CostModel:
     """Prices with which a choice feels launches and latencies in full, and nothing else is work."""
-    free = attrs.evolve(cost, copy=float("inf"), flops=float("inf"))
+    free = attrs.evolve(cost, copy=1e300, flops=1e300)
     return _scaled(free, 1 / HIDDEN)
 
 

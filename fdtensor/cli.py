@@ -185,7 +185,7 @@ def parse_mesh(text: str) -> Mesh:
     """The mesh written as `dp=2,tp=4`."""
     sizes: dict[str, int] = {}
     for part in text.split(","):
-        found = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*(\d+)\s*", part)
+        found = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*([0-9]{1,20})\s*", part)
         if found is None:
             raise FdtensorError(f"{text!r} is not a mesh: write dp=2,tp=4.")
         if found[1] in sizes:
@@ -197,7 +197,7 @@ def parse_mesh(text: str) -> Mesh:
 def parse_shape(text: str) -> tuple[int, ...]:
     """The shape written as `8192,8192`; an empty text is a 0-d tensor's."""
     parts = [part.strip() for part in text.strip("()[] ").split(",") if part.strip()]
-    if not all(part.isdigit() for part in parts):
+    if not all(re.fullmatch("[0-9]{1,20}", part) for part in parts):
         raise FdtensorError(f"{text!r} is not a shape: write 8192,8192.")
     return tuple(map(int, parts))
 

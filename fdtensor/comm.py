@@ -28,6 +28,12 @@ class Comm(Protocol[Value]):
     cost: CostModel
     check: Check
 
+    def __copy__(self) -> Comm[Value]:
+        return self  # a place to run on: what is copied stays there
+
+    def __deepcopy__(self, memo: object) -> Comm[Value]:
+        return self
+
     def agree(self, about: str, digest: str, mesh: Sequence[Mesh], mistake: str | None) -> None:
         """Raises `CommError` on all ranks of the meshes if digests differ or one has a mistake."""
         ...

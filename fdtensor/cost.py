@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from math import prod
+from typing import Any
 
 import attrs
 
@@ -22,32 +24,83 @@ from fdtensor.collective import (
     Step,
     is_local,
 )
+from fdtensor.errors import PlanError
 from fdtensor.exchange import Talk, grid, talk
 from fdtensor.memory import outermost
 from fdtensor.record import Record
-from fdtensor.traffic import received
+from fdtensor.traffic import most_received
 
 __all__ = ["GLOO", "NCCL", "CostModel", "seconds"]
 
 
+def _time(value: Any) -> float:
+    """Seconds, or how many times longer something takes."""
+    return _number(value, 0.0)
+
+
+def _rate(value: Any) -> float:
+    """So much per second."""
+    return _number(value, 5e-324)
+
+
+def _number(value: Any, least: float) -> float:
+    plain = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not plain or not least <= value <= sys.float_info.max:
+        raise PlanError(
+            f"{value!r} is no price.",
+            hint="Times of a cost model are finite, 0 or more; rates are finite and more than 0.",
+        )
+    return float(value)
+
+
+def _table(*kinds: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
+    """What makes tuples of rows, each a name and its numbers."""
+
+    def convert(rows: Any) -> tuple[Any, ...]:
+        try:
+            return tuple(
+                [(_name(n), *[k(v) for k, v in zip(kinds, vs, strict=True)]) for n, *vs in rows]
+            )
+        except (TypeError, ValueError) as error:
+            if isinstance(error, PlanError):
+                raise
+            raise PlanError(
+                f"{rows!r} is no table of a cost model.",
+                hint="Give rows of a name and its numbers: (('all_gather', 1.6),).",
+            ) from None
+
+    return convert
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str):
+        raise PlanError(f"{value!r} is no name in a cost model.", hint="Names are texts.")
+    return value
+
+
 @attrs.frozen(eq=False)
 class CostModel(Record):
-    """Seconds of a step from bytes, as data: `launch + messages * latency + bytes / bandwidth`."""
+    """Seconds of a step from bytes, as data: `launch + messages * latency + bytes / bandwidth`.
 
-    name: str
-    latency: float
+    Raises `PlanError` for times under 0, rates of 0 or less, and what is not finite.
+    """
+
+    name: str = attrs.field(converter=_name)
+    latency: float = attrs.field(converter=_time)
     """Seconds for one more message."""
-    bandwidth: float
+    bandwidth: float = attrs.field(converter=_rate)
     """Bytes per second into one rank."""
-    copy: float
+    copy: float = attrs.field(converter=_rate)
     """Bytes per second of a local copy, read and written."""
-    flops: float
+    flops: float = attrs.field(converter=_rate)
     """Floating-point operations per second of one rank."""
-    launch: tuple[tuple[str, float], ...]
+    launch: tuple[tuple[str, float], ...] = attrs.field(converter=_table(_time))
     """Seconds that a call takes by itself, by kind."""
-    slowdown: tuple[tuple[str, float], ...]
+    slowdown: tuple[tuple[str, float], ...] = attrs.field(converter=_table(_time))
     """How many times longer than `bandwidth` says, by kind; 1 where it is silent."""
-    axes: tuple[tuple[str, float, float], ...] = ()
+    axes: tuple[tuple[str, float, float], ...] = attrs.field(
+        default=(), converter=_table(_time, _rate)
+    )
     """Axes with a latency and bandwidth of their own."""
 
     def link(self, axes: Sequence[str] | None) -> tuple[float, float]:
@@ -97,7 +150,7 @@ by messages from rank to rank, a reduce_scatter never (gloo runs it as an all_re
 @functools.lru_cache(maxsize=16384)
 def seconds(step: Step, cost: CostModel) -> float:
     """The seconds that `cost` gives for a step. Time: constant in the number of messages."""
-    moved = int(received(step).max(initial=0))
+    moved = most_received((step,))
     time = _copied(step, moved) / cost.copy
     if not is_local(step):
         kind, axes, messages = _kind(step)

@@ -22,6 +22,7 @@ for _name in ("float", "int", "uint"):
             _LETTERS[getattr(torch, f"{_name}{_bits}")] = f"{_name[0]}{_bits}"
 
 _BY_NAME = {letters: dtype for dtype, letters in _LETTERS.items()}
+_BY_NAME |= {name: dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)}
 
 _INTEGERS = {
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
@@ -54,8 +55,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def parse_dtype(text: str) -> torch.dtype:
     """The dtype called `f32` or `float32`; raises `LayoutError` for another text."""
-    found = _BY_NAME.get(text, getattr(torch, text.removeprefix("torch."), None))
-    if not isinstance(found, torch.dtype):
+    found = _BY_NAME.get(text.removeprefix("torch."))
+    if found is None:
         raise LayoutError(
             f"{text!r} is not a dtype.", hint="Write f32, bf16, i64, bool, c64, or float32."
         )

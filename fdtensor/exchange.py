@@ -19,7 +19,7 @@ import attrs
 from fdtensor.blocks import Box, Intervals, cut, intersect, length, locate, merged, whole
 from fdtensor.layout import TensorType
 from fdtensor.mesh import Coord, Mesh
-from fdtensor.placement import Cut, Partial, Ragged, Replicate, Shard
+from fdtensor.placement import Cut, Partial, Ragged, Replicate, Shard, Spans
 
 __all__ = ["Grid", "Message", "Route", "Talk", "grid", "roomiest", "route", "talk"]
 
@@ -111,15 +111,19 @@ def talk(src_type: TensorType, dst_type: TensorType) -> Talk:
     """Who may talk to whom between types of one shape and dtype.
 
     Axes that are partial in both keep their terms; the other partial axes of the source are
-    reduced, and `dst_type` may not add any.
+    reduced, and `dst_type` may not add any. Blocks that overlap stay as they are in both.
     """
     src, dst = grid(src_type), grid(dst_type)
     if src.mesh is dst.mesh:
         pairs = [(a, a) for a in src.free if a in dst.free or _sliced(src, dst, a)]
         kept = set(src.partial) & set(dst.partial)
         pairs += [(a, a) for a in sorted(kept)]
-        paired = {a for a, _ in pairs}
         still = {a for common in map(_common, src.cuts, dst.cuts) for a in common}
+        held = src_type.layout.placements
+        pairs += [
+            (a, a) for a in sorted(still) if isinstance(held[a], Spans)
+        ]  # else others send the same
+        paired = {a for a, _ in pairs}
         axes = tuple(
             a
             for a, size in enumerate(src.mesh.sizes)

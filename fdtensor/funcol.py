@@ -100,6 +100,29 @@ class _Done:
         pass
 
 
+_LIVING: weakref.WeakValueDictionary[Any, FuncolComm] = weakref.WeakValueDictionary()
+"""Those of this process, by what makes two alike: DTensors from a pickle meet the others."""
+
+
+def _joined(
+    rank: int, mesh: Mesh, device: torch.device, cost: CostModel, check: Check
+) -> FuncolComm:
+    """The Comm that was pickled on `rank`, in the process that is this rank now."""
+    up = dist.is_available() and dist.is_initialized()
+    if not up or dist.get_rank() != rank:
+        raise CommError(
+            f"this was pickled on rank {rank} of a real mesh, and "
+            + (f"this is rank {dist.get_rank()}." if up else "there is no process group."),
+            mesh=mesh,
+            hint="Read it on that rank. For other ranks or meshes use save_checkpoint, or pickle "
+            "what x.full() gives.",
+        )
+    known = _LIVING.get((mesh, device, cost, check))
+    if known is not None and known.world is dist.group.WORLD:
+        return known
+    return FuncolComm(mesh, device, cost=cost, check=check)
+
+
 class FuncolComm(Comm[torch.Tensor]):
     """This rank's place on a mesh of processes. A value is this rank's local tensor.
 
@@ -107,6 +130,7 @@ class FuncolComm(Comm[torch.Tensor]):
     priced by: the same as on simulated ranks, so that both run the same ones, whatever the backend.
     `GLOO` is faster on gloo.
     Needs a default process group whose ranks include those of the mesh; `connect` brings one up.
+    A pickle of it, or of a DTensor on it, is read on the same rank, where a process group is up.
     """
 
     def __init__(
@@ -147,9 +171,13 @@ class FuncolComm(Comm[torch.Tensor]):
         self._world = weakref.ref(dist.group.WORLD)  # type: ignore[arg-type]
         self._even = functools.lru_cache(maxsize=8192)(self._prepare_even)
         self._uneven = functools.lru_cache(maxsize=8192)(self._prepare_uneven)
+        _LIVING[mesh, self.device, cost, check] = self
 
     def __repr__(self) -> str:
         return f"FuncolComm({self.mesh!r}, {str(self.device)!r})"
+
+    def __reduce__(self) -> Any:
+        return _joined, (self.rank, self.mesh, self.device, self.cost, self.check)
 
     @property
     def world(self) -> Any:

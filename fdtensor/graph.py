@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
+from operator import attrgetter
 from typing import Any
 
 import attrs
 import torch
 
+from fdtensor.errors import TraceError
 from fdtensor.record import Record
 
 __all__ = [
@@ -17,6 +20,8 @@ __all__ = [
     "Graph",
     "Var",
     "is_view",
+    "op_by_name",
+    "op_named",
     "pruned",
     "substituted",
     "tensors_in",
@@ -75,6 +80,60 @@ class Call:
     def __attrs_post_init__(self) -> None:
         found = tuple(tensors_in((self.args, self.kwargs)))
         object.__setattr__(self, "ins", found)  # computed once: it is read very often
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return op_by_name(attrs.evolve(self, mark=None))  # marks stay behind
+
+
+def op_by_name(self: Any) -> tuple[Any, ...]:
+    """The `__reduce__` of a record with ops of torch among its fields, which pickle cannot take."""
+    fields = [a.name for a in attrs.fields(type(self)) if a.init]
+    values = tuple([getattr(self, name) for name in fields])
+    return _remade, (type(self), fields, _replaced(values, _named))
+
+
+def _remade(kind: Callable[..., Any], fields: Sequence[str], values: tuple[Any, ...]) -> Any:
+    return kind(**dict(zip(fields, _replaced(values, _meant), strict=True)))
+
+
+@attrs.frozen
+class _Name:
+    """What pickle takes in place of an op or, which old protocols do not take, a memory format."""
+
+    text: str
+
+
+def _named(value: Any) -> Any:
+    if isinstance(value, torch._ops.OpOverload):
+        return _Name(value.name())
+    return _Name(str(value)) if isinstance(value, torch.memory_format) else value
+
+
+def _meant(value: Any) -> Any:
+    if not isinstance(value, _Name):
+        return value
+    kind, _, name = value.text.partition(".")
+    return getattr(torch, name) if kind == "torch" else op_named(value.text)
+
+
+def _replaced(tree: Any, of: Callable[[Any], Any]) -> Any:
+    if isinstance(tree, tuple):
+        return tuple([_replaced(entry, of) for entry in tree])
+    return of(tree)
+
+
+def op_named(name: str) -> torch._ops.OpOverload:
+    """The op called `aten::mm` or `aten::add.Tensor`; raises `TraceError` where there is none."""
+    found = re.fullmatch(r"(\w+)::(\w+)(?:\.(\w+))?", name, re.ASCII)
+    try:
+        packet, overload = (f"{found[1]}::{found[2]}", found[3] or "") if found else ("", "")
+        torch._C._get_schema(packet, overload)
+    except RuntimeError:
+        raise TraceError(
+            f"there is no op called {name!r}.",
+            hint="Import what registers it, as it was when the program was traced.",
+        ) from None
+    return attrgetter(f"{packet.replace('::', '.')}.{overload or 'default'}")(torch.ops)
 
 
 @attrs.frozen(eq=False)

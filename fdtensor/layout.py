@@ -280,6 +280,9 @@ def layout_of_dims(
 
 # --- TensorType ------------------------------------------------------------------------------
 
+LARGEST = 2**63 - 1
+"""The most bytes of a tensor, where a dim of 0 counts as 1: torch counts strides so."""
+
 
 def _shape(value: Any) -> tuple[int, ...]:
     try:
@@ -297,8 +300,8 @@ def _shape(value: Any) -> tuple[int, ...]:
 class TensorType(Record):
     """A tensor spread over a mesh, but for its values: the full shape, the dtype and the layout.
 
-    Raises `LayoutError` for a dim out of range, ragged sizes that do not add up to the dim, and a
-    reduce op that the dtype lacks.
+    Raises `LayoutError` for a dim out of range, ragged sizes that do not add up to the dim, a
+    reduce op that the dtype lacks, and 2**63 bytes or more, of which torch can make no tensor.
     """
 
     shape: tuple[int, ...] = attrs.field(converter=_shape)
@@ -428,6 +431,15 @@ def _held(type: TensorType, dim: int, coord: Coord) -> Intervals:
     return held
 
 
+def _too_large(type: TensorType) -> bool:
+    nbytes = type.dtype.itemsize
+    for size in type.shape:  # one by one, for a product of millions of sizes takes long
+        nbytes *= max(1, size)
+        if nbytes > LARGEST:
+            return True
+    return False
+
+
 def _check_type(type: TensorType) -> None:
     if not isinstance(type.dtype, torch.dtype):
         raise LayoutError(f"{type.dtype!r} is not a dtype.", hint="Use torch.float32 and the like.")
@@ -440,6 +452,13 @@ def _check_type(type: TensorType) -> None:
             f"tensors of {type.dtype} cannot be laid out: its elements are not whole bytes of a "
             "plain dtype.",
             hint="Convert it, or view it as uint8 first.",
+        )
+    if _too_large(type):
+        raise LayoutError(
+            f"{dtype_name(type.dtype)}{list(type.shape)} has 2**63 bytes or more, empty dims left "
+            "out.",
+            largest=f"{LARGEST} bytes",
+            hint="Give a shape that torch can make a tensor of.",
         )
     ndim = len(type.shape)
     for axis, placement in zip(type.mesh.axes, type.layout.placements, strict=True):

@@ -10,11 +10,12 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from math import prod
 from typing import Any
 
-import numpy as np
 import torch
 
+from fdtensor.blocks import whole
 from fdtensor.errors import LayoutError
 from fdtensor.graph import Call, Full
 from fdtensor.layout import Layout, TensorType
@@ -154,22 +155,56 @@ def layout_of(mesh: Mesh, placements: tuple[Placement, ...], first: tuple[str, .
 
 @functools.lru_cache(maxsize=16384)
 def _same(src: TensorType, dst: TensorType) -> bool:
-    """Whether every rank holds the same elements, in the same order, before and after a reshape."""
+    """Whether every rank holds the same elements, in the same order, before and after a reshape.
+
+    False also where that takes more than `MOST_RUNS` ranges to see.
+    """
     for before, after in groups(src.shape, dst.shape):
         cut = any(src.layout.cuts(d) for d in before) or any(dst.layout.cuts(d) for d in after)
         if cut and not all(
-            np.array_equal(_flat(src, before, rank), _flat(dst, after, rank))
-            for rank in src.mesh.order
+            _equal(_places(src, before, rank), _places(dst, after, rank)) for rank in src.mesh.order
         ):
             return False
     return True
 
 
-def _flat(type: TensorType, dims: Sequence[int], rank: int) -> np.ndarray:
-    """The places of a rank's elements in these dims, counted in row-major order."""
-    index = type.index(rank)
-    flat = np.zeros(1, np.int64)
-    for d in dims:
-        here = np.asarray(index[d], np.int64)
-        flat = (flat[:, None] * type.shape[d] + here[None, :]).reshape(-1)
-    return flat
+MOST_RUNS = 1 << 20
+
+
+def _equal(first: Iterator[tuple[int, int]], second: Iterator[tuple[int, int]]) -> bool:
+    pairs = itertools.islice(itertools.zip_longest(first, second), MOST_RUNS)
+    return all(a == b for a, b in pairs) and next(first, None) is None
+
+
+def _places(type: TensorType, dims: Sequence[int], rank: int) -> Iterator[tuple[int, int]]:
+    """The places of a rank's elements in these dims, counted in row-major order, as ranges."""
+    coord = type.mesh.coord(rank)
+    assert coord is not None
+    box = type.box(coord)
+    shape, held = [type.shape[d] for d in dims], [box[d] for d in dims]
+    last = max((i for i, h in enumerate(held) if h != whole(shape[i])), default=0)
+
+    def walk(i: int, start: int) -> Iterator[tuple[int, int]]:
+        step = prod(shape[i + 1 :])
+        for a, b in held[i]:
+            if i == last:  # what is inside of it is whole
+                yield start + a * step, start + b * step
+            else:
+                for j in range(a, b):
+                    yield from walk(i + 1, start + j * step)
+
+    return _joined(walk(0, 0)) if all(held) and held else iter(())
+
+
+def _joined(runs: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """The ranges, with those that touch as one."""
+    held = next(runs, None)
+    for run in runs:
+        assert held is not None
+        if run[0] == held[1]:
+            held = held[0], run[1]
+        else:
+            yield held
+            held = run
+    if held is not None:
+        yield held

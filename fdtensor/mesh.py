@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import keyword
+import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Coord", "Mesh"]
 
+MOST_AXES = 32
+"""An array has at most so many dims, with numpy 1."""
+
 Coord = tuple[int, ...]
 """The place of a rank in a mesh: its index along every axis."""
 
@@ -27,7 +32,8 @@ class Mesh(Record):
     """Ranks arranged along named axes: `Mesh(dp=2, tp=4)` holds ranks 0 to 7, row-major.
 
     `Mesh.from_ranks` takes ranks in any arrangement, `Mesh.from_device_mesh` a torch DeviceMesh.
-    Raises `MeshError` for a size under 1, a name twice, a rank twice or a negative rank.
+    Raises `MeshError` for a size under 1, a name twice, a rank twice, a negative rank, more than
+    32 axes or 2**63 ranks.
     """
 
     axes: tuple[str, ...]
@@ -52,11 +58,13 @@ class Mesh(Record):
                 )
             _check_names(tuple(sizes))
             axes, counts = tuple(sizes), tuple(_size(a, n) for a, n in sizes.items())
+            _check_size(axes, counts)
             self.__attrs_init__(axes, counts, range(prod(counts)))
 
     @classmethod
     def _make(cls, axes: Sequence[str], sizes: Coord, order: Sequence[int]) -> Mesh:
         """The mesh with these fields, row-major ranks in `order`."""
+        _check_size(axes, sizes)
         if order == range(prod(sizes)):
             return cls(**dict(zip(axes, sizes, strict=True)))
         return cls.from_ranks(_nested(list(order), sizes), axes)
@@ -75,14 +83,15 @@ class Mesh(Record):
                 hint="Give one name for each level of nesting.",
             )
         _check_names(names)
+        _check_size(names, sizes)
         if len(set(names)) < len(names):
             raise MeshError(
                 "a mesh axis name is given twice.", axes=names, hint="Name each axis once."
             )
         if len(set(flat)) < len(flat):
-            twice = sorted({rank for rank in flat if flat.count(rank) > 1})
+            twice = min(rank for rank, count in Counter(flat).items() if count > 1)
             raise MeshError(
-                f"rank {twice[0]} is in the mesh twice.",
+                f"rank {twice} is in the mesh twice.",
                 ranks=nested,
                 hint="A rank has one place in a mesh.",
             )
@@ -193,8 +202,22 @@ class Mesh(Record):
 
 def _check_names(axes: Sequence[object]) -> None:
     for name in axes:
-        if not isinstance(name, str) or not name:
+        if not isinstance(name, str) or not name or not name.isprintable():
             raise MeshError(f"{name!r} is no name for a mesh axis.", hint="Use a short string.")
+
+
+def _check_size(axes: Sequence[str], sizes: Coord) -> None:
+    if len(axes) > MOST_AXES:
+        raise MeshError(
+            f"a mesh has at most {MOST_AXES} axes, not {len(axes)}.",
+            hint="Name only the axes along which ranks differ in what they do.",
+        )
+    if prod(sizes) > sys.maxsize:
+        raise MeshError(
+            f"a mesh of {prod(sizes)} ranks is too large to count its ranks.",
+            sizes=dict(zip(axes, sizes)),
+            hint=f"Keep the product of the sizes below {sys.maxsize}.",
+        )
 
 
 def _is_keyword(axis: str) -> bool:

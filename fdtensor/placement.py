@@ -140,7 +140,18 @@ class Ragged(Record):
 
 
 def _spans(value: object) -> tuple[tuple[tuple[int, int], ...], ...]:
-    return tuple(tuple((int(a), int(b)) for a, b in held) for held in value)  # type: ignore[attr-defined]
+    try:
+        spans = tuple([tuple([(int(a), int(b)) for a, b in held]) for held in value])  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        spans = (((0, 0),),)
+    for held in spans:
+        ends = [end for ends in held for end in ends]
+        if any(a >= b for a, b in zip([-1, *ends], ends)):
+            raise LayoutError(
+                f"{value!r} are not the ranges that each index along an axis holds.",
+                hint="Give ascending ranges (start, stop) that are apart for each index.",
+            )
+    return spans
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -188,18 +199,24 @@ _NOTATION = re.compile(
       | (?:S|Shard)\(\s*(?P<dim>-?\d+)\s*\)
       | (?:S|StridedShard)\(\s*(?P<strided>\d+)\s*,\s*(?:f=|split_factor=)?\s*(?P<f>\d+)\s*\)
       | (?:S|Ragged)\(\s*(?P<ragged>\d+)\s*,\s*[\[(](?P<sizes>[\d\s,]*)[\])]\s*\)
+      | S\(\s*(?P<spans>\d+)\s*,(?P<ranges>[\d:+\-\s]+)\)
       | (?:P|Partial)(?:\(\s*['"]?(?P<op>\w*)['"]?\s*\))?(?P<P>)
     )\s*""",
-    re.VERBOSE,
+    re.VERBOSE | re.ASCII,
 )
 
 
 def parse_placement(text: str) -> Placement:
-    """The placement written `R`, `S(0)`, `S(0, f=2)`, `S(0, [3,5])` or `P(sum)`, or as its repr."""
+    """The placement written `R`, `S(0)`, `S(0, f=2)`, `S(0, [3,5])` or `P(sum)`, or as its repr.
+
+    Also `S(0, 0:3 2:5)`, what a line of a program reads: for each index its ranges, joined by `+`,
+    or `-` for none.
+    """
     found = _NOTATION.fullmatch(text)
-    if found is None:
+    if found is None or re.search(r"\d{20}", text):
+        shown = text if len(text) <= 60 else f"{text[:60]}..."
         raise LayoutError(
-            f"{text!r} is not a placement.",
+            f"{shown!r} is not a placement.",
             hint="Write R, S(0), S(0, f=2), S(0, [3,5]) or P(sum).",
         )
     if found["R"]:
@@ -211,4 +228,8 @@ def parse_placement(text: str) -> Placement:
     if found["ragged"]:
         sizes = [int(n) for n in found["sizes"].replace(",", " ").split()]
         return Ragged(int(found["ragged"]), sizes)  # type: ignore[arg-type]
+    if found["spans"]:
+        held = [part.replace("-", "").split("+") for part in found["ranges"].split()]
+        spans = [[ends.split(":") for ends in ranges if ends] for ranges in held]
+        return Spans(int(found["spans"]), spans)  # type: ignore[arg-type]
     return Partial(found["op"] or "sum")  # type: ignore[arg-type]

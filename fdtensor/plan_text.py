@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fdtensor.mesh import Mesh
-from fdtensor.traffic import received
+from fdtensor.traffic import most_received
 
 if TYPE_CHECKING:
     from fdtensor.planner import Plan
@@ -28,7 +28,7 @@ def listing(found: Plan) -> tuple[str, list[tuple[str, str, str]], str]:
     if here is not there:
         title = f"{found.src} on {_short(here)} -> {found.dst} on {_short(there)}"
     rows = [
-        (str(step.collective), str(step.dst), bytes_text(int(received(step).max(initial=0))))
+        (str(step.collective), str(step.dst), bytes_text(most_received((step,))))
         for step in found.steps
     ]
     count = len(rows)

@@ -8,20 +8,28 @@ import json
 from collections.abc import Sequence
 
 import attrs
-import numpy as np
 
+from fdtensor.bound import least_total, lower_bound
 from fdtensor.collective import Exchange, Step, is_local
 from fdtensor.cost import NCCL, CostModel, seconds
 from fdtensor.dtypes import dtype_name
-from fdtensor.errors import PlanError
+from fdtensor.errors import FdtensorError, PlanError
+from fdtensor.json_fields import Malformed, parsed
 from fdtensor.layout import Layout, TensorType
 from fdtensor.memory import peak_at
 from fdtensor.mesh import Mesh
+from fdtensor.plan_check import check_steps
 from fdtensor.plan_json import decode, encode
 from fdtensor.plan_text import as_text
 from fdtensor.record import Record
 from fdtensor.search import candidates
-from fdtensor.traffic import least_total, lower_bound, received, received_at, sent, sent_at
+from fdtensor.traffic import (
+    all_received,
+    most_received,
+    most_sent,
+    received_at,
+    sent_at,
+)
 from fdtensor.transition import by_exchange
 
 __all__ = ["Plan", "plan"]
@@ -43,12 +51,12 @@ class Plan(Record):
     @property
     def received_bytes(self) -> int:
         """The bytes that the busiest rank receives."""
-        return int(_received(self).max(initial=0))
+        return _received(self)
 
     @property
     def total_bytes(self) -> int:
         """The bytes that all ranks receive together."""
-        return int(np.broadcast_to(_received(self), self.dst.mesh.sizes).sum())
+        return all_received(self.steps)
 
     @property
     def sent_bytes(self) -> int:
@@ -65,7 +73,7 @@ class Plan(Record):
 
     @property
     def lower_bound_bytes(self) -> int:
-        """The bytes that no plan can be below: see `fdtensor.cost.lower_bound`."""
+        """The bytes that no plan can be below: see `fdtensor.bound.lower_bound`."""
         return lower_bound(self.src, self.dst)
 
     @property
@@ -115,21 +123,35 @@ class Plan(Record):
                 )
         return plan(self.dst.cotangent(), self.src.cotangent(), cost=self.cost)
 
+    def verify(self) -> None:
+        """Raises `PlanError` where the steps do not take `src` to `dst`.
+
+        Each step must start where the one before it ends, and its collective be the one that its
+        types ask for. It takes time for each step, not for each rank or element.
+        """
+        check_steps(self.src, self.dst, self.steps, self.cost)
+
     def to_json(self) -> str:
         """The plan as JSON text; `Plan.from_json` gives the same plan back."""
         return json.dumps(encode(self), separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """The plan that `to_json` wrote; raises `PlanError` for another text."""
+        """The plan that `to_json` wrote, verified; raises `PlanError` for every other text.
+
+        The text may come from anyone: nothing in it is run or imported, and it is not read where it
+        has more than 2**25 characters.
+        """
         try:
-            return cls(*decode(json.loads(text)))
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            found = cls(*decode(parsed(text)))
+        except (Malformed, FdtensorError) as error:
             raise PlanError(
-                f"this text is not a plan: {error}.",
-                text=text[:60] + "..." * (len(text) > 60),
+                f"this text is not a plan: {str(error).splitlines()[0].removesuffix('.')}.",
+                text=repr(text[:60]) + "..." * (len(text) > 60) if isinstance(text, str) else "",
                 hint="Give what Plan.to_json returned.",
             ) from error
+        found.verify()
+        return found
 
     def __str__(self) -> str:
         return as_text(self)
@@ -250,24 +272,13 @@ def _peak(found: Plan) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def _received(found: Plan) -> np.ndarray:
-    total = np.zeros((1,) * found.dst.mesh.ndim, np.int64)
-    for step in found.steps:
-        if not is_local(step):
-            total = total + received(step)
-    return total
+def _received(found: Plan) -> int:
+    return most_received(found.steps)
 
 
 @functools.lru_cache(maxsize=4096)
 def _sent(found: Plan) -> int:
-    counts = [(step.src.mesh, sent(step)) for step in found.steps if not is_local(step)]
-    if all(mesh is found.src.mesh for mesh, _ in counts):
-        return int(sum((count for _, count in counts), np.zeros((), np.int64)).max())
-    by_rank: dict[int, int] = {}
-    for mesh, count in counts:
-        for rank, n in zip(mesh.order, np.broadcast_to(count, mesh.sizes).reshape(-1)):
-            by_rank[rank] = by_rank.get(rank, 0) + int(n)
-    return max(by_rank.values(), default=0)
+    return most_sent(found.steps)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -4,79 +4,28 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections import Counter
+import json
 from collections.abc import Sequence
 from typing import Any
 
 import attrs
-import numpy as np
 import torch
 
-from fdtensor.collective import Collective, Step, is_local
+from fdtensor.collective import Step, is_local
 from fdtensor.cost import CostModel, seconds
-from fdtensor.errors import TraceError
-from fdtensor.graph import Call, Var, argument_text, is_view, tensors_in
+from fdtensor.eqn import Eqn, Together, is_view_line
+from fdtensor.errors import FdtensorError, TraceError
+from fdtensor.graph import Var
+from fdtensor.json_fields import Malformed, parsed
 from fdtensor.layout import TensorType
 from fdtensor.mesh import Mesh
-from fdtensor.plan_text import bytes_text, time_text
-from fdtensor.record import Record
+from fdtensor.program_check import check_program
+from fdtensor.program_json import decode, encode
+from fdtensor.program_text import line_count, op_name, summary, text_of
 from fdtensor.text import Text
-from fdtensor.traffic import received, received_at
+from fdtensor.traffic import most_received, received_at
 
 __all__ = ["Eqn", "Program", "Together", "is_view_line", "last_uses", "op_name"]
-
-
-@attrs.frozen(eq=False)
-class Together(Record):
-    """Steps of one kind, over the same axes, whose data travels as one."""
-
-    steps: tuple[Step, ...]
-
-    @property
-    def collective(self) -> Collective:
-        """The operation that they share, with the dims of the first."""
-        return self.steps[0].collective
-
-    def __str__(self) -> str:
-        return str(self.collective)
-
-
-@attrs.frozen(cache_hash=True)
-class Eqn:
-    """One line of a program: an aten op on blocks, one step of a plan, or several together.
-
-    `args` and `kwargs` are those of the op on full tensors, with a `Var` for each tensor; what
-    they hold of sizes is rewritten for the block of each rank when the line runs.
-    """
-
-    op: torch._ops.OpOverload | Step | Together
-    args: tuple[Any, ...] = attrs.field(eq=repr)  # 1, 1.0 and True are not the same argument
-    kwargs: tuple[tuple[str, Any], ...] = attrs.field(eq=repr)
-    outs: tuple[Var | None, ...]
-    note: str = ""
-
-    @property
-    def ins(self) -> tuple[Var, ...]:
-        """The values that it reads, in order."""
-        return tuple(tensors_in((self.args, self.kwargs)))
-
-    @property
-    def steps(self) -> tuple[Step, ...]:
-        """The steps that it takes, one for each of its values; none for an op."""
-        if isinstance(self.op, Step):
-            return (self.op,)
-        return self.op.steps if isinstance(self.op, Together) else ()
-
-    @property
-    def is_collective(self) -> bool:
-        """Whether it sends anything."""
-        return not all(map(is_local, self.steps))
-
-    @property
-    def call(self) -> Call:
-        """The op on full tensors."""
-        assert not isinstance(self.op, (Step, Together))
-        return Call(self.op, self.args, self.kwargs, self.outs)
 
 
 @attrs.frozen(cache_hash=True, repr=False)
@@ -131,7 +80,7 @@ class Program:
     @property
     def received_bytes(self) -> int:
         """The bytes that the busiest rank receives."""
-        return int(_moved([s for s in self.steps if not is_local(s)]).max())
+        return most_received(self.steps)
 
     def received_bytes_at(self, rank: int) -> int:
         """The bytes that `rank` receives."""
@@ -158,7 +107,7 @@ class Program:
 
     def summary(self) -> str:
         """The collectives by kind, with how many there are and their bytes."""
-        return _summary(self)
+        return summary(self)
 
     def explain(self, value: str | None = None) -> str:
         """Why each value has its layout, and what the others would cost; or of one, by its name."""
@@ -172,11 +121,53 @@ class Program:
 
         return to_fx(self, rank)
 
+    def verify(self) -> None:
+        """Raises `TraceError` where a line does not make values of the types that it says.
+
+        Each op is run once on tensors without memory, its types must follow from rows of its rule
+        on all axes, and steps be those that their types ask for, as in `Plan.verify`. It takes
+        about a millisecond for each kind of line.
+        """
+        check_program(self)
+
+    def to_json(self) -> str:
+        """The program as JSON text; `Program.from_json` gives one back that has the same digest.
+
+        Closed-over tensors are written with the values that they have now, 1 MiB of them at most.
+        What `explain` knows of other layouts is left out. Raises `TraceError` for larger constants.
+        """
+        return json.dumps(encode(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Program:
+        """The program that `to_json` wrote, verified; raises `TraceError` for every other text.
+
+        The text may come from anyone: it names ops, of torch or with a rule, and nothing in it is
+        run or imported. It is not read where it has more than 2**25 characters. What it closes over
+        are tensors of its own.
+        """
+        try:
+            found = cls(*decode(parsed(text)))
+        except (Malformed, FdtensorError) as error:
+            raise TraceError(
+                f"this text is not a program: {str(error).splitlines()[0].removesuffix('.')}.",
+                text=repr(text[:60]) + "..." * (len(text) > 60) if isinstance(text, str) else "",
+                hint="Give what Program.to_json returned.",
+            ) from error
+        found.verify()
+        return found
+
+    def __copy__(self) -> Program:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Program:
+        return self
+
     def __str__(self) -> str:
-        return _text(self)
+        return text_of(self)
 
     def __repr__(self) -> str:
-        return f"<Program {self.name} on {self.mesh!r}: {_lines(self)}, {self.digest[:8]}>"
+        return f"<Program {self.name} on {self.mesh!r}: {line_count(self)}, {self.digest[:8]}>"
 
     def _repr_html_(self) -> str:
         from fdtensor.pictures import picture_of
@@ -186,31 +177,49 @@ class Program:
 
 def _check(program: Program) -> None:
     """Raises `TraceError` where a line reads what is not there, or steps do not line up."""
-    known = {*program.inputs, *(v for v, _ in program.constants)}
+    given = (*program.inputs, *(v for v, _ in program.constants))
+    known: set[Var] = set()
+    _made(program, given, "it takes", known)
     for i, eqn in enumerate(program.eqns):
         for v in eqn.ins:
             if v not in known:
-                raise TraceError(
+                raise _wrong(
                     f"line {i} of {program.name} reads {v}, which no line before it makes.",
-                    line=str(eqn.op),
-                    hint="Build programs by trace or by transforms.",
+                    line=eqn.op,
                 )
-        for step, before, after in zip(eqn.steps, eqn.ins, eqn.outs):
-            found = program.type_of(before), after and program.type_of(after)
-            if found != (step.src, step.dst):
-                raise TraceError(
-                    f"line {i} of {program.name} does not line up with its types.",
-                    step=f"{step.src} -> {step.dst}",
-                    values=f"{found[0]} -> {found[1]}",
-                    hint="Build programs by trace or by transforms.",
-                )
-        known.update(v for v in eqn.outs if v is not None)
+        if eqn.steps:
+            _check_steps(program, i, eqn)
+        _made(program, [v for v in eqn.outs if v is not None], f"line {i} makes", known)
     for v in program.outs:
         if v not in known:
-            raise TraceError(
-                f"{program.name} returns {v}, which no line makes.",
-                hint="Build programs by trace or by transforms.",
+            raise _wrong(f"{program.name} returns {v}, which no line makes.")
+
+
+def _made(program: Program, values: Sequence[Var], where: str, known: set[Var]) -> None:
+    """Adds new values to those that are known."""
+    for v in values:
+        if v in known or not 0 <= v.index < len(program.types):
+            why = "is made twice" if v in known else "has no type"
+            raise _wrong(f"{v} of {program.name} {why}.", which=f"{where} {v}")
+        known.add(v)
+
+
+def _check_steps(program: Program, i: int, eqn: Eqn) -> None:
+    """Raises `TraceError` where the steps of line `i` are not between the values that it names."""
+    if len(eqn.ins) != len(eqn.steps) or len(eqn.outs) != len(eqn.steps) or None in eqn.outs:
+        raise _wrong(f"line {i} of {program.name} has not one value for each of its steps.")
+    for step, before, after in zip(eqn.steps, eqn.ins, eqn.outs):
+        found = program.type_of(before), after and program.type_of(after)
+        if found != (step.src, step.dst):
+            raise _wrong(
+                f"line {i} of {program.name} does not line up with its types.",
+                step=f"{step.src} -> {step.dst}",
+                values=f"{found[0]} -> {found[1]}",
             )
+
+
+def _wrong(sentence: str, **facts: object) -> TraceError:
+    return TraceError(sentence, **facts, hint="Build programs by trace or by transforms.")
 
 
 def last_uses(program: Program) -> list[list[Var]]:
@@ -245,81 +254,11 @@ def _corners(mesh: Mesh) -> Sequence[int]:
 @functools.lru_cache(maxsize=1024)
 def _digest(program: Program) -> str:
     text = "\n".join(
-        [_text(program), *(repr(t) for t in program.types), repr(program.mesh), repr(program.cost)]
+        [
+            text_of(program),
+            *(repr(t) for t in program.types),
+            repr(program.mesh),
+            repr(program.cost),
+        ]
     )
     return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def _moved(steps: Sequence[Step]) -> np.ndarray:
-    """The bytes that each rank receives in these steps."""
-    return sum((received(step) for step in steps), np.zeros((), np.int64))  # type: ignore[return-value]
-
-
-def _bytes(eqn: Eqn) -> str:
-    return bytes_text(int(_moved(eqn.steps).max())) if eqn.is_collective else ""
-
-
-def _lines(program: Program) -> str:
-    count = len(program.eqns)
-    return f"{count} line{'s' * (count != 1)}"
-
-
-def _text(program: Program) -> str:
-    def typed(v: Var | None) -> str:
-        return "_" if v is None else f"{v}:{program.type_of(v)}"
-
-    lines = [f"{program.name} on {program.mesh!r}"]
-    lines.append("  in   " + "  ".join(map(typed, program.inputs)))
-    if program.constants:
-        lines.append("  with " + "  ".join(typed(v) for v, _ in program.constants))
-    rows = []
-    for eqn in program.eqns:
-        left = "  ".join(map(typed, eqn.outs))
-        if eqn.steps:
-            right, moved = f"{eqn.op.collective} {' '.join(map(str, eqn.ins))}", _bytes(eqn)  # type: ignore[union-attr]
-        else:
-            arguments = argument_text(eqn.args, eqn.kwargs)
-            right, moved = f"{op_name(eqn.op)} {arguments}".rstrip(), ""
-        rows.append((left, right, "  ".join(filter(None, [moved, eqn.note]))))
-    width = min(48, max((len(left) for left, _, _ in rows), default=0))
-    for left, right, moved in rows:
-        equals = "=" if left else " "
-        lines.append(f"  {left:<{width}} {equals} {right}" + (f"  {moved}" if moved else ""))
-    lines.append("  out  " + " ".join(map(str, program.outs)))
-    return "\n".join([*lines, _total(program)])
-
-
-def _total(program: Program) -> str:
-    count = len(program.collectives)
-    plural = "collective" if count == 1 else "collectives"
-    return f"{count} {plural}, {bytes_text(program.received_bytes)} received per rank"
-
-
-def op_name(op: Any) -> str:
-    """The name of an op as programs print it: `mm`, `sum.dim_IntList`, `mylib.op`."""
-    return str(op).removeprefix("aten.").removesuffix(".default")
-
-
-def is_view_line(eqn: Eqn) -> bool:
-    """Whether a line only says where the same elements are."""
-    return not isinstance(eqn.op, (Step, Together)) and is_view(eqn.call)
-
-
-def _summary(program: Program) -> str:
-    counts: Counter[tuple[str, str]] = Counter()
-    moved: Counter[tuple[str, str]] = Counter()
-    for eqn in program.eqns:
-        if eqn.is_collective:
-            kind, _, rest = str(eqn.op.collective).partition("[")  # type: ignore[union-attr]
-            axes = rest.partition("=")[2].partition(" ")[0].rstrip("]")
-            counts[kind, axes] += 1
-            moved[kind, axes] += int(_moved(eqn.steps).max())
-    lines = [f"{program.name} on {program.mesh!r}: {_lines(program)}"]
-    for (kind, axes), count in sorted(counts.items()):
-        size = bytes_text(moved[kind, axes])
-        lines.append(f"  {count:4} {kind:<15} over {axes:<10} {size:>12} received per rank")
-    lines.append(
-        f"{_total(program)}, peak {bytes_text(program.peak_bytes)}, "
-        f"{time_text(program.seconds)} on {program.cost.name}"
-    )
-    return "\n".join(lines)

@@ -14,7 +14,8 @@ from typing import Any
 import attrs
 
 from fdtensor.apart import ALIAS
-from fdtensor.collective import AllGather, AllReduce, Exchange, ReduceScatter, Step, is_local
+from fdtensor.collective import AllGather, Exchange, Step, is_local
+from fdtensor.eqn import travels
 from fdtensor.graph import Var
 from fdtensor.layout import TensorType
 from fdtensor.program import Eqn, Program, Together, is_view_line
@@ -36,21 +37,8 @@ def scheduled(program: Program, bucket_bytes: int = BUCKET_BYTES, ahead: bool = 
 
 
 def _kind(eqn: Eqn) -> Any:
-    """What steps must share to travel together, or None for a line that travels alone."""
-    if not isinstance(eqn.op, Step) or is_local(eqn.op):
-        return None
-    dtype = eqn.op.src.dtype
-    match eqn.op.collective:
-        case AllReduce(axes, reduce_op):
-            return AllReduce, axes, reduce_op, dtype
-        case ReduceScatter(axes, _, reduce_op):
-            return ReduceScatter, axes, reduce_op, dtype
-        case AllGather(axes):
-            return AllGather, axes, dtype
-        case Exchange(axes, reduce_op, way, 1):
-            return Exchange, axes, reduce_op, way
-        case _:
-            return None
+    """What lines must share to travel together, or None for a line that travels alone."""
+    return travels(eqn.op) if isinstance(eqn.op, Step) else None
 
 
 def _size(type: TensorType) -> int:

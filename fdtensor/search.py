@@ -18,10 +18,10 @@ from fdtensor.cost import CostModel, seconds
 from fdtensor.exchange import grid, roomiest, talk
 from fdtensor.layout import Layout, TensorType
 from fdtensor.placement import Cut, Partial, Replicate
-from fdtensor.traffic import received
+from fdtensor.traffic import most_received
 from fdtensor.transition import by_exchange, named, scalable
 
-__all__ = ["candidates", "owners"]
+__all__ = ["candidates", "owners", "same_everywhere"]
 
 SPREAD = 64
 """Owners are spread over axes that neither type uses while at most so many ranks talk."""
@@ -40,6 +40,11 @@ def candidates(src: TensorType, dst: TensorType, cost: CostModel) -> Iterator[St
         for middle, finish in _endings(plain_src, plain_dst):
             for steps in _reducing(plain_src, middle, cost):
                 yield _between(src, dst, (*steps, *finish))
+
+
+def same_everywhere(src: TensorType, dst: TensorType) -> bool:
+    """Whether types differ at most along axes of one rank, where all placements are the same."""
+    return _plain(src) is _plain(dst)
 
 
 def _plain(type: TensorType) -> TensorType:
@@ -114,11 +119,10 @@ def _adding(
     same = src.mesh is dst.mesh
     needed = [a for a in added if not same or dst.mesh.axis(a) not in grid(src).free]
     for chosen in (needed, added) if needed and needed != added else (added,):
-        axes, middle = _cut_like(src, plain, [dst.mesh.axis(a) for a in chosen])
+        middle = _cut_like(src, plain, [dst.mesh.axis(a) for a in chosen])
         masked = [a for a in added if a not in chosen]
         padded = _replicated(dst, masked)
-        dims = tuple(middle.layout[a].dim for a in axes)  # type: ignore[union-attr]
-        steps: Steps = (Step(Pad(axes, dims, op), middle, padded),)
+        steps: Steps = (Step(named(middle, padded), middle, padded),)  # type: ignore[arg-type]
         if masked:
             steps += (Step(Mask(tuple(masked), op), padded, dst),)
         yield middle, steps
@@ -130,10 +134,8 @@ def _replicated(type: TensorType, axes: Sequence[str]) -> TensorType:
     return type
 
 
-def _cut_like(
-    src: TensorType, type: TensorType, axes: Sequence[int]
-) -> tuple[tuple[str, ...], TensorType]:
-    """`type` cut further by `axes`, and the order in which they cut.
+def _cut_like(src: TensorType, type: TensorType, axes: Sequence[int]) -> TensorType:
+    """`type` cut further by `axes`.
 
     First come the axes that cut the source, in its order and on the same dim: their ranks hold
     terms of these very blocks. The others cut where there is room.
@@ -141,12 +143,10 @@ def _cut_like(
     same = src.mesh is type.mesh
     place = {i: d for d, cuts in enumerate(grid(src).cuts) for i, _, _ in cuts} if same else {}
     order = list(place)
-    axes = sorted(axes, key=lambda i: order.index(i) if i in place else len(order) + i)
-    names = tuple(type.mesh.axes[i] for i in axes)
-    for i, name in zip(axes, names, strict=True):
+    for i in sorted(axes, key=lambda i: order.index(i) if i in place else len(order) + i):
         dim = roomiest(type, i, place.get(i), src if same else None)
-        type = type.with_layout(type.layout.split(name, dim))
-    return names, type
+        type = type.with_layout(type.layout.split(type.mesh.axes[i], dim))
+    return type
 
 
 def _with(layout: Layout, axes: Sequence[str], placement: Partial) -> Layout:
@@ -192,7 +192,7 @@ def owners(src: TensorType, dst: TensorType, spread: bool = False) -> TensorType
         return dst
     who = talk(src, dst)
     idle = who.src.free if who.same_mesh and not spread else ()
-    return _cut_like(src, dst, [i for i in who.dst.free if i not in idle])[1]
+    return _cut_like(src, dst, [i for i in who.dst.free if i not in idle])
 
 
 def _sliced(src: TensorType, dst: TensorType) -> TensorType:
@@ -254,4 +254,4 @@ def _nothing_moves(src: TensorType, dst: TensorType) -> bool:
         return False
     if who.same_mesh and not who.axes:
         return True
-    return not received(by_exchange(src, dst)).any()
+    return not most_received((by_exchange(src, dst),))

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
+from typing import Any
 
 import torch
 
@@ -47,7 +48,8 @@ class SimulatedComm(Comm[tuple[torch.Tensor, ...]]):
     """All ranks of a mesh in one process; it counts what a real mesh would move.
 
     A value is a tuple with each rank's local tensor, in mesh order. `received` counts the bytes
-    that arrived at each rank from others, `calls` the collectives by name.
+    that arrived at each rank from others, `calls` the collectives by name. A pickle of it is one
+    that has run nothing yet; all DTensors of a pickle share it.
     """
 
     def __init__(self, mesh: Mesh, *, cost: CostModel = NCCL, check: Check = "first") -> None:
@@ -59,6 +61,9 @@ class SimulatedComm(Comm[tuple[torch.Tensor, ...]]):
 
     def __repr__(self) -> str:
         return f"SimulatedComm({self.mesh!r})"
+
+    def __reduce__(self) -> Any:
+        return partial(type(self), cost=self.cost, check=self.check), (self.mesh,)
 
     def agree(self, about: str, digest: str, mesh: Sequence[Mesh], mistake: str | None) -> None:
         contained(about, mesh, self.mesh)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 import attrs
@@ -93,6 +95,13 @@ class Spmd(Generic[F]):
         self.reasons: set[str] = set()
         """Why it runs on replicated operands, as far as it was said."""
         functools.update_wrapper(self, f, updated=())
+
+    def __reduce__(self) -> Any:
+        name = getattr(self, "__qualname__", "spmd")
+        with contextlib.suppress(AttributeError):
+            if attrgetter(name)(sys.modules.get(self.__module__)) is self:
+                return name  # as a decorator it has taken the place of its function
+        return Spmd, (self.f, self.options)
 
     def __repr__(self) -> str:
         return f"spmd({getattr(self.f, '__name__', self.f)!r})"

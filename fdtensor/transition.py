@@ -59,7 +59,7 @@ def transition(src: TensorType, axis: str, to: Placement) -> tuple[Step, ...]:
     match was, to:
         case Partial(), Partial(reduce_op):
             if scalable(src, dst):
-                return (Step(Scale((axis,), reduce_op), src, dst),)
+                return (_one(src, dst),)
             dims = src.shape
             through: Placement = Shard(roomiest(src, src.mesh.axis(axis))) if dims else Replicate()
             middle = src.placed(axis, through if reduce_op != "avg" else Replicate())
@@ -134,6 +134,8 @@ def named(src: TensorType, dst: TensorType) -> Collective | None:
             return ReduceScatter(*_named(tails, names), src.layout.partial[axes[0]])
         case ("replicate", "partial") if a.cuts == b.cuts:
             return Mask(axes, dst.layout.partial[axes[0]])
+        case ("partial", "partial") if a.cuts == b.cuts and scalable(src, dst):
+            return Scale(axes, dst.layout.partial[axes[0]])
         case ("shard", "partial"):
             tails = _tails(b.cuts, a.cuts)
             reduce_op = dst.layout.partial[axes[0]]

@@ -10,7 +10,7 @@ import torch
 
 from fdtensor.dtypes import dtype_name
 from fdtensor.errors import FdtensorError, RuleError
-from fdtensor.graph import Call, Full, Graph, Var, substituted, tensors_of
+from fdtensor.graph import Call, Full, Graph, Var, op_by_name, substituted, tensors_of
 from fdtensor.layout import Layout, TensorType
 from fdtensor.lower import local_graph, lowered
 from fdtensor.mesh import Mesh
@@ -32,6 +32,8 @@ class Wrong:
     row: Row
     sample: str
     found: str
+
+    __reduce__ = op_by_name
 
     def __str__(self) -> str:
         return f"{self.op}: {self.row} is wrong on {self.sample}: {self.found}"

@@ -18,6 +18,7 @@ def shell(*arguments: str, program=(sys.executable, "-m", "fdtensor")):
     )
 
 
+LARGE = ["plan", "--mesh", "a=2", "--dst", "R", "--shape"]
 PLAN = ["plan", "--mesh", "dp=2,tp=4", "--shape", "8192,8192", "--dtype", "bf16"]
 
 
@@ -72,6 +73,10 @@ def test_a_layout_is_written_per_axis_or_per_dim(text, layout):
             "'dp' is not a mesh",
         ),
         (["plan", "--mesh", "a=2", "--shape", "x", "--src", "R", "--dst", "R"], "is not a shape"),
+        ([*LARGE, "9" * 20, "--src", "R"], "has 2**63 bytes or more"),
+        ([*LARGE, "9" * 9999, "--src", "R"], "is not a shape"),
+        ([*LARGE, "9", "--src", "S(" + "9" * 9999 + ")"], "is not a placement"),
+        (["plan", "--mesh", f"a={2**63}", "--shape", "9", "--src", "R", *LARGE[3:5]], "too large"),
         (["plan", "--mesh", "a=2"], "arguments are required: --shape, --src, --dst"),
         (["dance"], "invalid choice"),
         ([*PLAN, "--src", "R,R", "--dst", "R,R", "--dtype", "f7"], "'f7' is not a dtype."),

@@ -146,8 +146,10 @@ def test_a_program_without_choices_still_tells_its_moves():
     program = attrs.evolve(megatron(), origin=None)
     text = program.explain()
     assert "g = reduce_scatter" in text
-    assert text.endswith("no layout was chosen: this program was not traced")
-    assert program.explain("f").endswith("was not chosen: this program was not traced")
+    assert text.endswith("what the layouts were chosen from is not known: it was not traced here")
+    assert program.explain("f").endswith(
+        "is not known to be chosen: the program was not traced here"
+    )
 
 
 def test_a_name_that_the_program_lacks():

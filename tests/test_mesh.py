@@ -155,3 +155,9 @@ def test_placements_of_other_kinds_differ():
 def test_a_size_is_a_positive_int(size):
     with pytest.raises(MeshError, match="has size"):
         Mesh(dp=size)
+
+
+@pytest.mark.parametrize("name", ["", "a\n", "\0", "\ud800", None, 0])
+def test_the_name_of_an_axis_can_be_printed(name):
+    with pytest.raises(MeshError, match="no name for a mesh axis"):
+        Mesh.from_ranks([0, 1], [name])

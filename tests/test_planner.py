@@ -2,8 +2,10 @@
 
 import itertools
 import json
+import re
 import sys
 
+import attrs
 import pytest
 import torch
 from hypothesis import given
@@ -12,7 +14,10 @@ from hypothesis import strategies as st
 from fdtensor import (
     GLOO,
     NCCL,
+    AllReduce,
+    CostModel,
     Layout,
+    LayoutError,
     Mesh,
     Partial,
     Plan,
@@ -21,14 +26,19 @@ from fdtensor import (
     Replicate,
     Shard,
     SimulatedComm,
+    Slice,
+    StridedShard,
     TensorType,
+    fuse,
     plan,
     run,
+    transition,
 )
 from fdtensor.exchange import route
 from fdtensor.planner import _plan
-from fdtensor.testing.strategies import redistributions
+from fdtensor.testing.strategies import placements, redistributions
 from fdtensor.testing.values import full_tensor, gather_full, scatter
+from fdtensor.transition import by_exchange
 
 R, S, P = Replicate(), Shard, Partial
 
@@ -103,12 +113,83 @@ def test_json_gives_the_same_plan_back(pair, cost):
     assert eval(repr(found)) is found
 
 
-@given(redistributions())
-def test_steps_go_from_source_to_destination(pair):
-    found = plan(*pair)
-    ends = [found.src, *(step.dst for step in found.steps)]
-    assert [step.src for step in found.steps] == ends[:-1]
-    assert not found.steps or ends[-1] is found.dst
+@given(pairs, costs, st.data())
+def test_every_plan_is_verified(pair, cost, data):
+    """Of the planner, within a budget, backward, fused, and of the transitions of its axes."""
+    found = plan(*pair, cost=cost)
+    found.verify()
+    fuse([found]).plans[0].verify()
+    plan(*pair, cost=cost, max_bytes=found.peak_bytes).verify()
+    src, dst = pair
+    if {*src.layout.partial.values(), *dst.layout.partial.values()} <= {"sum", "avg"}:
+        found.transpose().verify()
+    if src.mesh.ndim:
+        axis = data.draw(st.sampled_from(src.mesh.axes))
+        to = data.draw(placements(src.shape, src.mesh.axis_size(axis), partial=["sum"]))
+        try:
+            end = src.placed(axis, to)
+        except LayoutError:
+            return
+        Plan(src, end, transition(src, axis, to), cost).verify()
+
+
+SUM = AllReduce(("dp",), "sum")
+WRONG = {
+    "no step": (lambda p: ()),
+    "one step is left out": (lambda p: p.steps[1:]),
+    "a step comes twice": (lambda p: (*p.steps, p.steps[-1])),
+    "another reduction": (lambda p: (evolved(p, 0, reduce_op="max"), p.steps[1])),
+    "another dim": (lambda p: (p.steps[0], evolved(p, 1, dims=(1,)))),
+    "another axis": (lambda p: (evolved(p, 0, axes=("dp",)), p.steps[1])),
+    "an axis that is not there": (lambda p: (evolved(p, 0, axes=("pp",)), p.steps[1])),
+    "another kind": (lambda p: (p.steps[0], attrs.evolve(p.steps[1], collective=SUM))),
+    "no step at all": (lambda p: (p.steps[0], p.steps[1].collective)),
+    "another end": (lambda p: (p.steps[0], attrs.evolve(p.steps[1], dst=p.src))),
+}  # fmt: skip
+
+
+def evolved(found, i, **fields):
+    """Step `i` of a plan with other fields of its collective."""
+    step = found.steps[i]
+    return attrs.evolve(step, collective=attrs.evolve(step.collective, **fields))
+
+
+@pytest.mark.parametrize("steps", WRONG.values(), ids=list(WRONG))
+def test_a_wrong_step_is_refused(steps):
+    mesh = Mesh(dp=2, tp=4)
+    found = plan(typed((8, 16), [S(0), P()], mesh), mesh.layout(None, "tp"))
+    with pytest.raises(PlanError):
+        Plan(found.src, found.dst, steps(found), found.cost).verify()
+
+
+@pytest.mark.parametrize(
+    "field", [{"pieces": 0}, {"pieces": 9}, {"pieces": 10**30}, {"way": "mail"}]
+)
+def test_an_exchange_is_cut_into_as_many_pieces_as_it_has_rows_at_most(field):
+    mesh = Mesh(dp=2)
+    step = by_exchange(typed((8, 5), [S(0)], mesh), typed((8, 5), [S(1)], mesh))
+    Plan(step.src, step.dst, (step,), NCCL).verify()
+    wrong = attrs.evolve(step, collective=attrs.evolve(step.collective, **field))
+    with pytest.raises(PlanError, match=re.escape(str(wrong.collective))):
+        Plan(step.src, step.dst, (wrong,), NCCL).verify()
+
+
+def test_plans_of_the_largest_tensors_and_meshes_are_verified():
+    """By their layouts alone: no block is made, and no rank visited."""
+    mesh = Mesh(a=2**20, b=2**20, c=2**20)
+    shape = (2**30 - 1, 2**31 - 1)
+    factors = [StridedShard(0, 2**40), S(0), P()]
+    for before, after in itertools.permutations([[S(0), S(1), P()], [S(1), S(0), R], factors], 2):
+        src, dst = typed(shape, before, mesh, torch.int8), typed(shape, after, mesh, torch.int8)
+        step = by_exchange(src, dst)
+        found = Plan(src, dst, (step,), NCCL)
+        try:
+            Plan.from_json(found.to_json())
+        except PlanError:
+            assert P() in after
+        wrong = Plan(src, dst, (attrs.evolve(step, collective=Slice((), ())),), NCCL)
+        with pytest.raises(PlanError):
+            wrong.verify()
 
 
 @given(pairs)
@@ -165,6 +246,7 @@ def test_the_census_is_at_the_minimum(mesh, shape):
     for before in itertools.product([R, S(0), S(1), P()], repeat=mesh.ndim):
         for after in itertools.product([R, S(0), S(1)], repeat=mesh.ndim):
             found = plan(typed(shape, before, mesh), typed(shape, after, mesh))
+            found.verify()
             if P() in before:
                 total += found.total_bytes
                 bound += found.least_total_bytes
@@ -267,12 +349,62 @@ def test_the_text_of_a_plan_error():
     with pytest.raises(PlanError) as error:
         plan(src, mesh.layout(), max_bytes=1000 - 500)
     assert str(error.value) == TOO_LITTLE
+    step = plan(src, mesh.layout()).steps[0]
+    wrong = attrs.evolve(step, collective=AllReduce(("dp",), "sum"))
+    with pytest.raises(PlanError) as error:
+        Plan(src, wrong.dst, (wrong,), NCCL).verify()
+    assert str(error.value) == OTHER_STEP
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"fdtensor": 1}', "null", "plan"])
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[1]", '{"fdtensor": 1}', "null", "plan", None, b"{}", 7, "[" * 10**6]
+)
 def test_another_text_is_no_plan(text):
     with pytest.raises(PlanError, match="this text is not a plan"):
         Plan.from_json(text)
+
+
+def test_a_text_of_many_axes_or_dims_is_refused_at_once():
+    tree = json.loads(plan(typed((8,), [S(0)], Mesh(x=2)), Mesh(x=2).layout()).to_json())
+    count = 10**5
+    axes = {"axes": [f"a{i}" for i in range(count)], "sizes": [1] * count, "ranks": [1]}
+    dims = {**tree["types"][0], "shape": [2**62] * count}
+    for changed in ({"meshes": [axes]}, {"types": [dims, dims]}):
+        with pytest.raises(PlanError, match="this text is not a plan"):
+            Plan.from_json(json.dumps({**tree, **changed}))
+
+
+def test_a_text_is_refused_with_the_place_that_is_wrong():
+    mesh = Mesh(dp=2, tp=4)
+    tree = json.loads(plan(typed((8, 16), [S(0), P()], mesh), mesh.layout(None, "tp")).to_json())
+    said = {
+        "it is of version 2, and this reads 1": {**tree, "fdtensor": 2},
+        "it has an unknown key, 'more'": {**tree, "more": 1},
+        "it lacks 'cost'": {k: v for k, v in tree.items() if k != "cost"},
+        "src is -1, in a table of 3": {**tree, "src": -1},
+        "dst is True, not an int": {**tree, "dst": True},
+        "steps is None, not a list": {**tree, "steps": None},
+        "steps[0] is no step of a kind": {**tree, "steps": [{**tree["steps"][0], "kind": "Step"}]},
+        "-1.0 is no price": {**tree, "cost": {**tree["cost"], "latency": -1}},
+        "a key comes twice": '{"fdtensor":1,"fdtensor":1}',
+        "NaN is no number": '{"fdtensor":NaN}',
+    }
+    for sentence, text in said.items():
+        with pytest.raises(PlanError, match=re.escape(sentence)):
+            Plan.from_json(text if isinstance(text, str) else json.dumps(text))
+
+
+@pytest.mark.parametrize("price", [-1, float("nan"), float("inf"), "1", None, True, 10**400])
+@pytest.mark.parametrize("field", ["latency", "bandwidth", "copy", "flops"])
+def test_prices_are_finite_numbers(field, price):
+    with pytest.raises(PlanError, match="is no price"):
+        attrs.evolve(NCCL, **{field: price})
+    with pytest.raises(PlanError, match="is no price"):
+        attrs.evolve(NCCL, launch=[("", price)])
+    with pytest.raises(PlanError, match="is no table"):
+        attrs.evolve(NCCL, slowdown=[price])
+    assert attrs.evolve(NCCL, copy=10**12) is NCCL
+    assert isinstance(CostModel("x", 0, 1, 1, 1, [["", 1]], []).latency, float)
 
 
 REDUCED = """\
@@ -319,3 +451,12 @@ no plan fits in 500 bytes per rank: the least is 768.
   destination: 512 bytes
 
 Pass max_bytes=768 or more, or choose layouts with smaller blocks."""
+
+OTHER_STEP = """\
+all_reduce[axis=dp reduce_op=sum] is not what takes f32[8@dp,16] to f32[8,16].
+
+  which: step 0
+  mesh:  Mesh(dp=2) to Mesh(dp=2)
+  right: all_gather[axis=dp dim=0]
+
+Make plans with plan(src, dst), or by Plan.from_json of what to_json returned."""

@@ -6,14 +6,20 @@ from math import prod
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fdtensor.blocks import chunk
 from fdtensor.graph import Full
+from fdtensor.layout import Layout, TensorType
+from fdtensor.lift import _same
+from fdtensor.mesh import Mesh
 from fdtensor.notation.core import P, R, S
 from fdtensor.notation.reshape import groups
 from fdtensor.placement import Partial, Shard, StridedShard
 from fdtensor.rows import rows_of
 from fdtensor.rules import Row
+from fdtensor.testing.strategies import types
 from fdtensor.verify import call_of, verify
 
 aten = torch.ops.aten
@@ -134,6 +140,33 @@ def test_the_rows_of_views_are_right(sample, count):
     """Negative dims, dims of size 1 and new ones."""
     op, *args = sample
     assert verify(op, [tuple(args)], count=count) == []
+
+
+RESHAPES = [((6, 4), (8, 3)), ((6, 4), (24,)), ((2, 3, 4), (6, 4)), ((24,), (2, 3, 4))]
+
+
+@given(st.sampled_from(RESHAPES), st.sampled_from([Mesh(x=2), Mesh(x=2, y=2)]), st.data())
+def test_blocks_are_the_same_after_a_reshape_where_their_elements_are(shapes, mesh, data):
+    src, dst = (data.draw(types(mesh, shape, partial=False)) for shape in shapes)
+
+    def held(type, rank):
+        places = torch.arange(24).reshape(type.shape)
+        for d, index in enumerate(type.index(rank)):
+            places = places.index_select(d, torch.tensor(tuple(index), dtype=torch.int64))
+        return places.flatten().tolist()
+
+    assert _same(src, dst) == all(held(src, r) == held(dst, r) for r in mesh.ranks)
+
+
+def test_blocks_of_the_largest_tensors_are_compared_by_their_ranges():
+    mesh = Mesh(x=2, y=4)
+    rows = TensorType((2**30, 2**30), torch.bool, mesh.layout("x", "y"))
+    flat = TensorType((2**60,), torch.bool, mesh.layout(("x", "y")))
+    both = TensorType((2**30, 2**30), torch.bool, mesh.layout(("x", "y")))
+    columns = Layout(mesh, [Shard(0), StridedShard(0, 2**20)])
+    assert _same(both, flat)
+    assert not _same(rows, flat)
+    assert not _same(TensorType((2**30, 2**30), torch.bool, columns), flat)
 
 
 def test_bits_of_a_pending_sum_say_nothing():

@@ -397,7 +397,7 @@ LARGE = (
     HUGE,
     Mesh.from_ranks(list(range(9999, -1, -1)), "x"),
     plan(typed((8192, 8000), "dp", mesh=HUGE, tp="sum"), HUGE.layout(None, "tp")),
-    TensorType((4096,) * 6, torch.int8, Mesh(a=2, b=2, c=2, d=2).layout(*"abcd")),
+    TensorType((1024,) * 6, torch.int8, Mesh(a=2, b=2, c=2, d=2).layout(*"abcd")),
 )
 
 

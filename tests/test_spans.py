@@ -12,7 +12,7 @@ from fdtensor.interpreter import run
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
 from fdtensor.notation.core import Needs
-from fdtensor.placement import Replicate, Shard, Spans
+from fdtensor.placement import Replicate, Shard, Spans, parse_placement
 from fdtensor.planner import plan
 from fdtensor.simulator import SimulatedComm
 from fdtensor.testing.strategies import layouts, meshes
@@ -54,10 +54,14 @@ def halos(draw, world=None):
 def test_every_rank_gets_the_ranges_that_it_reads(ends, seed):
     src, dst = ends
     full = full_tensor(src, seed)
-    found = plan(src, dst)
+    found, comm = plan(src, dst), SimulatedComm(src.mesh)
 
-    made = run(found, scatter(full, src, seed), SimulatedComm(src.mesh))
+    made = run(found, scatter(full, src, seed), comm)
 
+    found.verify()
+    announced = {rank: found.received_bytes_at(rank) for rank in src.mesh.order}
+    assert {rank: comm.received[rank] for rank in announced} == announced
+    assert found.received_bytes == max(announced.values())
     for rank, local in zip(src.mesh.ranks, made, strict=True):
         assert torch.equal(local, block(full, dst, rank))
     if not src.layout.partial:
@@ -117,3 +121,17 @@ def test_overlapping_blocks_are_only_read():
         Layout(mesh, [Spans(0, (((0, 3),),))])
     with pytest.raises(LayoutError, match="has one rank"):
         Layout(Mesh(x=1), [Spans(0, (((0, 3),),))])
+
+
+@given(st.data())
+def test_ranges_are_read_back_as_they_print(data):
+    placement = data.draw(spans(data.draw(st.integers(0, 2)), 9, data.draw(st.integers(2, 4))))
+    assert parse_placement(str(placement)) is placement
+
+
+@pytest.mark.parametrize(
+    "held", [((3, 1),), ((0, 2), (2, 4)), ((2, 4), (0, 1)), ((-1, 2),), ((0,),), 3]
+)
+def test_ranges_that_touch_or_go_back_are_refused(held):
+    with pytest.raises(LayoutError, match="ascending ranges"):
+        Spans(0, ((), held))

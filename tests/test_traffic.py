@@ -1,5 +1,6 @@
 """Closed forms of bytes against messages counted one by one."""
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -13,15 +14,20 @@ from fdtensor import (
     Layout,
     Mesh,
     Partial,
+    Plan,
+    Ragged,
     Replicate,
     Shard,
+    Step,
     TensorType,
     plan,
+    trace,
 )
+from fdtensor.bound import least_total, lower_bound
 from fdtensor.cost import seconds
 from fdtensor.exchange import route, talk
 from fdtensor.testing.strategies import redistributions
-from fdtensor.traffic import least_total, lower_bound, received, received_at, sent, sent_at
+from fdtensor.traffic import received, received_at, sent, sent_at
 from fdtensor.transition import by_exchange
 
 R, S, P = Replicate(), Shard, Partial
@@ -116,6 +122,70 @@ def test_the_bound_of_new_pending_terms(before, after, bound):
     dst = TensorType((8, 16), torch.float32, Layout(mesh, after))
     assert lower_bound(src, dst) <= plan(src, dst).received_bytes
     assert lower_bound(src, dst) == bound
+
+
+# --- sizes up to the largest -----------------------------------------------------------------
+
+UNIT = 2**9 * 3**6
+"""What every cut of `redistributions` divides, three of them one inside the other."""
+
+
+def stretched(type: TensorType, dim: int, factor: int) -> TensorType:
+    """The type with a dim, and what is ragged along it, `factor` times as long."""
+    shape = tuple(n * factor if d == dim else n for d, n in enumerate(type.shape))
+    cuts = [
+        attrs.evolve(p, sizes=[n * factor for n in p.sizes])
+        if isinstance(p, Ragged) and p.dim == dim
+        else p
+        for p in type.layout.placements
+    ]
+    return TensorType(shape, type.dtype, Layout(type.mesh, cuts, dict(type.layout.order)))
+
+
+def figures(found: Plan) -> list[int]:
+    """Every number of bytes that a plan announces, but for bounds that are rounded down."""
+    ranks = [*found.src.mesh.order, *found.dst.mesh.order]
+    one_by_one = [f(r) for r in ranks for f in (found.received_bytes_at, found.sent_bytes_at)]
+    peaks = [found.peak_bytes_at(rank) for rank in ranks]
+    totals = [found.received_bytes, found.total_bytes, found.sent_bytes, found.peak_bytes]
+    return [*totals, found.least_total_bytes, *one_by_one, *peaks]
+
+
+@given(
+    st.booleans().flatmap(lambda cross: redistributions(cross_mesh=cross, dtype=None)), st.data()
+)
+def test_bytes_grow_in_step_with_a_dim_up_to_the_largest_tensor(pair, data):
+    assume(pair[0].numel and pair[0].shape)
+    dim = data.draw(st.integers(0, len(pair[0].shape) - 1))
+    small = plan(*[stretched(t, dim, UNIT) for t in pair])
+    factor = (2**63 - 1) // small.src.nbytes
+
+    def large(t: TensorType) -> TensorType:
+        return stretched(t, dim, factor)
+
+    steps = [Step(s.collective, large(s.src), large(s.dst)) for s in small.steps]
+    found = Plan(large(small.src), large(small.dst), tuple(steps), small.cost)
+    assert found.src.nbytes > 2**62
+    assert figures(found) == [factor * figure for figure in figures(small)]
+    best = plan(found.src, found.dst)
+    assert best.total_bytes == found.total_bytes
+    ranks = (*best.src.mesh.order, *best.dst.mesh.order)
+    assert best.received_bytes == max(map(best.received_bytes_at, ranks))
+    assert best.received_bytes >= best.lower_bound_bytes
+
+
+def test_a_program_announces_bytes_of_the_largest_tensors():
+    mesh = Mesh(x=8)
+    types = [TensorType((2**n, 8), torch.float32, mesh.layout("x")) for n in (20, 57)]
+    small, large = (trace(several, t, out_layouts=mesh.layout()) for t in types)
+    assert large.received_bytes == large.received_bytes_at(0) == 2**37 * small.received_bytes
+    assert large.peak_bytes == 2**37 * small.peak_bytes > 2**63
+    assert f"{large.received_bytes} B received per rank" in str(large)
+    assert f"{large.received_bytes} B received per rank" in large.summary()
+
+
+def several(x):
+    return x.exp(), x.sin(), x.cos()
 
 
 # --- seconds ---------------------------------------------------------------------------------

@@ -148,6 +148,12 @@ class LocalCluster:
     def __reduce__(self) -> Any:
         return this_rank, ()
 
+    def __copy__(self) -> LocalCluster:
+        return self
+
+    def __deepcopy__(self, memo: object) -> LocalCluster:
+        return self
+
     def _packed(self, fn: Callable[..., object], args: Sequence[object]) -> Call:
         if not callable(fn):
             raise CommError(

@@ -27,6 +27,7 @@ from fdtensor.cluster.failures import spans
 from fdtensor.comm import Check
 from fdtensor.dtensor import DTensor
 from fdtensor.errors import CommError
+from fdtensor.graph import op_named
 from fdtensor.kernel import empty
 from fdtensor.layout import TensorType
 from fdtensor.mesh import Mesh
@@ -150,7 +151,7 @@ class Pickler(cloudpickle.Pickler):
             case OpOverloadPacket():
                 return attrgetter(obj._qualified_op_name.replace("::", ".")), (torch.ops,)
             case OpOverload():
-                return getattr, (obj.overloadpacket, obj._overloadname)
+                return op_named, (obj.name(),)
             case HigherOrderOperator():
                 return getattr, (torch.ops.higher_order, obj.name())
         return super().reducer_override(obj)

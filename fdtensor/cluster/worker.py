@@ -30,6 +30,7 @@ from fdtensor.cluster.failures import failure
 from fdtensor.cluster.parcels import Block, Side, dumps, loads
 from fdtensor.comm import Check
 from fdtensor.dtensor import DTensor
+from fdtensor.errors import CommError
 from fdtensor.funcol import FuncolComm
 from fdtensor.mesh import Mesh
 
@@ -79,7 +80,11 @@ _here: ThisRank | None = None
 
 def this_rank() -> ThisRank:
     """The cluster of this process, which is a rank of it."""
-    assert _here is not None, "this process is not a rank of a local cluster."
+    if _here is None:
+        raise CommError(
+            "a pickled cluster is the one of the rank that reads it, and this process is no rank.",
+            hint="Use it inside of a function that cluster.run(fn) runs.",
+        )
     return _here
 
 

@@ -18,6 +18,7 @@ from fdtensor.discovery.sample import Sample
 from fdtensor.discovery.search import Found, attempts, found
 from fdtensor.discovery.trial import R, Trial, size_cut
 from fdtensor.errors import RuleError
+from fdtensor.graph import op_by_name
 from fdtensor.notation.core import rule_of
 from fdtensor.placement import Partial, Placement
 from fdtensor.progress import working
@@ -68,6 +69,8 @@ class Discovered:
             have = {(row.ins, row.outs) for row in _known(case.samples[0])}
             lacking |= dict.fromkeys(r for r in case.rows if (r.ins, r.outs) not in have)
         return tuple(lacking)
+
+    __reduce__ = op_by_name
 
     def __str__(self) -> str:
         from fdtensor.discovery.source import source

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
 from fdtensor.choice import overlapped
 from fdtensor.collective import Step
 from fdtensor.cost import seconds
@@ -13,7 +11,7 @@ from fdtensor.explanation.tables import columns, counted, microseconds
 from fdtensor.graph import Var
 from fdtensor.plan_text import bytes_text
 from fdtensor.program import Program, Together, op_name
-from fdtensor.traffic import received
+from fdtensor.traffic import most_received
 
 __all__ = ["move_lines"]
 
@@ -42,12 +40,11 @@ def move_lines(program: Program) -> list[str]:
     for spent, eqn in sorted(sent, key=lambda move: -move[0])[:MOST]:
         assert isinstance(eqn.op, (Step, Together))
         made = [v for v in eqn.outs if v is not None]
-        moved = sum((received(step) for step in eqn.steps), np.zeros((), np.int64))
         ends = (
             f"{_some([makers[v] for v in made])} -> {_some([r for v in made for r in readers[v]])}"
         )
         call = f"{_values(made)} = {eqn.op.collective} {_values(eqn.ins)}"
-        rows.append((call, microseconds(spent), bytes_text(int(moved.max())), ends))
+        rows.append((call, microseconds(spent), bytes_text(most_received(eqn.steps)), ends))
     return [title, *columns(rows, "<>><")]
 
 

@@ -12,7 +12,7 @@ from fdtensor.explanation.tables import columns, counted, microseconds
 from fdtensor.graph import Call, Graph, Var
 from fdtensor.plan_text import bytes_text
 from fdtensor.program import Program, op_name
-from fdtensor.traffic import received
+from fdtensor.traffic import most_received
 
 __all__ = ["told_apart"]
 
@@ -69,7 +69,7 @@ def _typed(program: Program, v: Var) -> str:
 
 def _moves(program: Program) -> Counter[tuple[str, str, int]]:
     return Counter(
-        (str(s.collective), f"{s.src} -> {s.dst}", int(received(s).max(initial=0)))
+        (str(s.collective), f"{s.src} -> {s.dst}", most_received((s,)))
         for s in program.steps
         if not is_local(s)
     )

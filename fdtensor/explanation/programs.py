@@ -36,7 +36,9 @@ def explained(program: Program, value: str | None = None) -> str:
         return _of_value(program, value)
     lines = [f"{program.name} on {program.mesh!r}", "", *move_lines(program), ""]
     if program.origin is None:
-        return "\n".join([*lines, "no layout was chosen: this program was not traced"])
+        return "\n".join(
+            [*lines, "what the layouts were chosen from is not known: it was not traced here"]
+        )
     blocks = blocks_of(program, ROWS)
     if not blocks:
         return "\n".join([*lines, "no layout was a choice: every call has one row"])
@@ -77,7 +79,7 @@ def _of_value(program: Program, name: str) -> str:
     elif any(found == v for v, _ in program.constants):
         lines.append(f"  {found} is a tensor that {program.name} closes over: replicated")
     elif program.origin is None:
-        lines.append("  was not chosen: this program was not traced")
+        lines.append("  is not known to be chosen: the program was not traced here")
     else:
         made = _made(program, found)
         if not lines and made[0].strip().startswith(head):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from fdtensor.collective import Step, is_local
 from fdtensor.cost import CostModel, seconds
 from fdtensor.pictures.facts import Description, Facts, Move, Note, Row, Section, Table
@@ -13,7 +11,7 @@ from fdtensor.pictures.panels import MOST_CELLS, blocks_of
 from fdtensor.pictures.types import legend
 from fdtensor.plan_text import bytes_text, listing, time_text
 from fdtensor.planner import Plan
-from fdtensor.traffic import received
+from fdtensor.traffic import all_received, most_received
 
 __all__ = ["of_plan"]
 
@@ -58,7 +56,7 @@ def _steps(found: Plan, cost: CostModel) -> Iterator[Section]:
     if not found.steps:
         yield Note("nothing to do: the types are the same")
         return
-    counts = [_received(step) for step in found.steps]
+    counts = [most_received((step,)) for step in found.steps]
     total = sum(counts)
     rows = [
         Row(
@@ -89,12 +87,8 @@ def _stages(found: Plan, cost: CostModel) -> Iterator[Section]:
 def _moved(step: Step, cost: CostModel) -> str:
     if is_local(step):
         return f"nothing is sent, {time_text(seconds(step, cost))}"
-    total = int(np.broadcast_to(received(step), step.dst.mesh.sizes).sum())
+    most, total = most_received((step,)), all_received((step,))
     return (
-        f"{bytes_text(_received(step))} received by the busiest rank, {bytes_text(total)} by all, "
+        f"{bytes_text(most)} received by the busiest rank, {bytes_text(total)} by all, "
         f"{time_text(seconds(step, cost))}"
     )
-
-
-def _received(step: Step) -> int:
-    return int(received(step).max(initial=0))

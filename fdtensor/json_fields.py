@@ -1,0 +1,101 @@
+"""JSON text from outside as plain values, each of the kind that is expected where it stands.
+
+`parsed` bounds what a text may cost, `record`, `items`, `whole`, `real` and `word` take its parts.
+All raise `Malformed`, which says in a few words what is wrong, and where.
+"""
+
+from __future__ import annotations
+
+import json
+from math import isfinite
+from typing import Any, NoReturn
+
+__all__ = ["MOST_CHARACTERS", "Malformed", "items", "parsed", "real", "record", "whole", "word"]
+
+MOST_CHARACTERS = 1 << 25
+"""Longer texts are not read: parsed, a text takes up to 20 times as many bytes."""
+
+
+class Malformed(Exception):
+    """What a text says is not what belongs there."""
+
+
+def parsed(text: object) -> Any:
+    """The values of a JSON text; no key may come twice, and no number be infinite or no number."""
+    if not isinstance(text, str):
+        raise Malformed(f"it is {_shown(text)}, not a str")
+    if len(text) > MOST_CHARACTERS:
+        raise Malformed(f"it has {len(text)} characters, and {MOST_CHARACTERS} are the most")
+    try:
+        return json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
+    except RecursionError:
+        raise Malformed("it is nested too deep") from None
+    except ValueError as error:
+        raise Malformed(f"it is no JSON: {error}") from error
+
+
+def record(value: Any, where: str, *names: str) -> list[Any]:
+    """The values of an object that has just these keys, in the order that is asked for."""
+    if not isinstance(value, dict):
+        raise Malformed(f"{where} is {_shown(value)}, not an object")
+    missing = [name for name in names if name not in value]
+    unknown = [name for name in value if name not in names]
+    if missing or unknown:
+        what = f"lacks {missing[0]!r}" if missing else f"has an unknown key, {_shown(unknown[0])}"
+        raise Malformed(f"{where} {what}")
+    return [value[name] for name in names]
+
+
+def items(value: Any, where: str) -> list[Any]:
+    """The entries of a list."""
+    return value if isinstance(value, list) else _refuse(value, where, "a list")
+
+
+def whole(value: Any, where: str) -> int:
+    """An int, which a bool is not."""
+    return value if type(value) is int else _refuse(value, where, "an int")
+
+
+def real(value: Any, where: str) -> float:
+    """A finite number."""
+    if type(value) is float and isfinite(value):
+        return value
+    if type(value) is int and abs(value) < 1 << 53:
+        return float(value)
+    return _refuse(value, where, "a finite number")
+
+
+def word(value: Any, where: str) -> str:
+    """A str that can be printed."""
+    if isinstance(value, str) and value.isprintable():
+        return value
+    return _refuse(value, where, "a printable text")
+
+
+def _refuse(value: Any, where: str, what: str) -> NoReturn:
+    raise Malformed(f"{where} is {_shown(value)}, not {what}")
+
+
+def _shown(value: Any) -> str:
+    """A value as a message shows it."""
+    match value:
+        case dict():
+            return "an object"
+        case list():
+            return "a list"
+        case int() if not isinstance(value, bool) and abs(value) >= 1 << 64:
+            return "a huge int"
+        case _:
+            text = repr(value)
+            return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise ValueError("a key comes twice")
+    return made
+
+
+def _constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
