@@ -68,6 +68,8 @@ _BATCH_NORM = aten.native_batch_norm.default
 
 def draw_from(key: torch.Tensor) -> None:
     """Lets the random ops of the function that runs, or is recorded, draw from a key."""
+    while _C._C._functorch.is_gradtrackingtensor(key):
+        key = _C._C._functorch.get_unwrapped(key)
     Numbers.active[-1].key = _unwrapped(key)
 
 
@@ -287,7 +289,9 @@ def record(
         with contextlib.ExitStack() as stack:
             if not of_caller:
                 stack.enter_context(neutral())
-            stack.enter_context(torch.inference_mode(False))
+            grad = torch.is_grad_enabled()
+            stack.enter_context(torch.inference_mode(False))  # which turns gradients on
+            stack.enter_context(torch.set_grad_enabled(grad))
             stack.enter_context(recorder.numbers)
             stack.enter_context(without_rejection())
             stack.enter_context(transparent(of_caller))

@@ -85,8 +85,8 @@ def test_it_is_what_torch_computes_with_its_derivatives(kind):
 def test_experts_stay_where_they_are():
     mesh = Mesh(ep=4)
     x = TensorType((4096, 512), torch.float32, mesh.layout())
-    w = TensorType((8, 512, 512), torch.float32, mesh.layout("ep"))
-    offs = TensorType((8,), torch.int32, mesh.layout())
+    w = TensorType((64, 512, 512), torch.float32, mesh.layout("ep"))
+    offs = TensorType((64,), torch.int32, mesh.layout())
     program = trace(
         lambda x, w, offs: torch.nn.functional.grouped_mm(x, w, offs=offs),
         *(x, w, offs),

@@ -36,7 +36,7 @@ def never_empty(op: Any) -> Any:
     def local(at, *args):
         def filled(t):
             if isinstance(t, (list, tuple)):  # a shape that is told beside the tensor
-                return [max(1, n) if isinstance(n, int) else n for n in t]
+                return [max(1, n) if type(n) is int else n for n in t]
             if not isinstance(t, torch.Tensor) or t.numel() or not t.is_floating_point():
                 return t
             return t.new_zeros([max(1, n) for n in t.shape])

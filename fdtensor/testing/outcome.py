@@ -135,7 +135,7 @@ class Claim:
         out, tree = flatten(function(*args, **kwargs), is_leaf=_is_dtensor)
         faults = tuple(self._faults(given, before, out))
         out = [_settled(x) if isinstance(x, DTensor) else x for x in out]
-        results = [x.full() for x in out if isinstance(x, DTensor)] if self.grad else []
+        results = [_whole(x) for x in out if isinstance(x, DTensor)] if self.grad else []
         found = iter(self._gradients(results, held))
         grads = []
         for x in given if self.grad else ():
@@ -183,6 +183,11 @@ class Claim:
         return list(
             torch.autograd.grad(total, smooth, allow_unused=True, materialize_grads=True)  # type: ignore[arg-type]
         )
+
+
+def _whole(x: DTensor[Any]) -> torch.Tensor:
+    """The full tensor, by the ranks of its mesh: those outside of it are not asked."""
+    return x.comm.leaves(x.redistribute(x.mesh.layout()).local)[0]
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
