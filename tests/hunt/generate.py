@@ -1,0 +1,135 @@
+"""`generated`: the program of a seed and a number."""
+
+from __future__ import annotations
+
+from random import Random
+
+import attrs
+import torch
+
+from fdtensor.mesh import Mesh
+from tests.hunt.draw import Draw, Op, Unfit
+from tests.hunt.layouts import drawn_layout, drawn_mesh
+from tests.hunt.ops import FAMILIES, MISTAKES
+from tests.hunt.records import Program, Setting, names_in
+from tests.hunt.values import kind_of
+
+__all__ = ["Extent", "generated"]
+
+MAIN = (
+    *[torch.float64] * 8,
+    *[torch.float32] * 3,
+    torch.float16,
+    torch.bfloat16,
+    *[torch.int64] * 2,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.complex128,
+    torch.complex64,
+    torch.bool,
+)
+MOMENTS = ("plain", "no_grad", "inference", "autocast", "float64", "deterministic", "tracked")
+CHANGES = ("other_values", "other_forms", "thread")
+
+
+@attrs.frozen
+class Extent:
+    """How large programs are."""
+
+    least: int = 10
+    most: int = 40
+    """Lines of a program."""
+    ranks: int = 12
+    """The most ranks of a mesh."""
+
+
+def generated(seed: int, number: int, extent: Extent = Extent()) -> Program:
+    """The program of this number: always the same one."""
+    random = Random(f"{seed}/{number}")
+    for _ in range(20):
+        mesh = drawn_mesh(random, extent.ranks)
+        draw = Draw(random, mesh, random.choice(MAIN), special=random.random() < 0.05)
+        try:
+            return _grown(draw, extent)
+        except Unfit:
+            continue
+    raise AssertionError("no program can be drawn")
+
+
+def _grown(draw: Draw, extent: Extent) -> Program:
+    random = draw.random
+    for _ in range(random.choice((1, 2, 2, 3))):
+        draw.fresh(_shape(random))
+    wanted = random.randint(extent.least, extent.most)
+    shy = random.random() < 0.7  # what depends on data makes all else run on replicas
+    tries = 0
+    while len(draw.lines) < wanted and tries < 20 * wanted:
+        tries += 1
+        op = _drawn(random)
+        if not (op.data and shy):
+            draw.attempt(op)
+    if random.random() < 0.15:
+        for _ in range(40):
+            if draw.attempt(_weighted(random, MISTAKES)):
+                break
+    if not draw.lines:
+        raise Unfit
+    return _finished(draw)
+
+
+def _drawn(random: Random) -> Op:
+    names = list(FAMILIES)
+    family = random.choices(names, [FAMILIES[n][1] for n in names])[0]
+    return _weighted(random, FAMILIES[family][0])
+
+
+def _weighted(random: Random, ops: tuple[Op, ...]) -> Op:
+    return random.choices(ops, [op.weight for op in ops])[0]
+
+
+def _shape(random: Random) -> tuple[int, ...]:
+    ndim = random.choice((0, 1, 1, 2, 2, 2, 2, 3, 3, 4))
+    sizes = (1, 2, 3, 4, 5, 6, 7, 8) if ndim < 3 else (1, 2, 3, 4)
+    return tuple(0 if random.random() < 0.03 else random.choice(sizes) for _ in range(ndim))
+
+
+def _finished(draw: Draw) -> Program:
+    """The program with its results, only with inputs that it names, in a setting."""
+    random = draw.random
+    named = {n for line in draw.lines for n in names_in(line.text)}
+    names = [n for n in draw.values if n in named]
+    written = [n for line in draw.lines for n in line.writes]
+    reads = {n for line in draw.lines for n in line.reads}
+    ends = [n for n in names if n not in reads]
+    outs = [names[-1], *random.sample(names, min(len(names), random.randint(0, 2)))]
+    outs += random.sample(ends, random.randint(len(ends) // 4, len(ends)))
+    outs += random.sample(written, min(len(written), 1))
+    outs = list(dict.fromkeys(outs))
+    inputs = tuple(i for i in draw.inputs if i.name in named)
+    program = Program(draw.mesh, inputs, tuple(draw.lines), tuple(outs))
+    return attrs.evolve(program, setting=_setting(draw, program))
+
+
+def _setting(draw: Draw, program: Program) -> Setting:
+    random = draw.random
+    smooth = any(kind_of(i.dtype) in "fc" for i in program.inputs)
+    ways = ["spmd"] * 4 + ["call"] * 2 + (["grad"] * 3 + ["backward", "call_backward"]) * smooth
+    way = random.choice(ways)
+    moments = ["plain"]
+    if random.random() < 0.35:
+        some = MOMENTS[:1] + MOMENTS[4:6] if "grad" in way or "back" in way else MOMENTS
+        moments = random.choices((*some, *CHANGES), k=random.randint(2, 4))
+    wanted = None
+    if way == "spmd" and not program.fails and random.random() < 0.3:
+        wanted = tuple(_wanted(draw, draw.mesh, name) for name in program.outs)
+    missing = "error" if random.random() < 0.05 else "replicate"
+    return Setting(way, tuple(moments), wanted, missing)
+
+
+def _wanted(draw: Draw, mesh: Mesh, name: str) -> object:
+    if draw.chance(0.3):
+        return None
+    t = draw[name]
+    return drawn_layout(draw.random, mesh, tuple(t.shape), t.dtype, draw.exact[name])

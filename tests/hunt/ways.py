@@ -1,0 +1,248 @@
+"""`outcome`: a program run by fdtensor in its setting, and compared with plain torch.
+
+spmd            the whole as one traced program
+call            each line by itself
+grad            `torch.func.grad` of a weighted sum of the results, traced
+backward        the whole, then `backward` from outside, to the local tensors
+call_backward   each line by itself, then `backward`
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from fdtensor.distribution import from_local
+from fdtensor.dtensor import DTensor
+from fdtensor.errors import DataDependentError, RuleError
+from fdtensor.layout import TensorType
+from fdtensor.simulator import SimulatedComm
+from fdtensor.spmd import call, spmd
+from fdtensor.testing.values import scatter
+from tests.hunt.compare import Wrong, check_gradients, check_results
+from tests.hunt.plain import (
+    NOISES,
+    Reference,
+    fulls,
+    in_thread,
+    line_functions,
+    moment,
+    reference,
+    smooth_inputs,
+    weighted,
+)
+from tests.hunt.records import Program, compiled, line_at, source
+from tests.hunt.values import forms_of, stored
+
+__all__ = ["GOOD", "Outcome", "outcome"]
+
+GOOD = ("ok", "raises", "data", "rule", "rough")
+"""Kinds of outcome that are no failure: equal; both raise; refused because it depends on data, or
+for want of a rule where that was asked for; unequal, but as noise would make it."""
+
+
+@attrs.frozen
+class Outcome:
+    """What came of a program."""
+
+    kind: str
+    """One of GOOD, a kind of `Wrong`, `error`, `missing` (torch raises, fdtensor does not), `crash`,
+    `hang`, `slow`."""
+    text: str = ""
+    op: str = ""
+    """The op of the line where it was seen, if that is known."""
+    about: str = ""
+    """The moment, if not plain."""
+    error: str = ""
+    """The type of the exception."""
+    seconds: float = 0.0
+
+
+def outcome(program: Program) -> Outcome:
+    """What comes of a program: the first thing that is wrong, or `ok`."""
+    start = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        session, found = _Session(program), Outcome("ok")
+        for number, about in enumerate(program.setting.moments):
+            found = _called(session, number, about)
+            if found.kind not in GOOD:
+                break
+    return attrs.evolve(found, seconds=time.perf_counter() - start)
+
+
+class _Session:
+    """The functions of a program, made once, and the ranks that they run on."""
+
+    def __init__(self, program: Program) -> None:
+        self.program, self.comm = program, SimulatedComm(program.mesh)
+        setting = program.setting
+        self.whole = compiled(source(program.names, program.lines, program.outs))
+        self.steps = [compiled(text) for text in line_functions(program.lines)]
+        self.smooth = smooth_inputs(program)
+        f = self.whole
+        if setting.way == "grad":
+            f = torch.func.grad(lambda *x: weighted(self.whole(*x)), argnums=self.smooth)
+        self.spmd = spmd(
+            f, out_layouts=setting.out_layouts, on_missing_rule=setting.on_missing_rule
+        )
+
+    def inputs(self, number: int, about: str) -> list[DTensor[Any]]:
+        """The arguments of the call of this number."""
+        made = []
+        for i, full in zip(self.program.inputs, fulls(self.program, number)):
+            type = TensorType(i.shape, i.dtype, i.layout)
+            form = i.form
+            if about == "other_forms" and not form.startswith("expanded"):
+                form = forms_of(i.shape, i.dtype, True)[-1 - number % 3 % (1 + len(i.shape))]
+            blocks = tuple(stored(t, form) for t in scatter(full, type, i.seed))
+            made.append(from_local(blocks, type, self.comm))
+        if about == "tracked" or "backward" in self.program.setting.way:
+            for k in self.smooth:
+                made[k].requires_grad_()
+        return made
+
+    def run(self, given: Sequence[DTensor[Any]]) -> Sequence[Any]:
+        """The results, or with `backward` from outside the gradients of the blocks."""
+        way = self.program.setting.way
+        outs = self.by_line(given) if way.startswith("call") else self.spmd(*given)
+        if "backward" not in way:
+            return outs
+        weighted([x.full() for x in outs]).backward()
+        return [_gradient(given[k]) for k in self.smooth]
+
+    def by_line(self, given: Sequence[DTensor[Any]]) -> Sequence[Any]:
+        """Each line by `call`."""
+        env = dict(zip(self.program.names, given))
+        for line, function in zip(self.program.lines, self.steps):
+            made = call(function, *[env[n] for n in line.reads])
+            env.update(zip((*line.binds, *line.writes), made))
+        return [env[n] for n in self.program.outs]
+
+
+def _gradient(x: DTensor[Any]) -> tuple[TensorType, list[torch.Tensor | None]]:
+    """The cotangents of the blocks: those of terms of an average are parts of it."""
+    type, blocks = x.type.cotangent(), [t.grad for t in x.local]
+    terms = 1
+    for axis, op in x.layout.partial.items():
+        terms *= x.mesh.axis_size(axis) if op == "avg" else 1
+    return type, [None if t is None else t * terms for t in blocks]
+
+
+def _called(session: _Session, number: int, about: str) -> Outcome:
+    program = session.program
+    again = number if about == "other_values" else 0
+    due = reference(program, about, again)
+    given = session.inputs(again, about)
+    kept = [[_bare(t.detach()).clone() for t in x.local] for x in given]
+    before = dict(session.comm.received)
+    try:
+        with moment(about):
+            run: Callable[[], Any] = lambda: session.run(given)  # noqa: E731
+            made = in_thread(run) if about == "thread" else run()
+    except Exception as error:
+        return _raised(program, error, due, about)
+    if due.error is not None:
+        text = f"torch raises {type(due.error).__name__}: {_first(due.error)}"
+        return Outcome("missing", text, _op(program, due.error), about)
+    try:
+        _check(session, given, made, due, about, again)
+        _check_untouched(given, kept, made)
+        if program.setting.way == "spmd" and about == "plain":
+            _check_bytes(session, given, before)
+    except Wrong as wrong:
+        return Outcome(wrong.kind, str(wrong)[:600], _culprit(program, wrong), about)
+    return Outcome("ok", about=about)
+
+
+def _check(
+    session: _Session,
+    given: Sequence[DTensor[Any]],
+    made: Any,
+    due: Reference,
+    about: str,
+    again: int,
+) -> None:
+    program = session.program
+    compare = check_gradients if "backward" in program.setting.way else check_results
+    wanted = () if compare is check_gradients else (program.setting.out_layouts, given)
+    try:
+        compare(made, due, *wanted)
+    except Wrong as wrong:
+        if wrong.kind != "value":
+            raise
+        compare(made, reference(program, about, again, NOISES), *wanted)
+
+
+def _raised(program: Program, error: Exception, due: Reference, about: str) -> Outcome:
+    root = error.__cause__ or error
+    op, name = _op(program, error), type(root).__name__
+    if due.error is not None:
+        text = f"{name} where torch raises {type(due.error).__name__}"
+        return Outcome("raises", text, op, about, name)
+    if isinstance(error, DataDependentError) or isinstance(root, DataDependentError):
+        if program.data:
+            return Outcome("data", _first(root), op, about, name)
+    if isinstance(error, RuleError) and program.setting.on_missing_rule == "error":
+        return Outcome("rule", _first(root), op, about, name)
+    return Outcome("error", _first(root), op, about, name)
+
+
+def _first(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:400]
+
+
+def _op(program: Program, error: BaseException) -> str:
+    """The op of the line that raised; by single lines, the frames do not tell which."""
+    at = line_at(error)
+    if program.setting.way.startswith("call") or at is None or at >= len(program.lines):
+        failing = [line.op for line in program.lines if line.fails]
+        return failing[0] if failing else ""
+    return program.lines[at].op
+
+
+def _culprit(program: Program, wrong: Wrong) -> str:
+    """The op that made a wrong result."""
+    if wrong.place is None or wrong.place >= len(program.outs):
+        return ""
+    name = program.outs[wrong.place]
+    made = [line.op for line in program.lines if name in (*line.binds, *line.writes)]
+    return made[-1] if made and program.setting.way in ("spmd", "call") else ""
+
+
+def _bare(t: torch.Tensor) -> torch.Tensor:
+    return t.resolve_conj().resolve_neg()
+
+
+def _check_untouched(
+    given: Sequence[DTensor[Any]], kept: Sequence[Sequence[torch.Tensor]], made: Any
+) -> None:
+    """Inputs are as before, and results have memory of their own."""
+    for k, (x, before) in enumerate(zip(given, kept)):
+        for t, was in zip(x.local, before):
+            if not torch.equal(_bare(t.detach()).nan_to_num(7), was.nan_to_num(7)):
+                raise Wrong("mutated", f"input {k} {x.type} has changed")
+    known = {t.untyped_storage().data_ptr() for x in given for t in x.local if t.numel()}
+    for i, x in enumerate(made):
+        if isinstance(x, DTensor) and not any(x is y for y in given):
+            for t in x.local:
+                if t.numel() and t.untyped_storage().data_ptr() in known:
+                    raise Wrong("aliased", f"result {i} {x.type} shares memory with an input", i)
+
+
+def _check_bytes(session: _Session, given: Sequence[DTensor[Any]], before: dict[int, int]) -> None:
+    """What arrived at each rank is what the program announces."""
+    try:
+        traced = session.spmd.trace(*given)
+    except DataDependentError:
+        return
+    for rank in session.program.mesh.ranks:
+        counted = session.comm.received.get(rank, 0) - before.get(rank, 0)
+        announced = traced.received_bytes_at(rank)
+        if counted != announced:
+            raise Wrong("bytes", f"rank {rank} received {counted} B, {announced} B are announced")
