@@ -32,8 +32,8 @@ def main() -> int:
     given = _parser().parse_args()
     folder = given.out or Path(tempfile.mkdtemp(prefix="hunt-"))
     folder.mkdir(parents=True, exist_ok=True)
-    extent = Extent(given.least, given.most, given.ranks)
-    about = {"seed": given.seed, **attrs.asdict(extent)}
+    extent = Extent(given.least, given.most, given.ranks, given.gloo, tuple(given.without))
+    about = {"seed": given.seed, **attrs.asdict(extent), "without": given.without}
     rows = Rows(given.resume or folder / "hunt.jsonl", about)
     numbers = [given.program] if given.program is not None else range(given.first, given.programs)
     hunt = _Hunt(Child(given.limit), rows, folder, given.seed, extent)
@@ -47,7 +47,7 @@ def main() -> int:
                 if number not in rows.numbers or given.program is not None:
                     text = hunt.hunted(number)
                     if text:
-                        progress.print(text, markup=False, highlight=False)
+                        progress.print(text, markup=False, highlight=False, soft_wrap=True)
                 progress.update(task, advance=1)
     except KeyboardInterrupt:
         pass
@@ -70,6 +70,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--limit", type=float, default=60.0, help="seconds until one is slow")
     parser.add_argument("--least", type=int, default=10, help="lines of a program, at least")
     parser.add_argument("--most", type=int, default=40, help="and at most")
+    parser.add_argument("--gloo", action="store_true", help="small meshes on real ranks")
+    parser.add_argument("--without", nargs="*", default=[], help="ops that are not drawn")
     parser.add_argument("--ranks", type=int, default=12, help="the most ranks of a mesh")
     return parser
 

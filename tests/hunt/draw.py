@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import warnings
+import re
 from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import Any, TypeVar
@@ -267,13 +267,12 @@ class Draw:
         exact = exact and op.exact and not self.special
         kept = self._storages() if op.writes or op.fails else []
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                made = _ran(text, space, op.writes)
+            made = _ran(text, space, op.writes)
         except Exception as error:
             _restored(kept)
             if op.fails and not isinstance(error, (NameError, SyntaxError)):
-                return Line(op.name, text, (), (), False, op.data, True)
+                name, called = self._name(), f"{op.name}:{_called(text)}"
+                return Line(called, f"{name} = {text}", (name,), (), False, op.data, True)
             raise Unfit from error
         results = [self[x]] if op.writes else _tensors(made)
         if op.fails or not results or not all(map(self._moderate, results)):
@@ -312,6 +311,12 @@ class Draw:
             return t.device.type == "cpu"
         most = LARGEST.get(t.dtype, 1e8)
         return bool(t.detach().abs().max() <= most)  # False for nan
+
+
+def _called(text: str) -> str:
+    """The function at the head of a call, as far as it has one: `index_select`, or `[]`."""
+    head = re.match(r"(?:torch\.|F\.|v\d+\.)?(?:linalg\.)?(\w+)\(", text)
+    return head.group(1) if head else "[]"
 
 
 def _ran(text: str, space: dict[str, Any], statement: bool) -> Any:

@@ -27,7 +27,6 @@ BY_OPS = (
     "replicas",
     "pending",
     "bytes",
-    "missing",
     "mutated",
     "aliased",
     "crash",
@@ -39,6 +38,8 @@ BY_OPS = (
 def signature(found: Outcome, ops: Iterable[str] = ()) -> str:
     """What failures of the same cause have in common, as far as it shows."""
     names = " ".join(sorted(set(ops)))
+    if found.kind == "missing":
+        return f"missing: {found.op or names}: {message(found)}"
     if found.kind in BY_OPS:
         return f"{found.kind}: {names or found.op}"
     return f"{found.kind} {found.error}: {message(found)}"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
 from random import Random
 
 import attrs
 import torch
 
-from fdtensor.mesh import Mesh
+from fdtensor.layout import Layout
 from tests.hunt.draw import Draw, Op, Unfit
 from tests.hunt.layouts import drawn_layout, drawn_mesh
 from tests.hunt.ops import FAMILIES, MISTAKES
@@ -31,7 +33,7 @@ MAIN = (
     torch.bool,
 )
 MOMENTS = ("plain", "no_grad", "inference", "autocast", "float64", "deterministic", "tracked")
-CHANGES = ("other_values", "other_forms", "thread")
+CHANGES = ("other_values", "other_forms", "other_layouts", "thread")
 
 
 @attrs.frozen
@@ -43,6 +45,10 @@ class Extent:
     """Lines of a program."""
     ranks: int = 12
     """The most ranks of a mesh."""
+    gloo: bool = False
+    """Whether programs of at most 4 ranks run on real ones."""
+    without: tuple[str, ...] = ()
+    """Ops that are not drawn: those whose failures are known."""
 
 
 def generated(seed: int, number: int, extent: Extent = Extent()) -> Program:
@@ -51,10 +57,9 @@ def generated(seed: int, number: int, extent: Extent = Extent()) -> Program:
     for _ in range(20):
         mesh = drawn_mesh(random, extent.ranks)
         draw = Draw(random, mesh, random.choice(MAIN), special=random.random() < 0.05)
-        try:
+        with warnings.catch_warnings(), contextlib.suppress(Unfit):
+            warnings.simplefilter("ignore")
             return _grown(draw, extent)
-        except Unfit:
-            continue
     raise AssertionError("no program can be drawn")
 
 
@@ -68,15 +73,16 @@ def _grown(draw: Draw, extent: Extent) -> Program:
     while len(draw.lines) < wanted and tries < 20 * wanted:
         tries += 1
         op = _drawn(random)
-        if not (op.data and shy):
+        if not (op.data and shy) and op.name not in extent.without:
             draw.attempt(op)
     if random.random() < 0.15:
         for _ in range(40):
-            if draw.attempt(_weighted(random, MISTAKES)):
+            op = _weighted(random, MISTAKES)
+            if op.name not in extent.without and draw.attempt(op):
                 break
     if not draw.lines:
         raise Unfit
-    return _finished(draw)
+    return _finished(draw, extent)
 
 
 def _drawn(random: Random) -> Op:
@@ -95,7 +101,7 @@ def _shape(random: Random) -> tuple[int, ...]:
     return tuple(0 if random.random() < 0.03 else random.choice(sizes) for _ in range(ndim))
 
 
-def _finished(draw: Draw) -> Program:
+def _finished(draw: Draw, extent: Extent) -> Program:
     """The program with its results, only with inputs that it names, in a setting."""
     random = draw.random
     named = {n for line in draw.lines for n in names_in(line.text)}
@@ -106,30 +112,46 @@ def _finished(draw: Draw) -> Program:
     outs = [names[-1], *random.sample(names, min(len(names), random.randint(0, 2)))]
     outs += random.sample(ends, random.randint(len(ends) // 4, len(ends)))
     outs += random.sample(written, min(len(written), 1))
+    outs += [n for line in draw.lines if line.fails for n in line.binds]
     outs = list(dict.fromkeys(outs))
     inputs = tuple(i for i in draw.inputs if i.name in named)
     program = Program(draw.mesh, inputs, tuple(draw.lines), tuple(outs))
-    return attrs.evolve(program, setting=_setting(draw, program))
+    return attrs.evolve(program, setting=_setting(draw, program, extent))
 
 
-def _setting(draw: Draw, program: Program) -> Setting:
+def _setting(draw: Draw, program: Program, extent: Extent) -> Setting:
     random = draw.random
     smooth = any(kind_of(i.dtype) in "fc" for i in program.inputs)
-    ways = ["spmd"] * 4 + ["call"] * 2 + (["grad"] * 3 + ["backward", "call_backward"]) * smooth
+    ways = ["spmd"] * 4 + ["call"] * 2 + ["run", "vmap"]
+    if smooth:
+        ways += ["grad"] * 3 + ["backward", "call_backward", "jvp", "hessian"]
+    if extent.gloo and program.mesh.size <= 4:
+        ways = ["gloo"]
     way = random.choice(ways)
     moments = ["plain"]
-    if random.random() < 0.35:
-        some = MOMENTS[:1] + MOMENTS[4:6] if "grad" in way or "back" in way else MOMENTS
+    if way != "gloo" and random.random() < 0.35:
+        some = MOMENTS if way in ("spmd", "call", "run") else ("plain", "float64", "deterministic")
         moments = random.choices((*some, *CHANGES), k=random.randint(2, 4))
     wanted = None
-    if way == "spmd" and not program.fails and random.random() < 0.3:
-        wanted = tuple(_wanted(draw, draw.mesh, name) for name in program.outs)
+    if way in ("spmd", "run", "gloo") and not program.fails and random.random() < 0.3:
+        wanted = tuple(_wanted(draw, name) for name in program.outs)
     missing = "error" if random.random() < 0.05 else "replicate"
-    return Setting(way, tuple(moments), wanted, missing)
+    pins = _pins(draw, program) if random.random() < 0.4 else ()
+    return Setting(way, tuple(moments), wanted, missing, pins)
 
 
-def _wanted(draw: Draw, mesh: Mesh, name: str) -> object:
-    if draw.chance(0.3):
-        return None
+def _pins(draw: Draw, program: Program) -> tuple[tuple[str, Layout], ...]:
+    """Layouts for some values that nothing writes into."""
+    written = {n for line in program.lines for w in line.writes for n in draw.aliases(w)}
+    names = [n for line in program.lines if not line.fails for n in line.binds]
+    some = [n for n in names if n not in written and draw.chance(0.25)]
+    return tuple((n, _layout(draw, n)) for n in some)
+
+
+def _layout(draw: Draw, name: str) -> Layout:
     t = draw[name]
-    return drawn_layout(draw.random, mesh, tuple(t.shape), t.dtype, draw.exact[name])
+    return drawn_layout(draw.random, draw.mesh, tuple(t.shape), t.dtype, draw.exact[name])
+
+
+def _wanted(draw: Draw, name: str) -> Layout | None:
+    return None if draw.chance(0.3) else _layout(draw, name)

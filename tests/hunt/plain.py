@@ -19,9 +19,11 @@ __all__ = [
     "fulls",
     "in_thread",
     "line_functions",
+    "loss_of",
     "moment",
     "reference",
     "smooth_inputs",
+    "transformed",
     "values_after",
     "weighted",
 ]
@@ -83,6 +85,39 @@ def weighted(outs: Sequence[torch.Tensor]) -> torch.Tensor:
             weights = torch.arange(real.numel()).remainder(7).sub(3).reshape(real.shape)
             total = total + (real.double() * weights).sum()
     return total
+
+
+def loss_of(f: Callable[..., Any]) -> Callable[..., torch.Tensor]:
+    """The weighted sum as a function of leaves: `f` may write into what it gets."""
+    return lambda *given: weighted(f(*[t.clone() for t in given]))
+
+
+def transformed(way: str, f: Callable[..., Any], smooth: tuple[int, ...]) -> Callable[..., Any]:
+    """What is traced in some way: `f` itself, or what a transform makes of it."""
+    loss = loss_of(f)
+    match way:
+        case "grad":
+            return torch.func.grad(loss, argnums=smooth)
+        case "hessian":
+            gradient = torch.func.grad(loss, argnums=smooth)
+            return torch.func.grad(loss_of(gradient), argnums=smooth)
+        case "jvp":
+
+            def jvp(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+                def of_smooth(*some: torch.Tensor) -> torch.Tensor:
+                    every = list(given)
+                    for i, t in zip(smooth, some):
+                        every[i] = t
+                    return loss(*every)
+
+                primals = tuple(given[i] for i in smooth)
+                tangents = tuple(torch.ones_like(t) for t in primals)
+                return torch.func.jvp(of_smooth, primals, tangents)
+
+            return jvp
+        case "vmap":
+            return lambda *given: torch.vmap(f)(*(torch.stack([t, t]) for t in given))
+    return f
 
 
 def line_functions(lines: Sequence[Line], seen: bool = False) -> list[str]:
@@ -162,16 +197,13 @@ def _results(program: Program, tensors: list[torch.Tensor], eye: _Eye, about: st
     way = program.setting.way
     f = _by_line(program, eye) if way.startswith("call") else _whole(program, eye)
     smooth = smooth_inputs(program)
-    match way:
-        case "grad":
-            return torch.func.grad(lambda *given: weighted(f(*given)), argnums=smooth)(*tensors)
-        case "backward" | "call_backward":
-            leaves = [t.requires_grad_(i in smooth) for i, t in enumerate(tensors)]
-            weighted(f(*[t.clone() for t in leaves])).backward()
-            return [leaves[i].grad for i in smooth]
+    if way in ("backward", "call_backward"):
+        leaves = [t.requires_grad_(i in smooth) for i, t in enumerate(tensors)]
+        loss_of(f)(*leaves).backward()
+        return [leaves[i].grad for i in smooth]
     if about == "tracked":
         tensors = [t.requires_grad_(i in smooth) for i, t in enumerate(tensors)]
-    return f(*[t.clone() for t in tensors])
+    return transformed(way, f, smooth)(*[t.clone() for t in tensors])
 
 
 def _whole(program: Program, eye: _Eye) -> Callable[..., Any]:

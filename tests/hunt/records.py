@@ -83,6 +83,8 @@ class Setting:
     out_layouts: tuple[Layout | None, ...] | None = None
     """Those of the results, by the place in `outs`."""
     on_missing_rule: str = "replicate"
+    pins: tuple[tuple[str, Layout], ...] = ()
+    """Values whose layout is pinned as they are made, or in calls of single lines asked for."""
 
 
 @attrs.frozen
@@ -112,12 +114,21 @@ class Program:
 
 
 def source(
-    inputs: Sequence[str], lines: Sequence[Line], outs: Sequence[str], seen: bool = False
+    inputs: Sequence[str],
+    lines: Sequence[Line],
+    outs: Sequence[str],
+    seen: bool = False,
+    pinned: Sequence[str] = (),
 ) -> str:
-    """The function as text; where `seen`, each value is handed to `see` as it is made."""
+    """The function as text.
+
+    Where `seen`, each value is handed to `see` as it is made; those that are `pinned` are
+    constrained to the layout of the name `pin_v3`.
+    """
     body = []
     for line in lines:
         body.append(line.text)
+        body += [f"{n} = constrain({n}, pin_{n})" for n in line.binds if n in pinned]
         if seen:
             body += [f"{name} = see({name}, {line.rounds})" for name in line.binds]
             body += [f"see_({name}, {line.rounds})" for name in line.writes]

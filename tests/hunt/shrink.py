@@ -13,6 +13,7 @@ from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
 from fdtensor.placement import Partial, Placement, Ragged, Replicate, Shard, StridedShard
 from tests.hunt.records import Input, Line, Program, Setting, names_in, reachable
+from tests.hunt.values import kind_of
 
 __all__ = ["shrunk", "tidy"]
 
@@ -49,9 +50,11 @@ def tidy(program: Program, lines: Sequence[Line], outs: Sequence[str]) -> Progra
     if not inputs or not (kept or fails):
         return None
     setting = program.setting
-    if setting.out_layouts is not None:
+    pins = tuple((n, layout) for n, layout in setting.pins if n in bound)
+    setting = attrs.evolve(setting, pins=pins)
+    if setting.out_layouts is not None and setting.way in ("spmd", "run", "gloo"):
         wanted = dict(zip(program.outs, setting.out_layouts))
-        setting = attrs.evolve(setting, out_layouts=tuple(wanted[n] for n in kept))
+        setting = attrs.evolve(setting, out_layouts=tuple(wanted.get(n) for n in kept))
     return Program(program.mesh, inputs, lines, kept, setting)
 
 
@@ -61,7 +64,10 @@ def _some(found: Program | None) -> Iterator[Program]:
 
 
 def _outs(program: Program) -> Iterator[Program]:
-    """One result, then one less."""
+    """One result, then one less; or that of the last line."""
+    last = [n for line in program.lines[-1:] for n in (*line.binds, *line.writes)]
+    if not set(program.outs) <= set(last) and program.setting.out_layouts is None:
+        yield from _some(tidy(program, program.lines, last))
     for name in program.outs if len(program.outs) > 1 else ():
         yield from _some(tidy(program, _needed(program, [name]), [name]))
     for name in program.outs if len(program.outs) > 2 else ():
@@ -120,10 +126,12 @@ def _started(program: Program, i: int) -> Iterator[Program]:
 
 def _settings(program: Program) -> Iterator[Program]:
     """Fewer moments, no layouts for the results, a simpler way."""
-    setting = program.setting
+    setting, others = program.setting, []
     plain = Setting(setting.way)
+    for i in range(len(setting.pins)):
+        others.append(attrs.evolve(setting, pins=setting.pins[:i] + setting.pins[i + 1 :]))
     simple = ("spmd", "call", "grad")
-    others: list[Setting] = [plain]
+    others = [plain, *others]
     others += [attrs.evolve(setting, moments=(m,)) for m in setting.moments]
     if len(setting.moments) > 2:
         for i in range(len(setting.moments)):
@@ -167,9 +175,10 @@ def _on(program: Program, mesh: Mesh) -> Program | None:
         wanted = program.setting.out_layouts
         if wanted is not None:
             wanted = tuple(None if w is None else _moved(w, mesh) for w in wanted)
+        pins = tuple((n, _moved(w, mesh)) for n, w in program.setting.pins)
     except FdtensorError:
         return None
-    setting = attrs.evolve(program.setting, out_layouts=wanted)
+    setting = attrs.evolve(program.setting, out_layouts=wanted, pins=pins)
     return attrs.evolve(program, mesh=mesh, inputs=inputs, setting=setting)
 
 
@@ -217,14 +226,14 @@ def _inputs(program: Program) -> Iterator[Program]:
             yield _with(program, k, attrs.evolve(given, form="contiguous"))
         if given.fill not in ("small", "positive") and "index" not in given.fill:
             yield _with(program, k, attrs.evolve(given, fill="small"))
-    for dtype in (torch.float64, torch.int64):
-        old = {i.dtype for i in program.inputs if i.dtype != torch.bool}
-        if old and old != {dtype}:
-            inputs = tuple(
-                i if i.dtype == torch.bool or "index" in i.fill else attrs.evolve(i, dtype=dtype)
-                for i in program.inputs
-            )
-            yield attrs.evolve(program, inputs=inputs)
+    wide = {"f": torch.float64, "i": torch.int64, "c": torch.complex128, "b": torch.bool}
+    for kinds in ("fi", "fic"):  # as wide as can be; then floats alone
+        inputs = []
+        for given in program.inputs:
+            kind = kind_of(given.dtype)
+            plain = kinds == "fi" or "index" in given.fill or kind == "b"
+            inputs.append(attrs.evolve(given, dtype=wide[kind] if plain else torch.float64))
+        yield attrs.evolve(program, inputs=tuple(inputs))
 
 
 def _with(program: Program, k: int, given: Input) -> Program:

@@ -9,9 +9,11 @@ call_backward   each line by itself, then `backward`
 
 from __future__ import annotations
 
+import functools
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from random import Random
 from typing import Any
 
 import attrs
@@ -20,11 +22,16 @@ import torch
 from fdtensor.distribution import from_local
 from fdtensor.dtensor import DTensor
 from fdtensor.errors import DataDependentError, RuleError
+from fdtensor.interpreter import run
 from fdtensor.layout import TensorType
+from fdtensor.recorder import constrain
 from fdtensor.simulator import SimulatedComm
 from fdtensor.spmd import call, spmd
+from fdtensor.testing.pool import GlooPool
 from fdtensor.testing.values import scatter
+from fdtensor.tracer import trace
 from tests.hunt.compare import Wrong, check_gradients, check_results
+from tests.hunt.layouts import drawn_layout
 from tests.hunt.plain import (
     NOISES,
     Reference,
@@ -34,6 +41,7 @@ from tests.hunt.plain import (
     moment,
     reference,
     smooth_inputs,
+    transformed,
     weighted,
 )
 from tests.hunt.records import Program, compiled, line_at, source
@@ -82,24 +90,31 @@ class _Session:
     def __init__(self, program: Program) -> None:
         self.program, self.comm = program, SimulatedComm(program.mesh)
         setting = program.setting
-        self.whole = compiled(source(program.names, program.lines, program.outs))
+        self.pins = dict(setting.pins)
+        self.text = source(program.names, program.lines, program.outs, pinned=tuple(self.pins))
+        whole = compiled(self.text, **pin_names(program))
         self.steps = [compiled(text) for text in line_functions(program.lines)]
         self.smooth = smooth_inputs(program)
-        f = self.whole
-        if setting.way == "grad":
-            f = torch.func.grad(lambda *x: weighted(self.whole(*x)), argnums=self.smooth)
+        self.traced = transformed(setting.way, whole, self.smooth)
         self.spmd = spmd(
-            f, out_layouts=setting.out_layouts, on_missing_rule=setting.on_missing_rule
+            self.traced,
+            out_layouts=setting.out_layouts,
+            on_missing_rule=setting.on_missing_rule,
         )
 
     def inputs(self, number: int, about: str) -> list[DTensor[Any]]:
         """The arguments of the call of this number."""
         made = []
-        for i, full in zip(self.program.inputs, fulls(self.program, number)):
-            type = TensorType(i.shape, i.dtype, i.layout)
-            form = i.form
-            if about == "other_forms" and not form.startswith("expanded"):
-                form = forms_of(i.shape, i.dtype, True)[-1 - number % 3 % (1 + len(i.shape))]
+        again = number if about == "other_values" else 0
+        for i, full in zip(self.program.inputs, fulls(self.program, again)):
+            layout, form = i.layout, i.form
+            if about == "other_layouts":
+                random = Random(f"{i.seed}/{number}")
+                layout = drawn_layout(random, i.layout.mesh, i.shape, i.dtype, i.fill != "special")
+            if about == "other_forms" or form.startswith("expanded") and layout.partial:
+                every = forms_of(i.shape, i.dtype, True)
+                form = every[(i.seed + number) % len(every)]
+            type = TensorType(i.shape, i.dtype, layout)
             blocks = tuple(stored(t, form) for t in scatter(full, type, i.seed))
             made.append(from_local(blocks, type, self.comm))
         if about == "tracked" or "backward" in self.program.setting.way:
@@ -110,19 +125,59 @@ class _Session:
     def run(self, given: Sequence[DTensor[Any]]) -> Sequence[Any]:
         """The results, or with `backward` from outside the gradients of the blocks."""
         way = self.program.setting.way
-        outs = self.by_line(given) if way.startswith("call") else self.spmd(*given)
+        match way:
+            case "call" | "call_backward":
+                outs = self.by_line(given)
+            case "run":
+                outs = self.as_program(given)
+            case "gloo":
+                outs = self.on_gloo(given)
+            case _:
+                outs = self.spmd(*given)
         if "backward" not in way:
             return outs
         weighted([x.full() for x in outs]).backward()
         return [_gradient(given[k]) for k in self.smooth]
 
     def by_line(self, given: Sequence[DTensor[Any]]) -> Sequence[Any]:
-        """Each line by `call`."""
+        """Each line by `call`; what is pinned is asked for in its layout."""
         env = dict(zip(self.program.names, given))
         for line, function in zip(self.program.lines, self.steps):
-            made = call(function, *[env[n] for n in line.reads])
-            env.update(zip((*line.binds, *line.writes), made))
+            names = (*line.binds, *line.writes)
+            wanted = tuple(self.pins.get(n) for n in names)
+            options = {"out_layouts": wanted} if any(wanted) else {}
+            made = call(function, *[env[n] for n in line.reads], **options)
+            env.update(zip(names, made))
         return [env[n] for n in self.program.outs]
+
+    def as_program(self, given: Sequence[DTensor[Any]]) -> Sequence[Any]:
+        """By `trace` and `run`."""
+        program = trace(self.traced, *given, out_layouts=self.program.setting.out_layouts)
+        made = run(program, [x.local for x in given], self.comm)
+        return [DTensor(v, t, self.comm) for v, t in zip(made, program.out_types, strict=True)]
+
+    def on_gloo(self, given: Sequence[DTensor[Any]]) -> Sequence[Any]:
+        """On real ranks, each a process."""
+        pins, setting = pin_names(self.program), self.program.setting
+        every = gloo(self.program.mesh.size).run(
+            _on_rank, self.text, pins, setting.out_layouts, *given
+        )
+        return every[0]
+
+
+def pin_names(program: Program) -> dict[str, Any]:
+    """What the source of a program names for its pins."""
+    return {"constrain": constrain} | {f"pin_{n}": p for n, p in program.setting.pins}
+
+
+@functools.cache
+def gloo(ranks: int) -> GlooPool:
+    """Real ranks, which live as long as this process."""
+    return GlooPool(ranks, timeout=30.0)
+
+
+def _on_rank(text: str, pins: dict[str, Any], wanted: Any, *given: Any) -> Any:
+    return spmd(compiled(text, **pins), out_layouts=wanted)(*given)
 
 
 def _gradient(x: DTensor[Any]) -> tuple[TensorType, list[torch.Tensor | None]]:
@@ -138,13 +193,12 @@ def _called(session: _Session, number: int, about: str) -> Outcome:
     program = session.program
     again = number if about == "other_values" else 0
     due = reference(program, about, again)
-    given = session.inputs(again, about)
+    given = session.inputs(number, about)
     kept = [[_bare(t.detach()).clone() for t in x.local] for x in given]
     before = dict(session.comm.received)
     try:
         with moment(about):
-            run: Callable[[], Any] = lambda: session.run(given)  # noqa: E731
-            made = in_thread(run) if about == "thread" else run()
+            made = in_thread(lambda: session.run(given)) if about == "thread" else session.run(given)
     except Exception as error:
         return _raised(program, error, due, about)
     if due.error is not None:
@@ -181,7 +235,8 @@ def _check(
 
 def _raised(program: Program, error: Exception, due: Reference, about: str) -> Outcome:
     root = error.__cause__ or error
-    op, name = _op(program, error), type(root).__name__
+    op, name = _op(program, error), type(error).__name__
+    name = name if root is error else f"{name} of {type(root).__name__}"
     if due.error is not None:
         text = f"{name} where torch raises {type(due.error).__name__}"
         return Outcome("raises", text, op, about, name)

@@ -27,6 +27,7 @@ from fdtensor.simulator import SimulatedComm
 from fdtensor.spmd import spmd
 from fdtensor.testing.values import block, scatter
 from fdtensor.tree import flatten
+from tests.hunt.values import forms_of, stored
 from tests.operators.samples import Sample, float_tensors
 
 __all__ = ["Checked", "Result", "even", "gradient_of", "sharded", "tensors_in"]
@@ -63,8 +64,8 @@ def tensors_in(out: Any) -> list[torch.Tensor]:
 class Checked:
     """A sample, recorded once: forward alone, and forward with gradients."""
 
-    def __init__(self, sample: Sample, derivatives: bool) -> None:
-        self.sample = sample
+    def __init__(self, sample: Sample, derivatives: bool, form: str = "contiguous") -> None:
+        self.sample, self.form = sample, form
         self.due = tensors_in(sample.f(*sample.tensors))
         self.fulls = [Full(tuple(t.shape), t.dtype) for t in sample.tensors]
         self.gradient = None
@@ -160,9 +161,7 @@ class Checked:
         what: str,
     ) -> None:
         comm = SimulatedComm(program.mesh)
-        values = [
-            scatter(t, type, i) for i, (t, type) in enumerate(zip(self.sample.tensors, types))
-        ]
+        values = self._blocks(types)
         made = run_lines(program, values, comm)
         if len(made) != len(due):
             raise Mismatch(f"{len(made)} tensors, not {len(due)}")
@@ -182,6 +181,15 @@ class Checked:
                     raise Mismatch(
                         f"{what} {k} {type} on rank {rank}: {_few(local)}, not {_few(part)}"
                     )
+
+    def _blocks(self, types: Sequence[TensorType]) -> list[tuple[torch.Tensor, ...]]:
+        """The operands of all ranks, in the memory format that is asked for where they can be."""
+        made = []
+        for i, (t, type) in enumerate(zip(self.sample.tensors, types)):
+            able = self.form in forms_of(type.shape, type.dtype, pending=True)
+            blocks = scatter(t, type, i)
+            made.append(tuple(stored(b, self.form) for b in blocks) if able else blocks)
+        return made
 
     def _on_replicas(
         self, types: Sequence[TensorType], f: Callable[..., Any], due: Sequence[torch.Tensor]

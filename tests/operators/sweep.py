@@ -38,6 +38,8 @@ class Extent:
     dtype: str = "float32"
     seconds: float = 600.0
     """What an op may take before it counts as a hang."""
+    form: str = "contiguous"
+    """The memory format of blocks that can have it; see `tests.hunt.values.stored`."""
 
 
 def check_op(name: str, extent: Extent) -> list[tuple[str, Result]]:
@@ -49,7 +51,7 @@ def check_op(name: str, extent: Extent) -> list[tuple[str, Result]]:
     found: list[tuple[str, Result]] = []
     for i, sample in enumerate(samples_of(name, extent.samples, dtype)):
         try:
-            checked = Checked(sample, derivatives)
+            checked = Checked(sample, derivatives, extent.form)
         except Exception as error:
             found.append((sample.text, Result("none", text=f"the plain op: {error}"[:200])))
             continue
@@ -145,4 +147,9 @@ def known(path: Path, extent: Extent) -> dict[str, list[dict[str, Any]]]:
         return {}
     lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
     wanted = attrs.asdict(extent)
-    return {line["op"]: line["results"] for line in lines if line.get("extent") == wanted}
+    default = {"form": "contiguous"}
+    return {
+        line["op"]: line["results"]
+        for line in lines
+        if default | line.get("extent", {}) == wanted
+    }

@@ -18,11 +18,11 @@ def tensor_index(d: Draw, x: str, data: bool = False) -> str:
     shape = d.shape(x)
     if data and d.chance(0.5):
         return d.fresh(shape[: d.between(1, len(shape))], d[x].bool().dtype)
-    parts, common = [], [d.between(0, 3) for _ in range(d.between(0, 2))]
+    parts, common = [], [d.between(0, 3) for _ in range(d.between(1, 2))]
     for n in shape[: d.between(1, len(shape))]:
         kind = d.one(("tensor", "tensor", "slice", "int", "list"))
         if kind == "tensor" and n:
-            parts.append(d.indices(d.thinner(common), n))
+            parts.append(d.indices(d.thinner(common) or [1], n))
         elif kind == "list" and n:
             parts.append(str([d.between(-n, n - 1)]))
         elif kind == "int" and n:
@@ -176,6 +176,7 @@ def _masked(d: Draw, x: str) -> str:
             f"({x} + 1 if bool(({x} > 0).any()) else {x} - 1)",
             f"torch.bincount({x}.flatten().abs().long())",
             f"{x}[: int({mask}.sum())]",
+            f"{x}[{d.indices([], d.shape(x)[0])}]",
         )
     )
 

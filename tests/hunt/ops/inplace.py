@@ -146,7 +146,9 @@ def _moving(d: Draw, x: str) -> str:
 
 
 OPS = (
-    *[Op(f"{m}_", _written(f"{m}_"), "fic", writes=True) for m in ("add", "sub", "mul", "copy")],
+    *[Op(f"{m}_", _written(f"{m}_"), "fic", writes=True) for m in ("add", "sub", "mul")],
+    Op("copy_", lambda d, x: f"{x}.copy_({d.partner(x, 0, same=True)})", ANY, writes=True),
+    Op("copy_.number", lambda d, x: f"{_view(d, x)}.copy_({d.number(x)})", ANY, writes=True),
     *[
         Op(f"{m}_", _written(f"{m}_", False), "fi", writes=True)
         for m in ("neg", "zero", "relu", "square", "abs")
