@@ -15,6 +15,9 @@ SEED = 0
 EXTENT = Extent(least=4, most=10, ranks=6)
 
 
+WAYS = ("spmd", "call", "grad", "backward", "call_backward", "run", "jvp", "vmap", "hessian")
+
+
 @pytest.mark.parametrize("number", range(20))
 def test_a_random_program_gives_what_torch_gives(number):
     found = outcome(generated(SEED, number, EXTENT))
@@ -54,7 +57,7 @@ def test_a_failure_is_shrunk_to_the_line_that_fails():
     assert all(n <= 1 for i in small.inputs for n in i.shape)
 
 
-@pytest.mark.parametrize("way", ["spmd", "call", "grad", "backward", "call_backward"])
+@pytest.mark.parametrize("way", WAYS)
 def test_a_script_runs_and_says_the_same_twice(way, capsys):
     programs = (generated(2, number, Extent(2, 5, 4)) for number in range(200))
     program = next(p for p in programs if p.setting.way == way and outcome(p).kind == "ok")

@@ -19,7 +19,7 @@ from tests.hunt.shrink import shrunk
 from tests.hunt.ways import GOOD, Outcome
 from tests.operators.progress import bar
 
-SHRINKS = 3
+SHRINKS = 2
 """How many failures of one signature are shrunk: more are only counted."""
 
 

@@ -130,7 +130,7 @@ def _setting(draw: Draw, program: Program, extent: Extent) -> Setting:
     way = random.choice(ways)
     moments = ["plain"]
     if way != "gloo" and random.random() < 0.35:
-        some = MOMENTS if way in ("spmd", "call", "run") else ("plain", "float64", "deterministic")
+        some = MOMENTS[: -1 if way == "run" else None] if way in ("spmd", "call", "run") else ("plain", "float64", "deterministic")
         moments = random.choices((*some, *CHANGES), k=random.randint(2, 4))
     wanted = None
     if way in ("spmd", "run", "gloo") and not program.fails and random.random() < 0.3:

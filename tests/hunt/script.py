@@ -60,6 +60,53 @@ g = torch.func.grad(loss, argnums={smooth})
 step = spmd(g{options})
 """
 
+HESSIAN = """
+def loss(*given):
+    return weighted(*f(*[t.clone() for t in given]))
+
+
+def second(*given):
+    return weighted(*torch.func.grad(loss, argnums={smooth})(*[t.clone() for t in given]))
+
+
+g = torch.func.grad(second, argnums={smooth})
+step = spmd(g{options})
+"""
+
+JVP = """
+def g(*given):
+    def of_smooth(*some):
+        every = list(given)
+        for i, t in zip({smooth}, some):
+            every[i] = t
+        return weighted(*f(*[t.clone() for t in every]))
+
+    primals = tuple(given[i] for i in {smooth})
+    return torch.func.jvp(of_smooth, primals, tuple(torch.ones_like(t) for t in primals))
+
+
+step = spmd(g{options})
+"""
+
+RUN = """
+def ran(*given):
+    program = trace(f, *given{options})
+    made = run(program, [x.local for x in given], comm)
+    return [DTensor(v, t, comm) for v, t in zip(made, program.out_types)]
+
+"""
+
+GLOO = """
+def on_rank(*given):
+    return spmd(f{options})(*given)
+
+
+def on_ranks(*given):
+    with local_cluster({ranks}) as ranks:
+        return ranks.run(on_rank, *given)[0]
+
+"""
+
 BACKWARD = """
 def plain(*given):
     leaves = [t.requires_grad_(i in {smooth}) for i, t in enumerate(given)]
@@ -116,12 +163,15 @@ def script(program: Program, found: Outcome) -> str:
     about = f"{found.kind} {found.op}: {found.text}".replace('"', "'").replace("\\", "/")
     parts = [*textwrap.wrap(f'"""{about[:400]}', 96), '"""', HEAD.format(mesh=program.mesh)]
     way = program.setting.way
-    if "grad" in way or "backward" in way:
+    if way in ("grad", "hessian", "jvp") or "backward" in way:
         parts.append(WEIGHTED)
     if way.startswith("call"):
         parts += _steps(program)
     else:
-        parts.append(source(program.names, program.lines, program.outs) + "\n\n")
+        pins = dict(program.setting.pins)
+        parts += [f"pin_{n} = {_on_mesh(program, layout)}" for n, layout in pins.items()]
+        text = source(program.names, program.lines, program.outs, pinned=tuple(pins))
+        parts.append("\n" + text + "\n\n")
     parts += [_input(i, t) for i, t in zip(program.inputs, fulls(program, 0))]
     parts += _defined(program)
     plain = ", ".join(f"{n}.clone()" for n in program.names)
@@ -147,8 +197,12 @@ def _pair(program: Program) -> tuple[str, str]:
     match program.setting.way:
         case "spmd":
             return "f", "step"
-        case "grad":
+        case "grad" | "hessian" | "jvp" | "vmap":
             return "g", "step"
+        case "run":
+            return "f", "ran"
+        case "gloo":
+            return "f", "on_ranks"
     return "plain", "held"
 
 
@@ -157,8 +211,8 @@ def _defined(program: Program) -> list[str]:
     setting, smooth = program.setting, smooth_inputs(program)
     options = ""
     if setting.out_layouts:
-        wanted = "".join(f"{w!r}, " for w in setting.out_layouts)
-        options = f", out_layouts=({wanted})".replace(repr(program.mesh), "mesh")
+        wanted = "".join(f"{_on_mesh(program, w)}, " for w in setting.out_layouts)
+        options = f", out_layouts=({wanted})"
     if setting.on_missing_rule != "replicate":
         options += f", on_missing_rule={setting.on_missing_rule!r}"
     match setting.way:
@@ -166,9 +220,23 @@ def _defined(program: Program) -> list[str]:
             return [f"step = spmd(f{options})"]
         case "grad":
             return [GRAD.format(smooth=smooth, options=options)]
+        case "hessian" | "jvp":
+            which = HESSIAN if setting.way == "hessian" else JVP
+            return [which.format(smooth=smooth, options=options)]
+        case "vmap":
+            both = "torch.vmap(f)(*(torch.stack([t, t]) for t in x))"
+            return [f"def g(*x):\n    return {both}\n\n", f"step = spmd(g{options})"]
+        case "run":
+            return [RUN.format(options=options.replace(", on_", ", on_"))]
+        case "gloo":
+            return [GLOO.format(ranks=program.mesh.size, options=options)]
         case "backward":
             return [f"step = spmd(f{options})", BACKWARD.format(smooth=smooth)]
     return []
+
+
+def _on_mesh(program: Program, layout: object) -> str:
+    return repr(layout).replace(repr(program.mesh), "mesh")
 
 
 def _input(i: Input, full: torch.Tensor) -> str:
@@ -188,7 +256,7 @@ def _steps(program: Program) -> list[str]:
     for k, text in enumerate(line_functions(program.lines)):
         parts.append(text.replace("def f(", f"def f{k}(", 1) + "\n\n")
     for name, how in (("plain", "f{k}({clones})"), ("held", "call(f{k}, {given})")):
-        body = [_step(line, how, k) for k, line in enumerate(program.lines)]
+        body = [_step(program, line, how, k) for k, line in enumerate(program.lines)]
         body.append(f"return [{', '.join(program.outs)}]")
         if "backward" in program.setting.way:
             body = _tracked(program, body, name)
@@ -197,9 +265,14 @@ def _steps(program: Program) -> list[str]:
     return parts
 
 
-def _step(line: Line, how: str, k: int) -> str:
+def _step(program: Program, line: Line, how: str, k: int) -> str:
     clones = ", ".join(f"{n}.clone()" for n in line.reads)
-    made = how.format(k=k, clones=clones, given=", ".join(line.reads))
+    pins = dict(program.setting.pins)
+    wanted = [_on_mesh(program, pins.get(n)) for n in (*line.binds, *line.writes)]
+    given = ", ".join(line.reads)
+    if set(wanted) != {"None"}:
+        given += f", out_layouts=({', '.join(wanted)},)"
+    made = how.format(k=k, clones=clones, given=given)
     names = "".join(f"{n}, " for n in (*line.binds, *line.writes))
     return f"{names}= {made}" if names else made
 

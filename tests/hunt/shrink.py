@@ -20,7 +20,7 @@ __all__ = ["shrunk", "tidy"]
 Fails = Callable[[Program], bool]
 
 
-def shrunk(program: Program, fails: Fails, attempts: int = 400, seconds: float = 120.0) -> Program:
+def shrunk(program: Program, fails: Fails, attempts: int = 300, seconds: float = 60.0) -> Program:
     """A program that fails as well, from which nothing can be taken away."""
     end, left, before = time.monotonic() + seconds, attempts, None
     while before != program:

@@ -224,13 +224,21 @@ def _check(
 ) -> None:
     program = session.program
     compare = check_gradients if "backward" in program.setting.way else check_results
-    wanted = () if compare is check_gradients else (program.setting.out_layouts, given)
+    wanted = () if compare is check_gradients else (_asked(program), given)
     try:
         compare(made, due, *wanted)
     except Wrong as wrong:
         if wrong.kind != "value":
             raise
         compare(made, reference(program, about, again, NOISES), *wanted)
+
+
+def _asked(program: Program) -> Sequence[Any] | None:
+    """The layouts of the results that were asked for."""
+    if program.setting.way.startswith("call"):
+        pins = dict(program.setting.pins)
+        return [pins.get(n) for n in program.outs]
+    return program.setting.out_layouts
 
 
 def _raised(program: Program, error: Exception, due: Reference, about: str) -> Outcome:
@@ -240,12 +248,23 @@ def _raised(program: Program, error: Exception, due: Reference, about: str) -> O
     if due.error is not None:
         text = f"{name} where torch raises {type(due.error).__name__}"
         return Outcome("raises", text, op, about, name)
+    if "modified by an inplace operation" in str(root) and _late(program, about):
+        return Outcome("raises", "where torch would in a backward", op, about, name)
     if isinstance(error, DataDependentError) or isinstance(root, DataDependentError):
         if program.data:
             return Outcome("data", _first(root), op, about, name)
     if isinstance(error, RuleError) and program.setting.on_missing_rule == "error":
         return Outcome("rule", _first(root), op, about, name)
     return Outcome("error", _first(root), op, about, name)
+
+
+def _late(program: Program, about: str) -> bool:
+    """Whether the backward of some value is an error in torch, which nobody asked for."""
+    way = "call_backward" if program.setting.way.startswith("call") else "backward"
+    names = [n for line in program.lines for n in line.binds]
+    setting = attrs.evolve(program.setting, way=way, out_layouts=None)
+    every = attrs.evolve(program, outs=(*program.names, *names), setting=setting)
+    return reference(every, "plain" if about == "tracked" else about).error is not None
 
 
 def _first(error: BaseException) -> str:
