@@ -1,1 +1,1 @@
-"""The hunt: random programs, run in many ways on many layouts, beside plain single-process torch."""
+"""The hunt: random programs, in many ways and on many layouts, beside single-process torch."""

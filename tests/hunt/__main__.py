@@ -1,4 +1,7 @@
-"""`python -m tests.hunt`: random programs beside plain torch; `python -m tests.hunt ops`: the database."""
+"""`python -m tests.hunt`: random programs beside plain torch.
+
+`python -m tests.hunt ops` takes the ops of torch's database, in every dtype.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ def main() -> int:
     given = _parser().parse_args()
     folder = given.out or Path(tempfile.mkdtemp(prefix="hunt-"))
     folder.mkdir(parents=True, exist_ok=True)
-    extent = Extent(given.least, given.most, given.ranks, given.gloo, tuple(given.without))
+    extent = Extent(
+        given.least, given.most, given.ranks, given.gloo, given.formats, tuple(given.without)
+    )
     about = {"seed": given.seed, **attrs.asdict(extent), "without": given.without}
     rows = Rows(given.resume or folder / "hunt.jsonl", about)
     numbers = [given.program] if given.program is not None else range(given.first, given.programs)
@@ -71,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--least", type=int, default=10, help="lines of a program, at least")
     parser.add_argument("--most", type=int, default=40, help="and at most")
     parser.add_argument("--gloo", action="store_true", help="small meshes on real ranks")
+    parser.add_argument("--no-formats", dest="formats", action="store_false")
     parser.add_argument("--without", nargs="*", default=[], help="ops that are not drawn")
     parser.add_argument("--ranks", type=int, default=12, help="the most ranks of a mesh")
     return parser

@@ -130,4 +130,4 @@ def unlike(a: torch.Tensor, b: torch.Tensor, eps: float, spread: Sequence[torch.
 
 
 def _few(t: torch.Tensor) -> str:
-    return str([v for v in t.reshape(-1)[:8].tolist()])
+    return str(list(t.reshape(-1)[:8].tolist()))

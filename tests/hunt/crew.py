@@ -1,4 +1,4 @@
-"""`Child`: a process that draws programs and runs them, so that a crash or a hang is only told of."""
+"""`Child`: a process that draws and runs programs, so that a crash or hang is only told of."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _told(program: Program) -> Outcome:
 
 
 class Child:
-    """One process at a time; what it takes longer for than `seconds` is slow, and it is replaced."""
+    """One process at a time; where it takes longer than `seconds`, another takes its place."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds, self.process, self.pipe = seconds, None, None

@@ -65,8 +65,11 @@ class Op:
 class Draw:
     """Values, inputs and lines so far. What a choice is made of comes from `random` alone."""
 
-    def __init__(self, random: Random, mesh: Mesh, dtype: torch.dtype, special: bool) -> None:
-        self.random, self.mesh, self.dtype, self.special = random, mesh, dtype, special
+    def __init__(
+        self, random: Random, mesh: Mesh, dtype: torch.dtype, special: bool, formats: bool
+    ) -> None:
+        self.random, self.mesh, self.dtype = random, mesh, dtype
+        self.special, self.formats = special, formats
         self.values: dict[str, torch.Tensor] = {}
         self.exact: dict[str, bool] = {}
         self.inputs: list[Input] = []
@@ -150,7 +153,7 @@ class Draw:
         layout = drawn_layout(self.random, self.mesh, shape, dtype, fill != "special")
         pending = bool(layout.partial)
         form = self.one(("contiguous", *forms_of(shape, dtype, pending)))
-        if fill == "distinct" and form.startswith("expanded"):
+        if not self.formats or (fill == "distinct" and form.startswith("expanded")):
             form = "contiguous"
         name = self._name()
         seed = self.random.randrange(10**6)

@@ -16,7 +16,17 @@ from tests.hunt.known import KNOWN
 from tests.hunt.records import Program
 from tests.hunt.ways import GOOD, Outcome
 
-__all__ = ["Row", "Rows", "alike", "known_as", "message", "ops_of", "signature", "stored_as", "table"]
+__all__ = [
+    "Row",
+    "Rows",
+    "alike",
+    "known_as",
+    "message",
+    "ops_of",
+    "signature",
+    "stored_as",
+    "table",
+]
 
 BY_OPS = (
     "value",

@@ -47,6 +47,8 @@ class Extent:
     """The most ranks of a mesh."""
     gloo: bool = False
     """Whether programs of at most 4 ranks run on real ones."""
+    formats: bool = True
+    """Whether blocks are stored in all kinds of memory formats."""
     without: tuple[str, ...] = ()
     """Ops that are not drawn: those whose failures are known."""
 
@@ -56,7 +58,8 @@ def generated(seed: int, number: int, extent: Extent = Extent()) -> Program:
     random = Random(f"{seed}/{number}")
     for _ in range(20):
         mesh = drawn_mesh(random, extent.ranks)
-        draw = Draw(random, mesh, random.choice(MAIN), special=random.random() < 0.05)
+        special = random.random() < 0.05
+        draw = Draw(random, mesh, random.choice(MAIN), special, extent.formats)
         with warnings.catch_warnings(), contextlib.suppress(Unfit):
             warnings.simplefilter("ignore")
             return _grown(draw, extent)
@@ -130,7 +133,11 @@ def _setting(draw: Draw, program: Program, extent: Extent) -> Setting:
     way = random.choice(ways)
     moments = ["plain"]
     if way != "gloo" and random.random() < 0.35:
-        some = MOMENTS[: -1 if way == "run" else None] if way in ("spmd", "call", "run") else ("plain", "float64", "deterministic")
+        some = (
+            MOMENTS[: -1 if way == "run" else None]
+            if way in ("spmd", "call", "run")
+            else ("plain", "float64", "deterministic")
+        )
         moments = random.choices((*some, *CHANGES), k=random.randint(2, 4))
     wanted = None
     if way in ("spmd", "run", "gloo") and not program.fails and random.random() < 0.3:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from random import Random
+from typing import Any
 
 import torch
 
@@ -71,11 +73,11 @@ def _placement(
         case "ragged":
             cuts = sorted(random.randint(0, shape[dim]) for _ in range(size - 1))
             ends = [0, *cuts, shape[dim]]
-            return Ragged(dim, tuple(b - a for a, b in zip(ends, ends[1:])))
+            return Ragged(dim, tuple(b - a for a, b in itertools.pairwise(ends)))
     return Shard(dim)
 
 
-def _order(random: Random, mesh: Mesh, placed: list[Placement]) -> object:
+def _order(random: Random, mesh: Mesh, placed: list[Placement]) -> Any:
     """The axes that cut each dim, in any order; None for that of the mesh."""
     if random.random() < 0.6:
         return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import torch
@@ -82,7 +82,7 @@ class Setting:
     """What the caller has switched on at each call of the same function; see `moments`."""
     out_layouts: tuple[Layout | None, ...] | None = None
     """Those of the results, by the place in `outs`."""
-    on_missing_rule: str = "replicate"
+    on_missing_rule: Literal["replicate", "error"] = "replicate"
     pins: tuple[tuple[str, Layout], ...] = ()
     """Values whose layout is pinned as they are made, or in calls of single lines asked for."""
 

@@ -282,5 +282,7 @@ def _tracked(program: Program, body: list[str], name: str) -> list[str]:
     leaves = ", ".join(f"{n}.requires_grad_()" for n in smooth)
     full = "" if name == "plain" else ".full()"
     outs = ", ".join(f"{n}{full}" for n in program.outs)
-    grads = "x.grad for x in leaves" if name == "plain" else "t.grad for x in leaves for t in x.local"
+    grads = (
+        "x.grad for x in leaves" if name == "plain" else "t.grad for x in leaves for t in x.local"
+    )
     return [f"leaves = [{leaves}]", *body[:-1], f"weighted({outs}).backward()", f"return [{grads}]"]

@@ -237,7 +237,7 @@ def _inputs(program: Program) -> Iterator[Program]:
 
 
 def _with(program: Program, k: int, given: Input) -> Program:
-    inputs = program.inputs[:k] + (given,) + program.inputs[k + 1 :]
+    inputs = (*program.inputs[:k], given, *program.inputs[k + 1 :])
     return attrs.evolve(program, inputs=inputs)
 
 

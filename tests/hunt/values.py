@@ -121,5 +121,5 @@ def stored(tensor: torch.Tensor, form: str) -> torch.Tensor:
         case "conjugated":
             return tensor.conj().resolve_conj().clone().conj()
         case "negated" if tensor.numel():
-            return torch._neg_view(-tensor)
+            return getattr(torch, "_neg_view")(-tensor)  # noqa: B009
     return tensor.clone(memory_format=torch.contiguous_format)

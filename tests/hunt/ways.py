@@ -59,8 +59,8 @@ class Outcome:
     """What came of a program."""
 
     kind: str
-    """One of GOOD, a kind of `Wrong`, `error`, `missing` (torch raises, fdtensor does not), `crash`,
-    `hang`, `slow`."""
+    """One of GOOD, a kind of `Wrong`, `error`, `crash`, `slow`, or `missing`: torch raises and
+    fdtensor does not."""
     text: str = ""
     op: str = ""
     """The op of the line where it was seen, if that is known."""
@@ -111,7 +111,7 @@ class _Session:
             if about == "other_layouts":
                 random = Random(f"{i.seed}/{number}")
                 layout = drawn_layout(random, i.layout.mesh, i.shape, i.dtype, i.fill != "special")
-            if about == "other_forms" or form.startswith("expanded") and layout.partial:
+            if about == "other_forms" or (form.startswith("expanded") and layout.partial):
                 every = forms_of(i.shape, i.dtype, True)
                 form = every[(i.seed + number) % len(every)]
             type = TensorType(i.shape, i.dtype, layout)
@@ -198,7 +198,9 @@ def _called(session: _Session, number: int, about: str) -> Outcome:
     before = dict(session.comm.received)
     try:
         with moment(about):
-            made = in_thread(lambda: session.run(given)) if about == "thread" else session.run(given)
+            made = (
+                in_thread(lambda: session.run(given)) if about == "thread" else session.run(given)
+            )
     except Exception as error:
         return _raised(program, error, due, about)
     if due.error is not None:
@@ -223,14 +225,19 @@ def _check(
     again: int,
 ) -> None:
     program = session.program
-    compare = check_gradients if "backward" in program.setting.way else check_results
-    wanted = () if compare is check_gradients else (_asked(program), given)
+
+    def compare(due: Reference) -> None:
+        if "backward" in program.setting.way:
+            check_gradients(made, due)
+        else:
+            check_results(made, due, _asked(program), given)
+
     try:
-        compare(made, due, *wanted)
+        compare(due)
     except Wrong as wrong:
         if wrong.kind != "value":
             raise
-        compare(made, reference(program, about, again, NOISES), *wanted)
+        compare(reference(program, about, again, NOISES))
 
 
 def _asked(program: Program) -> Sequence[Any] | None:
@@ -250,9 +257,8 @@ def _raised(program: Program, error: Exception, due: Reference, about: str) -> O
         return Outcome("raises", text, op, about, name)
     if "modified by an inplace operation" in str(root) and _late(program, about):
         return Outcome("raises", "where torch would in a backward", op, about, name)
-    if isinstance(error, DataDependentError) or isinstance(root, DataDependentError):
-        if program.data:
-            return Outcome("data", _first(root), op, about, name)
+    if program.data and DataDependentError in (type(error), type(root)):
+        return Outcome("data", _first(root), op, about, name)
     if isinstance(error, RuleError) and program.setting.on_missing_rule == "error":
         return Outcome("rule", _first(root), op, about, name)
     return Outcome("error", _first(root), op, about, name)

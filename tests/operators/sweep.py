@@ -149,7 +149,5 @@ def known(path: Path, extent: Extent) -> dict[str, list[dict[str, Any]]]:
     wanted = attrs.asdict(extent)
     default = {"form": "contiguous"}
     return {
-        line["op"]: line["results"]
-        for line in lines
-        if default | line.get("extent", {}) == wanted
+        line["op"]: line["results"] for line in lines if default | line.get("extent", {}) == wanted
     }

@@ -84,7 +84,8 @@ def _conv(d: Draw, x: str) -> str:
     stride, padding, dilation = d.between(1, 2), d.between(0, 2), d.one((1, 1, 2))
     if d.chance(0.3):
         weight = d.fresh([channels, d.between(1, 2), *kernel], d[x].dtype)
-        return f"F.conv_transpose{n}d({x}, {weight}, None, {stride}, {d.between(0, 1)}, groups={groups})"
+        given = f"{weight}, None, {stride}, {d.between(0, 1)}, groups={groups}"
+        return f"F.conv_transpose{n}d({x}, {given})"
     out = groups * d.between(1, 3)
     weight = d.fresh([out, channels // groups, *kernel], d[x].dtype)
     bias = d.one(("None", d.fresh([out], d[x].dtype)))
@@ -125,7 +126,7 @@ def _resized(d: Draw, x: str) -> str:
 
 
 def _fold(d: Draw, x: str) -> str:
-    n, c, h, w = d.shape(x)
+    _n, c, h, w = d.shape(x)
     if min(h, w) < 2 or not c:
         raise Unfit
     spread = f"F.unfold({x}, 2, padding={d.between(0, 1)}, stride={d.between(1, 2)})"

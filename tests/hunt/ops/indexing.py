@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from tests.hunt.draw import Draw, Op, Unfit
 from tests.hunt.ops.views import drawn_slice
+from tests.hunt.values import kind_of
 
 __all__ = ["OPS", "tensor_index"]
 
@@ -194,7 +195,8 @@ def _flat_lookup(d: Draw, x: str) -> str:
     count = math.prod(d.shape(x))
     if not count:
         raise Unfit
-    return f"{x}.flatten()[{d.pick(lambda t: t.dtype.itemsize > 3 and not t.is_floating_point() and not t.is_complex())} % {count}]"
+    index = d.pick(lambda t: kind_of(t.dtype) == "i" and t.dtype.itemsize > 3 and t.ndim > 0)
+    return f"{x}.flatten()[{index} % {count}]"
 
 
 OPS = (

@@ -87,9 +87,8 @@ def _assigned_by_tensor(d: Draw, x: str) -> str:
     index = tensor_index(d, x)
     if d.chance(0.6):
         return f"{x}[{index}] = {d.number(x)}"
-    return (
-        f"{x}.index_put_(({d.indices([3], d.shape(x)[0])}.long(),), {x}[:1] * 1, accumulate=True)"
-    )
+    rows = f"{d.indices([3], d.shape(x)[0])}.long()"
+    return f"{x}.index_put_(({rows},), {x}[:1] * 1, accumulate=True)"
 
 
 def _indexed(d: Draw, x: str) -> str:
@@ -99,11 +98,13 @@ def _indexed(d: Draw, x: str) -> str:
     shape = list(d.shape(x))
     shape[dim] = m
     index, src = d.indices([m], n), d.fresh(shape, d[x].dtype)
+    thin = [m if i == dim % len(shape) else 1 for i in range(len(shape))]
+    spread = f"{index}.long().reshape({thin}).expand({shape})"
     return d.one(
         (
             f"{x}.index_add_({dim}, {index}, {src})",
             f"{x}.index_fill_({dim}, {index}.long(), {d.number(x)})",
-            f"{x}.scatter_add_({dim}, {index}.long().reshape({[m if i == dim % len(shape) else 1 for i in range(len(shape))]}).expand({shape}), {src})",
+            f"{x}.scatter_add_({dim}, {spread}, {src})",
         )
     )
 

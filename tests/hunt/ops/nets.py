@@ -82,7 +82,7 @@ def _layer_norm(d: Draw, x: str) -> str:
 
 
 def _channel_norm(d: Draw, x: str) -> str:
-    n, c = d.shape(x)[:2]
+    _n, c = d.shape(x)[:2]
     groups = d.one(g for g in (1, 2, 3) if c and c % g == 0)
     weight = d.one(("None", d.fresh([c], d[x].dtype)))
     mean, var = d.fresh([c], d[x].dtype), d.fresh([c], d[x].dtype, "positive")

@@ -170,9 +170,7 @@ OPS = (
     ),
     Op(
         "addcdiv",
-        lambda d, x: (
-            f"torch.addcdiv({x}, {d.partner(x, 0)}, {d.fresh(d.thinner(d.shape(x)), d[x].dtype, 'positive')})"
-        ),
+        lambda d, x: f"torch.addcdiv({x}, {d.partner(x, 0)}, {d.twin(x, None, 'positive')})",
         "f",
         False,
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -116,7 +117,7 @@ def _split(d: Draw, x: str) -> str:
     if d.chance(0.5):
         return f"torch.split({x}, {d.between(1, max(1, n))}, {dim})"
     cuts = [0, *sorted(d.between(0, n) for _ in range(d.between(0, 2))), n]
-    return f"torch.split({x}, {[b - a for a, b in zip(cuts, cuts[1:])]}, {dim})"
+    return f"torch.split({x}, {[b - a for a, b in itertools.pairwise(cuts)]}, {dim})"
 
 
 def _chunk(d: Draw, x: str) -> str:
@@ -195,8 +196,11 @@ def _repeat(d: Draw, x: str) -> str:
 
 def _interleaved(d: Draw, x: str) -> str:
     dim = d.dim(x)
-    if d.chance(0.7):
-        return f"torch.repeat_interleave({x}, {d.between(1, 3)}, {dim})"
+    return f"torch.repeat_interleave({x}, {d.between(1, 3)}, {dim})"
+
+
+def _counted(d: Draw, x: str) -> str:
+    dim = d.dim(x)
     counts = [d.between(0, 2) for _ in range(d.shape(x)[dim])]
     return f"torch.repeat_interleave({x}, torch.tensor({counts}), {dim})"
 
@@ -276,6 +280,7 @@ OPS = (
     Op("rot90", _rot90, ANY, least=2),
     Op("repeat", _repeat, ANY),
     Op("repeat_interleave", _interleaved, ANY, least=1),
+    Op("repeat_counted", _counted, ANY, least=1, data=True),
     Op(
         "tril",
         lambda d, x: f"torch.{d.one(('tril', 'triu'))}({x}, {d.between(-2, 2)})",
