@@ -285,7 +285,7 @@ class Draw:
         if op.writes:
             for name in self.aliases(x):
                 self.exact[name] = self.exact[name] and exact
-            return Line(op.name, text, (), (x,), not op.exact, op.data)
+            return Line(op.name, text, (), (x,), not exact, op.data)
         return self._bound(op, text, made, results, exact)
 
     def _bound(
@@ -296,7 +296,7 @@ class Draw:
             self.values[name] = t
             self.exact[name] = exact if kind_of(t.dtype) in "fc" else True
         left = binds[0] if isinstance(made, torch.Tensor) else "".join(f"{n}, " for n in binds)
-        return Line(op.name, f"{left.strip()} = {text}", binds, (), not op.exact, op.data)
+        return Line(op.name, f"{left.strip()} = {text}", binds, (), not exact, op.data)
 
     def aliases(self, x: str) -> list[str]:
         """The values that share the storage of this one, itself among them."""
