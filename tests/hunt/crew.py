@@ -34,11 +34,24 @@ def _serve(pipe: Connection) -> None:
 def _told(program: Program) -> Outcome:
     """The outcome; an exception is one of the hunt itself."""
     try:
-        return outcome(program)
+        found = outcome(program)
     except Exception as error:
-        return Outcome("hunt", f"{type(error).__name__}: {error}"[:300])
-    finally:
-        torch.set_default_dtype(torch.float32)
+        found = Outcome("hunt", f"{type(error).__name__}: {error}"[:300])
+    if not _sound():
+        return Outcome("poisoned", f"torch itself is broken afterwards; before: {found.text}"[:300])
+    return found
+
+
+def _sound() -> bool:
+    """Whether torch is as it was: a program must not leave a mode on, or autograd broken."""
+    try:
+        leaf = torch.ones(2, requires_grad=True)
+        (leaf * 2).sum().backward()
+    except Exception:
+        return False
+    modes = torch._C._len_torch_dispatch_stack() + torch._C._len_torch_function_stack()
+    plain = torch.get_default_dtype() is torch.float32 and torch.is_grad_enabled()
+    return plain and not modes and not torch.is_autocast_enabled("cpu")
 
 
 class Child:
@@ -60,7 +73,10 @@ class Child:
         try:
             pipe.send(question)
             if pipe.poll(self.seconds):
-                return pipe.recv()
+                answer = pipe.recv()
+                if isinstance(answer, Outcome) and answer.kind in ("poisoned", "hunt"):
+                    self.close()
+                return answer
         except (EOFError, BrokenPipeError, ConnectionResetError):
             assert self.process is not None
             self.process.join()

@@ -258,6 +258,8 @@ class Draw:
     def _takes(self, op: Op, t: torch.Tensor) -> bool:
         if kind_of(t.dtype) not in op.kinds or not op.least <= t.ndim <= op.most:
             return False
+        if op.writes and _overlaps(t):
+            return False
         return not op.distinct or t.unique().numel() == t.numel()
 
     def _line(self, op: Op, x: str, text: str) -> Line:
@@ -343,6 +345,13 @@ def _storage(t: torch.Tensor) -> int:
 def _restored(kept: Sequence[tuple[Any, Any]]) -> None:
     for storage, before in kept:
         storage.copy_(before)
+
+
+def _overlaps(t: torch.Tensor) -> bool:
+    """Whether two elements share their memory: what a write to them gives is undefined."""
+    places = torch.arange(t.untyped_storage().nbytes() // max(1, t.itemsize))
+    held = places.as_strided(t.shape, t.stride(), t.storage_offset())
+    return held.unique().numel() != held.numel()
 
 
 def _whole(t: torch.Tensor) -> bool:

@@ -41,6 +41,7 @@ BY_OPS = (
     "aliased",
     "crash",
     "slow",
+    "poisoned",
 )
 """Kinds of failure that the ops tell apart, not the message."""
 

@@ -59,8 +59,8 @@ class Outcome:
     """What came of a program."""
 
     kind: str
-    """One of GOOD, a kind of `Wrong`, `error`, `crash`, `slow`, or `missing`: torch raises and
-    fdtensor does not."""
+    """One of GOOD, a kind of `Wrong`, `error`, `crash`, `slow`, `poisoned` (torch does not work any
+    more), or `missing`: torch raises and fdtensor does not."""
     text: str = ""
     op: str = ""
     """The op of the line where it was seen, if that is known."""
