@@ -18,7 +18,7 @@ SEED = 0
 EXTENT = Extent(least=4, most=10, ranks=6)
 
 
-WAYS = ("spmd", "call", "grad", "backward", "call_backward", "run", "jvp", "vmap", "hessian")
+WAYS = ("spmd", "call", "grad", "backward", "call_backward", "run", "jvp", "vmap", "hessian", "fx")
 
 
 @pytest.mark.parametrize("number", range(20))

@@ -70,6 +70,7 @@ class Draw:
     ) -> None:
         self.random, self.mesh, self.dtype = random, mesh, dtype
         self.special, self.formats = special, formats
+        self.keyed = random.random() < 0.06
         self.values: dict[str, torch.Tensor] = {}
         self.exact: dict[str, bool] = {}
         self.inputs: list[Input] = []

@@ -12,7 +12,8 @@ import torch
 from fdtensor.layout import Layout
 from tests.hunt.draw import Draw, Op, Unfit
 from tests.hunt.layouts import drawn_layout, drawn_mesh
-from tests.hunt.ops import FAMILIES, MISTAKES
+from tests.hunt.ops import FAMILIES, MISTAKES, RANDOM
+from tests.hunt.plain import reference
 from tests.hunt.records import Program, Setting, names_in
 from tests.hunt.values import kind_of
 
@@ -76,9 +77,11 @@ def _grown(draw: Draw, extent: Extent) -> Program:
     while len(draw.lines) < wanted and tries < 20 * wanted:
         tries += 1
         op = _drawn(random)
-        if not (op.data and shy) and op.name not in extent.without:
+        if draw.keyed and random.random() < 0.2:
+            op = _weighted(random, RANDOM)
+        if not (op.data and (shy or draw.keyed)) and op.name not in extent.without:
             draw.attempt(op)
-    if random.random() < 0.15:
+    if random.random() < 0.15 and not draw.keyed:
         for _ in range(40):
             op = _weighted(random, MISTAKES)
             if op.name not in extent.without and draw.attempt(op):
@@ -125,22 +128,27 @@ def _finished(draw: Draw, extent: Extent) -> Program:
 def _setting(draw: Draw, program: Program, extent: Extent) -> Setting:
     random = draw.random
     smooth = any(kind_of(i.dtype) in "fc" for i in program.inputs)
-    ways = ["spmd"] * 4 + ["call"] * 2 + ["run", "vmap"]
+    ways = ["spmd"] * 4 + ["call"] * 2 + ["run", "vmap", "fx"]
     if smooth and not program.fails:  # what no derivative needs is not computed
         ways += ["grad"] * 3 + ["backward", "call_backward", "jvp", "hessian"]
-    if extent.gloo and program.mesh.size <= 4:
+    if draw.keyed:
+        ways = ["keyed"]
+    elif extent.gloo and program.mesh.size <= 4:
         ways = ["gloo"]
     way = random.choice(ways)
+    if way not in ("spmd", "keyed") and not program.fails:
+        plain = attrs.evolve(program, setting=Setting(way))
+        way = "spmd" if reference(plain, "plain").error is not None else way
     moments = ["plain"]
     if way != "gloo" and random.random() < 0.35:
-        some = (
-            MOMENTS[: -1 if way == "run" else None]
-            if way in ("spmd", "call", "run")
-            else ("plain", "float64", "deterministic")
-        )
+        some = MOMENTS if way in ("spmd", "call") else ("plain", "float64", "deterministic")
         moments = random.choices((*some, *CHANGES), k=random.randint(2, 4))
     wanted = None
-    if way in ("spmd", "run", "gloo") and not program.fails and random.random() < 0.3:
+    if (
+        way in ("spmd", "run", "fx", "gloo", "keyed")
+        and not program.fails
+        and random.random() < 0.3
+    ):
         wanted = tuple(_wanted(draw, name) for name in program.outs)
     missing = "error" if random.random() < 0.05 else "replicate"
     pins = _pins(draw, program) if random.random() < 0.4 else ()

@@ -16,6 +16,7 @@ HEAD = '''\
 import torch
 import torch.nn.functional as F
 from fdtensor import *
+from fdtensor import random
 from fdtensor.testing.values import gather_full, scatter
 from math import inf, nan
 
@@ -93,6 +94,32 @@ def ran(*given):
     program = trace(f, *given{options})
     made = run(program, [x.local for x in given], comm)
     return [DTensor(v, t, comm) for v, t in zip(made, program.out_types)]
+
+"""
+
+MODULES = """
+def modules(*given):
+    from tests.lockstep import apart  # of the repository
+
+    program = trace(f, *given{options})
+    each = {{rank: program.to_fx(rank) for rank in mesh.ranks}}
+    inputs = {{rank: [x.local[k] for x in given] for k, rank in enumerate(mesh.ranks)}}
+    made = apart(each, mesh, inputs)
+    values = [tuple(made[rank][i] for rank in mesh.ranks) for i in range(len(program.outs))]
+    return [DTensor(v, t, comm) for v, t in zip(values, program.out_types)]
+
+"""
+
+KEYED = """
+def alone(*given):
+    plain = Mesh(alone=1)
+    one = SimulatedComm(plain)
+    given = [distribute(t, plain.layout(), one) for t in given]
+    return [x.full() for x in spmd(f)(*given, key=random.key(7))]
+
+
+def spread(*given):
+    return spmd(f{options})(*given, key=random.key(7))
 
 """
 
@@ -201,8 +228,12 @@ def _pair(program: Program) -> tuple[str, str]:
             return "g", "step"
         case "run":
             return "f", "ran"
+        case "fx":
+            return "f", "modules"
         case "gloo":
             return "f", "on_ranks"
+        case "keyed":
+            return "alone", "spread"
     return "plain", "held"
 
 
@@ -228,6 +259,10 @@ def _defined(program: Program) -> list[str]:
             return [f"def g(*x):\n    return {both}\n\n", f"step = spmd(g{options})"]
         case "run":
             return [RUN.format(options=options.replace(", on_", ", on_"))]
+        case "fx":
+            return [MODULES.format(options=options)]
+        case "keyed":
+            return [KEYED.format(options=options)]
         case "gloo":
             return [GLOO.format(ranks=program.mesh.size, options=options)]
         case "backward":

@@ -2,7 +2,12 @@
 
 spmd            the whole as one traced program
 call            each line by itself
+run             `trace`, then `run` of the program
+fx              the modules of `Program.to_fx`, the ranks in threads
+gloo            the whole on real ranks
+keyed           with random ops and a key, beside the same on one rank
 grad            `torch.func.grad` of a weighted sum of the results, traced
+jvp, vmap, hessian      other transforms, traced
 backward        the whole, then `backward` from outside, to the local tensors
 call_backward   each line by itself, then `backward`
 """
@@ -19,11 +24,13 @@ from typing import Any
 import attrs
 import torch
 
-from fdtensor.distribution import from_local
+from fdtensor import random
+from fdtensor.distribution import distribute, from_local
 from fdtensor.dtensor import DTensor
 from fdtensor.errors import DataDependentError, RuleError
 from fdtensor.interpreter import run
 from fdtensor.layout import TensorType
+from fdtensor.mesh import Mesh
 from fdtensor.recorder import constrain
 from fdtensor.simulator import SimulatedComm
 from fdtensor.spmd import call, spmd
@@ -46,12 +53,15 @@ from tests.hunt.plain import (
 )
 from tests.hunt.records import Program, compiled, line_at, source
 from tests.hunt.values import forms_of, kind_of, stored
+from tests.lockstep import apart
 
 __all__ = ["GOOD", "Outcome", "outcome"]
 
 GOOD = ("ok", "raises", "data", "rule", "wider")
 """Kinds of outcome that are no failure: equal; both raise; refused because it depends on data, or
 for want of a rule where that was asked for; torch cannot do it though no mistake was meant."""
+
+KEY = random.key(7)
 
 Gradient = tuple[TensorType, list[torch.Tensor | None]]
 
@@ -112,8 +122,8 @@ class _Session:
         for i, full in zip(self.program.inputs, fulls(self.program, again)):
             layout, form = i.layout, i.form
             if about == "other_layouts":
-                random = Random(f"{i.seed}/{number}")
-                layout = drawn_layout(random, i.layout.mesh, i.shape, i.dtype, i.fill != "special")
+                draw = Random(f"{i.seed}/{number}")
+                layout = drawn_layout(draw, i.layout.mesh, i.shape, i.dtype, i.fill != "special")
             if about == "other_forms" or (form.startswith("expanded") and layout.partial):
                 every = forms_of(i.shape, i.dtype, True)
                 form = every[(i.seed + number) % len(every)]
@@ -137,8 +147,12 @@ class _Session:
                 outs = self.by_line(given)
             case "run":
                 outs = self.as_program(given)
+            case "fx":
+                outs = self.as_modules(given)
             case "gloo":
                 outs = self.on_gloo(given)
+            case "keyed":
+                outs = self.spmd(*given, key=KEY)
             case _:
                 outs = self.spmd(*given)
         if "backward" not in way:
@@ -163,6 +177,16 @@ class _Session:
         program = trace(self.traced, *given, out_layouts=self.program.setting.out_layouts)
         made = run(program, [x.local for x in given], self.comm)
         return [DTensor(v, t, self.comm) for v, t in zip(made, program.out_types, strict=True)]
+
+    def as_modules(self, given: Sequence[DTensor[Any]]) -> Sequence[Any]:
+        """By the plain modules of all ranks, each in a thread."""
+        mesh = self.program.mesh
+        program = trace(self.traced, *given, out_layouts=self.program.setting.out_layouts)
+        modules = {rank: program.to_fx(rank) for rank in mesh.ranks}
+        inputs = {rank: [x.local[k] for x in given] for k, rank in enumerate(mesh.ranks)}
+        each = apart(modules, mesh, inputs)
+        values = [tuple(each[rank][i] for rank in mesh.ranks) for i in range(len(program.outs))]
+        return [DTensor(v, t, self.comm) for v, t in zip(values, program.out_types)]
 
     def on_gloo(self, given: Sequence[DTensor[Any]]) -> Sequence[Any]:
         """On real ranks, each a process."""
@@ -203,7 +227,7 @@ def _gradient(x: DTensor[Any], leaves: Sequence[torch.Tensor] | None) -> Gradien
 def _called(session: _Session, number: int, about: str) -> Outcome:
     program = session.program
     again = number if about == "other_values" else 0
-    due = reference(program, about, again)
+    due = _alone(program, about, again) if _keyed(program) else reference(program, about, again)
     given = session.inputs(number, about)
     kept = [[_bare(t.detach()).clone() for t in x.local] for x in given]
     before = dict(session.comm.received)
@@ -228,6 +252,24 @@ def _called(session: _Session, number: int, about: str) -> Outcome:
     return Outcome("ok", about=about)
 
 
+def _keyed(program: Program) -> bool:
+    return program.setting.way == "keyed"
+
+
+def _alone(program: Program, about: str, again: int) -> Reference:
+    """What a program with random ops gives on one rank."""
+    mesh, comm = Mesh(alone=1), SimulatedComm(Mesh(alone=1))
+    f = compiled(source(program.names, program.lines, program.outs))
+    try:
+        with moment(about):
+            given = [distribute(t, mesh.layout(), comm) for t in fulls(program, again)]
+            outs = [x.full().detach() for x in spmd(f)(*given, key=KEY)]
+    except Exception as error:
+        return Reference(error=error)
+    eps = [torch.finfo(t.dtype).eps for t in outs if kind_of(t.dtype) in "fc"]
+    return Reference(tuple(outs), None, max([1e-7, *eps]))
+
+
 def _check(
     session: _Session,
     given: Sequence[DTensor[Any]],
@@ -247,7 +289,7 @@ def _check(
     try:
         compare(due)
     except Wrong as wrong:
-        if wrong.kind != "value":
+        if wrong.kind != "value" or _keyed(program):
             raise
         compare(reference(program, about, again, NOISES))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.hunt.draw import Op
 from tests.hunt.ops import (
     algebra,
+    draws,
     indexing,
     inplace,
     mistakes,
@@ -14,7 +15,7 @@ from tests.hunt.ops import (
     views,
 )
 
-__all__ = ["FAMILIES", "MISTAKES"]
+__all__ = ["FAMILIES", "MISTAKES", "RANDOM"]
 
 FAMILIES: dict[str, tuple[tuple[Op, ...], int]] = {
     "pointwise": (pointwise.OPS, 5),
@@ -29,3 +30,6 @@ FAMILIES: dict[str, tuple[tuple[Op, ...], int]] = {
 
 MISTAKES = mistakes.OPS
 """Calls that torch refuses."""
+
+RANDOM = draws.OPS
+"""Ops that draw random numbers."""
