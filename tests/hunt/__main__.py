@@ -77,7 +77,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--most", type=int, default=40, help="and at most")
     parser.add_argument("--gloo", action="store_true", help="small meshes on real ranks")
     parser.add_argument("--no-formats", dest="formats", action="store_false")
-    parser.add_argument("--without", nargs="*", default=[], help="ops that are not drawn")
+    parser.add_argument(
+        "--without", nargs="*", default=[], help="ops and moments that are not drawn"
+    )
     parser.add_argument("--ranks", type=int, default=12, help="the most ranks of a mesh")
     return parser
 

@@ -51,7 +51,7 @@ class Extent:
     formats: bool = True
     """Whether blocks are stored in all kinds of memory formats."""
     without: tuple[str, ...] = ()
-    """Ops that are not drawn: those whose failures are known."""
+    """Ops and moments that are not drawn: those whose failures are known."""
 
 
 def generated(seed: int, number: int, extent: Extent = Extent()) -> Program:
@@ -142,7 +142,8 @@ def _setting(draw: Draw, program: Program, extent: Extent) -> Setting:
     moments = ["plain"]
     if way != "gloo" and random.random() < 0.35:
         some = MOMENTS if way in ("spmd", "call") else ("plain", "float64", "deterministic")
-        moments = random.choices((*some, *CHANGES), k=random.randint(2, 4))
+        some = [m for m in (*some, *CHANGES) if m not in extent.without]
+        moments = random.choices(some, k=random.randint(2, 4))
     wanted = None
     if (
         way in ("spmd", "run", "fx", "gloo", "keyed")
