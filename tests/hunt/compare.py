@@ -83,6 +83,7 @@ def _check_values(
         if tuple(local.shape) != type.local_shape(rank) or local.dtype != type.dtype:
             text = f"{name} {type} on rank {rank} is {local.dtype}{list(local.shape)}"
             raise Wrong("block", f"{text}, not {list(type.local_shape(rank))}", i)
+    _check_replicas(blocks, type, i, name)
     noisy = [r.outs[i] for r in due.noisy if r.error is None]
     if type.layout.partial:
         try:
@@ -100,6 +101,19 @@ def _check_values(
         said = unlike(local.detach(), part(full), due.eps, spread)
         if said:
             raise Wrong("value", f"{name} {type} on rank {rank}: {said}", i)
+
+
+def _check_replicas(blocks: Sequence[torch.Tensor], type: TensorType, i: int, name: str) -> None:
+    """Ranks that hold the same indices, of the same term, hold the same bits."""
+    pending = [type.mesh.axis(axis) for axis in type.layout.partial]
+    first: dict[object, torch.Tensor] = {}
+    for rank, local in zip(type.mesh.ranks, blocks):
+        coord = type.mesh.coord(rank)
+        assert coord is not None
+        term = tuple(coord[k] for k in pending)
+        held = first.setdefault((term, tuple(map(tuple, type.index(rank)))), local)
+        if unlike(local.detach(), held.detach(), 0.0, []):
+            raise Wrong("replicas", f"{name} {type}: rank {rank} holds no replica", i)
 
 
 def unlike(a: torch.Tensor, b: torch.Tensor, eps: float, spread: Sequence[torch.Tensor]) -> str:

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from fdtensor import *
 from fdtensor import random
-from fdtensor.testing.values import gather_full, scatter
+from fdtensor.testing.values import scatter
 from math import inf, nan
 
 mesh = {mesh!r}
@@ -34,7 +34,7 @@ def shown(run, *given):
     """The full results, or the error."""
     try:
         outs = run(*given)
-        return [gather_full(x.local, x.type) if isinstance(x, DTensor) else x for x in outs]
+        return [x.full().detach() if isinstance(x, DTensor) else x for x in outs]
     except Exception as error:
         return f"{{type(error).__name__}}: {{error.__cause__ or error}}"
 
