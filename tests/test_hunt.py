@@ -8,7 +8,7 @@ from fdtensor.mesh import Mesh
 from fdtensor.placement import Shard
 from tests.hunt.findings import known_as, signature
 from tests.hunt.generate import Extent, generated
-from tests.hunt.ops import FAMILIES, MISTAKES
+from tests.hunt.ops import FAMILIES, MISTAKES, RANDOM
 from tests.hunt.records import Input, Line, Program
 from tests.hunt.script import script
 from tests.hunt.shrink import shrunk
@@ -43,7 +43,8 @@ def test_programs_are_of_many_ops():
     lines = [line for number in range(60) for line in generated(SEED, number).lines]
 
     assert len({line.op for line in lines}) > 200
-    table = {op.name for ops, _ in FAMILIES.values() for op in ops} | {op.name for op in MISTAKES}
+    every = (*(op for ops, _ in FAMILIES.values() for op in ops), *MISTAKES, *RANDOM)
+    table = {op.name for op in every}
     assert {line.op.partition(":")[0] for line in lines} <= table
 
 

@@ -40,14 +40,17 @@ def shrunk(program: Program, fails: Fails, attempts: int = 300, seconds: float =
 
 
 def tidy(program: Program, lines: Sequence[Line], outs: Sequence[str]) -> Program | None:
-    """The program of some of its lines and results, without inputs that nobody names."""
+    """The program of some of its lines and results, without inputs that nobody names.
+
+    Where no result is left, what the last line makes is one.
+    """
     lines = reachable(lines, program.names)
     bound = {*program.names, *(n for line in lines for n in line.binds)}
     kept = tuple(n for n in outs if n in bound)
+    kept = kept or tuple(n for line in lines[-1:] for n in (*line.binds, *line.writes))
     named = {*kept, *(n for line in lines for n in names_in(line.text))}
     inputs = tuple(i for i in program.inputs if i.name in named)
-    fails = any(line.fails for line in lines)
-    if not inputs or not (kept or fails):
+    if not inputs or not kept:
         return None
     setting = program.setting
     pins = tuple((n, layout) for n, layout in setting.pins if n in bound)
