@@ -230,7 +230,8 @@ def _formatted(d: Draw, x: str) -> str:
 
 
 def _as_strided(d: Draw, x: str) -> str:
-    if not d[x].is_contiguous() or d[x].storage_offset():
+    whole = d[x].untyped_storage().nbytes() == d[x].numel() * d[x].itemsize
+    if not d[x].is_contiguous() or not whole:  # what lies beside a view is not ours to read
         raise Unfit
     count = d[x].numel()
     a, b = d.between(1, 3), d.between(1, 3)
