@@ -73,13 +73,15 @@ def _grown(draw: Draw, extent: Extent) -> Program:
         draw.fresh(_shape(random))
     wanted = random.randint(extent.least, extent.most)
     shy = random.random() < 0.7  # what depends on data makes all else run on replicas
+    pure = random.random() < 0.4  # torch has no gradient of much that is written in place
     tries = 0
     while len(draw.lines) < wanted and tries < 20 * wanted:
         tries += 1
         op = _drawn(random)
         if draw.keyed and random.random() < 0.2:
             op = _weighted(random, RANDOM)
-        if not (op.data and (shy or draw.keyed)) and op.name not in extent.without:
+        left_out = (op.data and (shy or draw.keyed)) or (op.writes and pure)
+        if not left_out and op.name not in extent.without:
             draw.attempt(op)
     if random.random() < 0.15 and not draw.keyed:
         for _ in range(40):
@@ -130,15 +132,12 @@ def _setting(draw: Draw, program: Program, extent: Extent) -> Setting:
     smooth = any(kind_of(i.dtype) in "fc" for i in program.inputs)
     ways = ["spmd"] * 4 + ["call"] * 2 + ["run", "vmap", "fx"]
     if smooth and not program.fails:  # what no derivative needs is not computed
-        ways += ["grad"] * 3 + ["backward", "call_backward", "jvp", "hessian"]
+        ways += ["grad"] * 4 + ["backward", "call_backward", "jvp", "hessian"] * 2
     if draw.keyed:
         ways = ["keyed"]
     elif extent.gloo and program.mesh.size <= 4:
         ways = ["gloo"]
-    way = random.choice(ways)
-    if way not in ("spmd", "keyed") and not program.fails:
-        plain = attrs.evolve(program, setting=Setting(way))
-        way = "spmd" if reference(plain, "plain").error is not None else way
+    way = next(w for w in (*random.sample(ways, len(ways)), "spmd") if _runs(program, w))
     moments = ["plain"]
     if way != "gloo" and random.random() < 0.35:
         some = MOMENTS if way in ("spmd", "call") else ("plain", "float64", "deterministic")
@@ -154,6 +153,13 @@ def _setting(draw: Draw, program: Program, extent: Extent) -> Setting:
     missing = "error" if random.random() < 0.05 else "replicate"
     pins = _pins(draw, program) if random.random() < 0.4 else ()
     return Setting(way, tuple(moments), wanted, missing, pins)
+
+
+def _runs(program: Program, way: str) -> bool:
+    """Whether torch has it: not every op has derivatives or can be batched."""
+    if program.fails or way in ("spmd", "keyed"):
+        return True
+    return reference(attrs.evolve(program, setting=Setting(way)), "plain").error is None
 
 
 def _pins(draw: Draw, program: Program) -> tuple[tuple[str, Layout], ...]:
