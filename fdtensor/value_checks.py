@@ -156,7 +156,7 @@ SHARED: dict[Any, Callable[..., Any]] = {BOUNDED: bounded_shared, CHECK: _checke
 
 def _required_of_each(info: Any, dims: Any, holds: Tensor, fault: str) -> Any:
     REQUIRE(holds, fault)
-    return (), ()
+    return None, None
 
 
 torch.library.register_vmap("fdtensor::require", _required_of_each)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from collections.abc import Mapping, Sequence
@@ -87,6 +88,10 @@ def _reduced(terms: Sequence[torch.Tensor], reduce_op: str) -> torch.Tensor:
         "avg": lambda: stack.mean(0),
         "max": lambda: stack.amax(0),
         "min": lambda: stack.amin(0),
+        "product": lambda: stack.prod(0).to(stack.dtype),
+        "band": lambda: functools.reduce(torch.bitwise_and, terms),
+        "bor": lambda: functools.reduce(torch.bitwise_or, terms),
+        "bxor": lambda: functools.reduce(torch.bitwise_xor, terms),
     }[reduce_op]()
 
 
@@ -100,6 +105,13 @@ def _flat(module: Any, args: Any, kwargs: Any) -> Sequence[Any]:
 
 def together(modules: Mapping[int, Any], mesh: Mesh, *args: Any, **kwargs: Any) -> dict[int, Any]:
     """What the module of each rank gives for these arguments; raises what one of them raises."""
+    return apart(modules, mesh, {rank: _flat(modules[rank], args, kwargs) for rank in modules})
+
+
+def apart(
+    modules: Mapping[int, Any], mesh: Mesh, inputs: Mapping[int, Sequence[Any]]
+) -> dict[int, Any]:
+    """What the module of each rank gives for inputs of its own; raises what one of them raises."""
     meeting = Meeting(mesh)
     results: dict[int, Any] = {}
 
@@ -107,8 +119,8 @@ def together(modules: Mapping[int, Any], mesh: Mesh, *args: Any, **kwargs: Any) 
         module = modules[rank]
         try:
             with torch.no_grad():
-                flat = _flat(module, args, kwargs)
-                found = _Rank(module, rank, meeting, {}).run(*flat, enable_io_processing=False)
+                each = _Rank(module, rank, meeting, {})
+                found = each.run(*inputs[rank], enable_io_processing=False)
                 results[rank] = module.graph._codegen.process_outputs(found)
         except BaseException as error:
             with meeting.lock:

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def main() -> int:
     parser.add_argument("--dtype", default="float32", help="bool, int64, bfloat16, complex64, ...")
     parser.add_argument("--seed", type=int, default=0, help="another choice of layouts")
     parser.add_argument("--parts", action="store_true", help="some outputs of those with several")
-    parser.add_argument("--strided", action="store_true", help="blocks in any memory format")
+    parser.add_argument("--form", default="contiguous", help="memory format of blocks, or `any`")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seconds", type=float, default=600, help="when an op counts as a hang")
     parser.add_argument("--results", type=Path, default=Path("build/operators.jsonl"))
@@ -38,16 +39,26 @@ def main() -> int:
     extent = Extent(
         *(given.samples, given.line, given.square, given.seed, given.dtype, given.seconds),
         parts=given.parts,
-        strided=given.strided,
+        form=given.form,
     )
     every = entries(getattr(torch, given.dtype))
     names = [n for n in every if not given.ops or any(n.startswith(o) for o in given.ops)]
-    found = {} if given.again else known(given.results, extent)
+    return report(measured(names, extent, given.results, given.workers, given.again))
+
+
+def measured(
+    names: Sequence[str], extent: Extent, path: Path, workers: int, again: bool = False
+) -> dict[str, list[dict[str, Any]]]:
+    """The results of these ops, from the file at `path` where it has them; what is bad is printed.
+
+    New ones are added to the file.
+    """
+    found = {} if again else known(path, extent)
     rest = [n for n in names if n not in found]
-    given.results.parent.mkdir(parents=True, exist_ok=True)
-    with bar() as progress, given.results.open("a") as file:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with bar() as progress, path.open("a") as file:
         task = progress.add_task("ops", total=len(names), completed=len(names) - len(rest))
-        for name, results in sweep(rest, extent, given.workers):
+        for name, results in sweep(rest, extent, workers):
             found[name] = results
             line = {"op": name, "extent": attrs.asdict(extent), "results": results}
             file.write(json.dumps(line) + "\n")
@@ -59,7 +70,7 @@ def main() -> int:
                     r = bad[0]
                     progress.print(f"{kind} {name} ({len(bad)} of {len(results)}): {r['sample']}")
                     progress.print(f"    {r['layouts']}: {r['text']}", markup=False)
-    return report({n: found[n] for n in names if n in found})
+    return {n: found[n] for n in names if n in found}
 
 
 def report(found: dict[str, list[dict[str, Any]]]) -> int:

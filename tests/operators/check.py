@@ -30,6 +30,7 @@ from fdtensor.simulator import SimulatedComm
 from fdtensor.testing.strides import Strides, strided
 from fdtensor.testing.values import block, scatter
 from fdtensor.tree import flatten
+from tests.hunt.values import forms_of, stored
 from tests.operators.samples import Sample, float_tensors
 
 __all__ = ["Checked", "Result", "even", "gradient_of", "sharded", "tensors_in"]
@@ -66,9 +67,8 @@ def tensors_in(out: Any) -> list[torch.Tensor]:
 class Checked:
     """A sample, recorded once: forward alone, and forward with gradients."""
 
-    def __init__(self, sample: Sample, derivatives: bool, strided: bool = False) -> None:
-        self.sample = sample
-        self.strided = strided
+    def __init__(self, sample: Sample, derivatives: bool, form: str = "contiguous") -> None:
+        self.sample, self.form = sample, form
         self.due = tensors_in(sample.f(*sample.tensors))
         self.fulls = [Full(tuple(t.shape), t.dtype) for t in sample.tensors]
         self.gradient = None
@@ -164,10 +164,7 @@ class Checked:
         what: str,
     ) -> None:
         comm = SimulatedComm(program.mesh)
-        values = [
-            strided(scatter(t, type, i), self._memory_format(t, i, types))
-            for i, (t, type) in enumerate(zip(self.sample.tensors, types))
-        ]
+        values = self._blocks(types)
         with debug():
             made = run_lines(program, values, comm)
         if len(made) != len(due):
@@ -189,15 +186,17 @@ class Checked:
                         f"{what} {k} {type} on rank {rank}: {_few(local)}, not {_few(part)}"
                     )
 
-    def _memory_format(
-        self, tensor: torch.Tensor, place: int, types: Sequence[TensorType]
-    ) -> Strides | None:
-        """How the blocks of an operand lie in memory: any way, the same for the same layouts."""
-        draw = random.Random(f"{place} {types}")
-        if not self.strided or draw.random() < 0.3:
-            return None
-        order = draw.sample(range(tensor.ndim), tensor.ndim)
-        return Strides(order, draw.choice((1, 1, 2)))
+    def _blocks(self, types: Sequence[TensorType]) -> list[tuple[torch.Tensor, ...]]:
+        """The operands of all ranks, in the memory format that is asked for where they can be."""
+        given = []
+        for i, (t, type) in enumerate(zip(self.sample.tensors, types)):
+            blocks = scatter(t, type, i)
+            if self.form == "any":
+                blocks = strided(blocks, _drawn(t, i, types))
+            elif self.form in forms_of(type.shape, type.dtype, pending=True):
+                blocks = tuple(stored(b, self.form) for b in blocks)
+            given.append(blocks)
+        return given
 
     def _on_replicas(
         self, types: Sequence[TensorType], f: Callable[..., Any], due: Sequence[torch.Tensor]
@@ -296,3 +295,12 @@ def gathers(step: Step) -> bool:
         return False
     before, after = (sum(map(t.local_nbytes, t.mesh.order)) for t in (step.src, step.dst))
     return after > before
+
+
+def _drawn(tensor: torch.Tensor, place: int, types: Sequence[TensorType]) -> Strides | None:
+    """How the blocks of an operand lie in memory: any way, the same for the same layouts."""
+    draw = random.Random(f"{place} {types}")
+    if draw.random() < 0.3:
+        return None
+    order = draw.sample(range(tensor.ndim), tensor.ndim)
+    return Strides(order, draw.choice((1, 1, 2)))

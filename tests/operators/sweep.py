@@ -20,7 +20,7 @@ import torch
 
 from tests.operators.check import Checked, Result
 from tests.operators.layouts import LINE, SQUARE, combinations
-from tests.operators.samples import entries, parts_of, samples_of
+from tests.operators.samples import Sample, entries, parts_of, samples_of
 
 __all__ = ["Extent", "check_op", "known", "sweep"]
 
@@ -38,10 +38,10 @@ class Extent:
     dtype: str = "float32"
     seconds: float = 600.0
     """What an op may take before it counts as a hang."""
+    form: str = "contiguous"
+    """The memory format of blocks that can have it, of `tests.hunt.values.stored`, or `any`."""
     parts: bool = False
     """Whether it is the outputs of an op that are read alone, of those that have several."""
-    strided: bool = False
-    """Whether blocks lie in memory in any way."""
 
 
 def check_op(name: str, extent: Extent) -> list[tuple[str, Result]]:
@@ -53,10 +53,10 @@ def check_op(name: str, extent: Extent) -> list[tuple[str, Result]]:
     found: list[tuple[str, Result]] = []
     samples = samples_of(name, extent.samples, dtype)
     if extent.parts:
-        samples = [part for sample in samples for part in parts_of(sample)]
+        samples = [part for sample in samples for part in _parts(sample)]
     for i, sample in enumerate(samples):
         try:
-            checked = Checked(sample, derivatives, strided=extent.strided)
+            checked = Checked(sample, derivatives, extent.form)
         except Exception as error:
             found.append((sample.text, Result("none", text=f"the plain op: {error}"[:200])))
             continue
@@ -68,6 +68,13 @@ def check_op(name: str, extent: Extent) -> list[tuple[str, Result]]:
                 if result.kind == "random":
                     return found
     return found or [("", Result("none", text="no tensor goes in"))]
+
+
+def _parts(sample: Sample) -> list[Sample]:
+    try:
+        return parts_of(sample)
+    except Exception:  # which the whole sample tells
+        return [sample]
 
 
 def _worker(pipe: Connection, extent: Extent) -> None:
@@ -152,4 +159,7 @@ def known(path: Path, extent: Extent) -> dict[str, list[dict[str, Any]]]:
         return {}
     lines = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
     wanted = attrs.asdict(extent)
-    return {line["op"]: line["results"] for line in lines if line.get("extent") == wanted}
+    default = {"form": "contiguous", "parts": False}
+    return {
+        line["op"]: line["results"] for line in lines if default | line.get("extent", {}) == wanted
+    }
