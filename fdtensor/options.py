@@ -41,14 +41,15 @@ def _one_of(kind: Any) -> Any:
 class Like:
     """The layouts of an argument, in place of layouts: made by `like`."""
 
-    argument: int | str
+    argument: int | str | None
 
 
-def like(argument: int | str) -> Like:
+def like(argument: int | str | None) -> Like:
     """The layouts of an argument, by its place or name, for `out_layouts`.
 
     spmd(heat, out_layouts=like(0))  # what comes out lies as what went in
     spmd(step, out_layouts=(like("params"), None))
+    spmd(torch.fft.fft2, out_layouts=like(None))  # like no argument: the cheapest layout
     """
     return Like(argument)
 

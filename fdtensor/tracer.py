@@ -74,7 +74,7 @@ def trace(
     a Layout, None or `like(argument)` at each leaf. Where it is None the layout is that of the
     parameter where the output has the structure of an argument (gradients, updated parameters),
     that of the argument of its shape and dtype where they have one layout (a state that goes in
-    again), else the cheapest one.
+    again), else the cheapest one; `like(None)` always is the cheapest.
     With `check_indices` the program ends with a check of all indices, and of other operands that
     ops refuse for their values: it raises on all ranks. `key`, of which the value does not matter,
     lets the random ops of `f` draw from a key.
@@ -214,15 +214,17 @@ def _wants(
 ) -> list[Layout | None]:
     """The layout that each output must have, or None where it is chosen."""
     tensors = [i for i, leaf in enumerate(statics) if leaf is TENSOR]
-    asked: list[Layout | None] = [None] * len(statics)
+    asked: list[Any] = [None] * len(statics)
     if out_layouts is not None:
-        asked = asked_layouts(out_tree, out_layouts)
+        asked = _asked(out_tree, out_layouts)
     outs = iter(graph.outs)
     fulls = [graph.types[next(outs).index] if leaf is TENSOR else None for leaf in statics]
     like = as_arguments(fulls, out_tree, types, spec)
     wants: list[Layout | None] = []
     for v, i in zip(graph.outs, tensors):
-        wanted = asked[i] if asked[i] is not None else like[i]
+        wanted = like[i] if asked[i] is None else asked[i]
+        if isinstance(wanted, Like):  # like no argument
+            wanted = None
         if wanted is not None:
             full = graph.types[v.index]
             TensorType(full.shape, full.dtype, wanted)  # raises where it cannot be
@@ -247,7 +249,9 @@ def resolved(
     args, kwargs = unflatten(spec, layouts)
     names = _names_of(f, args, kwargs)
 
-    def of(argument: int | str) -> Any:
+    def of(argument: int | str | None) -> Any:
+        if argument is None:
+            return Like(None)
         try:
             return args[argument] if isinstance(argument, int) else names[argument]
         except (IndexError, KeyError):
@@ -271,20 +275,24 @@ def _names_of(f: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
 
 def asked_layouts(out_tree: optree.PyTreeSpec, out_layouts: Any) -> list[Layout | None]:
     """A layout, or None, for each leaf of a result."""
+    return [x if isinstance(x, Layout) else None for x in _asked(out_tree, out_layouts)]
+
+
+def _asked(out_tree: optree.PyTreeSpec, out_layouts: Any) -> list[Any]:
+    """What is asked for each leaf of a result: a layout, None, or `like(None)`."""
 
     def leaf(x: Any) -> bool:
-        return x is None or isinstance(x, Layout)
+        return x is None or isinstance(x, (Layout, Like))
 
     whole = unflatten(out_tree, [0] * out_tree.num_leaves)
     try:
-        found = broadcast_prefix(out_layouts, whole, leaf)
+        return broadcast_prefix(out_layouts, whole, leaf)
     except ValueError as error:
         raise ValueTreeError(
             "out_layouts is no prefix of what the function returns.",
             **mismatches(out_layouts, whole, leaf, "out_layouts"),
             hint="Give one Layout, None or like(0) for all, or a tree of the same structure.",
         ) from error
-    return [x if isinstance(x, Layout) else None for x in found]
 
 
 def as_arguments(

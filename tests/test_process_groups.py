@@ -234,4 +234,4 @@ def test_the_backend_of_a_group_is_found_where_nobody_named_it(monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "0")
     with GlooPool(1) as pool:
-        assert pool.run(undefined) == ["gloo gloo 4.0"]
+        assert pool.run(undefined) == ["gloo nccl 4.0"]

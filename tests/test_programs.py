@@ -377,7 +377,7 @@ out_layouts is no prefix of what the function returns.
 
   out_layouts: different types
 
-Give one Layout or None for all of it, or a tree of the same structure."""
+Give one Layout, None or like(0) for all, or a tree of the same structure."""
 
 NO_DIM = """\
 mesh axis 'dp' shards dim 0 of a tensor that has 0 dims.

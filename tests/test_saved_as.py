@@ -219,7 +219,7 @@ def test_what_comes_cut_is_gathered_again(monkeypatch):
 
     def f(x, up, down, mark):
         whole = mark(constrain(torch.tanh(x), LINE.layout()))
-        return torch.relu(whole @ up) @ down
+        return constrain(torch.relu(whole @ up), LINE.layout(None, "tp")) @ down
 
     to = LINE.layout("tp")
     after, _ = halves(monkeypatch, lambda *a: f(*a, lambda y: saved_as(y, to)), *tracked)
