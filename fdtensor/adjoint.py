@@ -229,7 +229,7 @@ def _smooth(type: TensorType) -> bool:
 def _halves(whole: Program, inputs: int, outs: int) -> tuple[Program, Program, tuple[int, ...]]:
     """What does not depend on cotangents, and the rest; views are taken again, not kept."""
     given, cotangents = whole.inputs[:inputs], whole.inputs[inputs:]
-    late, early = set(cotangents), _needed(whole.eqns, whole.outs[:outs])
+    late, early = set(cotangents), _needed(_early(whole, cotangents), whole.outs[:outs])
     first: list[Eqn] = []
     second: list[Eqn] = []
     maker: dict[Var, Eqn] = {}
@@ -267,6 +267,15 @@ def _halves(whole: Program, inputs: int, outs: int) -> tuple[Program, Program, t
     sources = (*(given[i] for i in kept), *rest, *cotangents)
     backward = _used(whole, "backward", sources, [*repeated, *second], whole.outs[outs:])
     return forward, backward, kept
+
+
+def _early(whole: Program, cotangents: Sequence[Var]) -> list[Eqn]:
+    """The lines without the checks of what depends on cotangents."""
+    after = set(cotangents)
+    for eqn in whole.eqns:
+        if not after.isdisjoint(eqn.ins):
+            after.update(v for v in eqn.outs if v is not None)
+    return [eqn for eqn in whole.eqns if eqn.outs or after.isdisjoint(eqn.ins)]
 
 
 def _needed(eqns: Sequence[Eqn], outs: Sequence[Var]) -> set[int]:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from fdtensor import (
     IndexRangeError,
     OperandError,
+    Shard,
     SimulatedComm,
     call,
     connect,
@@ -293,3 +294,17 @@ def test_all_ranks_raise_and_go_on(pool4: GlooPool):
     kinds, total = answers[0]
     assert None not in kinds
     assert total == 28
+
+
+def test_a_backward_has_checks_of_its_own():
+    """A solve by cotangents is checked where they are there."""
+    a = torch.eye(3, dtype=torch.float64) * 2
+    for layout in (MESH.layout(), MESH.layout("dp")):
+        x = distribute(a, layout, SimulatedComm(MESH)).requires_grad_()
+        whole = call(lambda m: torch.linalg.solve(m @ m.mT, m), x).full()
+        whole.sum().backward()
+        due = a.clone().requires_grad_()
+        torch.linalg.solve(due @ due.mT, due).sum().backward()
+        grads = [t.grad for t in x.local]
+        gradient = torch.cat(grads) if layout.placements[0] == Shard(0) else grads[0]
+        assert torch.allclose(gradient, due.grad)
