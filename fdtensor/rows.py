@@ -12,6 +12,7 @@ from fdtensor.dtypes import reducible
 from fdtensor.errors import RuleError
 from fdtensor.graph import Call, Full, Var, substituted
 from fdtensor.notation.core import Needs, P, R, Row, U, Window, rule_of
+from fdtensor.notation.dtypes import keeps_sums
 from fdtensor.placement import (
     Cut,
     Partial,
@@ -103,9 +104,16 @@ def _rows(
         if all(
             f is None or not isinstance(p, Partial) or reducible(f.dtype, p.reduce_op)
             for p, f in pairs
-        ):
+        ) and _linear(row, ins, outs):
             rows.append(row)
     return tuple(dict.fromkeys(rows))
+
+
+def _linear(row: Row, ins: Sequence[Full], outs: Sequence[Full | None]) -> bool:
+    """Whether terms that wait stay of a dtype in which they add up to the same."""
+    taken = {f.dtype for p, f in zip(row.ins, ins) if p == P and not f.dtype.is_complex}
+    given = {f.dtype for p, f in zip(row.outs, outs) if p == P and f is not None}
+    return all(keeps_sums(a, b) for a in taken for b in given)
 
 
 def _row(

@@ -38,14 +38,17 @@ def alike(*args: Any) -> bool:
 
 
 def keeps_sums(before: torch.dtype, after: torch.dtype) -> bool:
-    """Whether a cast of a sum is, without rounding each term, the sum of the casts."""
+    """Whether a cast of a sum is, without rounding each term, the sum of the casts.
+
+    Sums of integers wrap around, as narrower ones do too; wider ones and floats do not.
+    """
     if before == after:
         return True
     if before is torch.bool or after is torch.bool or before.is_complex > after.is_complex:
         return False
     floats = after.is_floating_point or after.is_complex
     if not (before.is_floating_point or before.is_complex):
-        return before.is_signed and (floats or after.itemsize > before.itemsize)
+        return not floats and after.itemsize <= before.itemsize
     halves = before.is_complex < after.is_complex
     return floats and after.itemsize // (2 if halves else 1) >= before.itemsize
 
