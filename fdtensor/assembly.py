@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
+import torch
 
 from fdtensor.apart import ALIAS, KEPT
 from fdtensor.choice import (
@@ -29,7 +30,8 @@ from fdtensor.mesh import Mesh
 from fdtensor.notation.core import Row
 from fdtensor.options import OnMissingRule
 from fdtensor.pins import pinned
-from fdtensor.planner import plan
+from fdtensor.planner import Plan, plan
+from fdtensor.precision import CAST, HALVES, ROUNDED, held, is_widened, waits, widened
 from fdtensor.program import Eqn, Program
 from fdtensor.schedule import scheduled
 
@@ -83,7 +85,7 @@ def assembled(
         choices[axis] = chosen(
             graph, mesh, axis, ends, others, bounds.cost or cost, regather, bounds=bounds
         )
-    build = _Builder(mesh, cost, bounds.cost or cost, on_missing_rule)
+    build = _Builder(mesh, cost, bounds.cost or cost, on_missing_rule, bounds.reduce_dtype)
     build.wishes = _orders(graph, [t.layout for t in in_types], wants)
     again = views_of_inputs(graph) if regather else frozenset()
     env = {v: build.value(t) for v, t in zip(graph.inputs, in_types)}
@@ -108,9 +110,15 @@ class _Builder:
     """Lines and types of a program as they are made."""
 
     def __init__(
-        self, mesh: Mesh, cost: CostModel, prices: CostModel, on_missing_rule: OnMissingRule
+        self,
+        mesh: Mesh,
+        cost: CostModel,
+        prices: CostModel,
+        on_missing_rule: OnMissingRule,
+        reduce_dtype: torch.dtype | None,
     ) -> None:
         self.mesh, self.cost, self.on_missing_rule = mesh, cost, on_missing_rule
+        self.reduce_dtype = reduce_dtype
         self.prices = prices
         """Those that the choice was made by."""
         self.wishes: Mapping[Var, tuple[str, ...]] = {}
@@ -137,17 +145,46 @@ class _Builder:
         return made
 
     def moved(self, v: Var, type: TensorType, keep: bool = True) -> Var:
-        """`v` with another layout, from the version of it that is the cheapest to move."""
-        versions = self.versions[v]
+        """`v` with another layout, from the version of it that is the cheapest to move.
+
+        Terms that wait are held in the dtype that sums are reduced in.
+        """
+        type, versions = self._held(type), self.versions[v]
         if type in versions:
             return versions[type]
-        plans = [plan(t, type, cost=self.cost) for t in versions if not t.layout.overlaps]
-        best = min(plans, key=lambda p: (p.total_bytes, p.seconds))
-        source = versions[best.src]
+        ways = [self._way(t, type) for t in versions if not t.layout.overlaps]
+        source, best = min(ways, key=lambda way: (way[1].total_bytes, way[1].seconds))
+        kept = versions if keep else {}
+        made = self._cast(versions[source], best.src.dtype, kept)
         # along an axis of one rank there is nothing to do but to say so
-        for step in best.steps or (Step(Slice((), ()), best.src, type),):
-            source = self._step(step, source, versions if keep else {})
-        return source
+        steps = best.steps or (Step(Slice((), ()), best.src, best.dst),)
+        for step in steps if best.src is not best.dst else ():
+            made = self._step(step, made, kept)
+        return self._cast(made, type.dtype, kept)
+
+    def _way(self, source: TensorType, to: TensorType) -> tuple[TensorType, Plan]:
+        """How one version becomes another: in the dtype that the source is to wait in."""
+        dtype = self._held(source).dtype
+        return source, plan(
+            attrs.evolve(source, dtype=dtype), attrs.evolve(to, dtype=dtype), cost=self.cost
+        )
+
+    def _held(self, type: TensorType) -> TensorType:
+        return held(type, self.reduce_dtype)
+
+    def _cast(self, v: Var, dtype: torch.dtype, versions: dict[TensorType, Var]) -> Var:
+        type = attrs.evolve(self.types[v.index], dtype=dtype)
+        if self.types[v.index] is type:
+            return v
+        if type not in versions:
+            made = self._new(type)
+            if dtype in HALVES and waits(type.layout):
+                self.eqns.append(Eqn(ROUNDED, (v, dtype), (), (made,)))
+            else:
+                self.eqns.append(Eqn(CAST, (v,), (("dtype", dtype),), (made,)))
+            self.versions[made] = versions
+            versions[type] = made
+        return versions[type]
 
     def _step(self, step: Step, source: Var, versions: dict[TensorType, Var]) -> Var:
         made = self._new(step.dst)
@@ -198,14 +235,42 @@ class _Builder:
         before, after = types
         taken, forced = [], False
         for v, type in zip(call.ins, before):
-            forced |= self.types[env[v].index] is not type
+            forced |= self.types[env[v].index] not in (type, self._held(type))
             taken.append(self.moved(env[v], type, keep=v not in again))
         note = self._missing(call) if forced and not has_rule(call) else ""
-        numbers = iter(taken)
-        args, kwargs = substituted((call.args, call.kwargs), lambda v: next(numbers))
-        outs = tuple(None if t is None else self.value(t) for t in after)
-        self.eqns.append(Eqn(call.op, args, kwargs, outs, note))
+        outs = self._line(call, taken, before, after, note)
         env.update((v, o) for v, o in zip(call.outs, outs) if v is not None and o is not None)
+
+    def _line(
+        self,
+        call: Call,
+        taken: Sequence[Var],
+        before: Sequence[TensorType],
+        after: Sequence[TensorType | None],
+        note: str,
+    ) -> tuple[Var | None, ...]:
+        """The line of a call on these values; where sums wait it computes in a wider dtype."""
+        op, args, kwargs = call.op, call.args, call.kwargs
+        waiting = [t for t in (*before, *after) if t is not None and self._held(t) is not t]
+        wide = self.reduce_dtype if waiting and is_widened(op) else None
+        if wide is not None:
+            op, args, kwargs, as_they_are = widened(op, args, kwargs, wide)
+            if not as_they_are:
+                taken = [self._wider(v, wide) for v in taken]
+        elif waiting:  # an op of others takes what it is given: each term is rounded
+            taken = [self._cast(v, t.dtype, self.versions[v]) for v, t in zip(taken, before)]
+        numbers = iter(taken)
+        args, kwargs = substituted((args, kwargs), lambda v: next(numbers))
+        outs = [None if t is None else self.value(_in_dtype(t, wide)) for t in after]
+        self.eqns.append(Eqn(op, args, kwargs, tuple(outs), note))
+        return tuple(
+            v if v is None or t is None else self._cast(v, self._held(t).dtype, self.versions[v])
+            for v, t in zip(outs, after)
+        )
+
+    def _wider(self, v: Var, dtype: torch.dtype) -> Var:
+        half = self.types[v.index].dtype in HALVES
+        return self._cast(v, dtype, self.versions[v]) if half else v
 
     def _missing(self, call: Call) -> str:
         if self.on_missing_rule == "error":
@@ -242,7 +307,10 @@ class _Builder:
         for axis in self.mesh.axes:
             option = options[axis]
             ends = Ends(option.ins, tuple(option.outs[k] for k in read))
-            inside[axis] = _inside(note, self.mesh, axis, ends, tuple(inside.items()), self.prices)
+            past = tuple(inside.items())
+            inside[axis] = _inside(
+                note, self.mesh, axis, ends, past, self.prices, self.reduce_dtype
+            )
         here: dict[Var, Var] = {}
         for i, (v, inner) in enumerate(zip(call.ins, body.inputs)):
             full = graph.types[v.index]
@@ -254,8 +322,8 @@ class _Builder:
         self.run(body, inside, here, frozenset())
         for k, inner in zip(read, body.outs):
             placements = [options[a].outs[k] for a in self.mesh.axes]
-            made = here[inner]
-            type = self.types[made.index].with_layout(self._laid(made, placements))
+            made, full = here[inner], body.types[inner.index]
+            type = TensorType(full.shape, full.dtype, self._laid(made, placements))
             env[call.outs[k]] = self.moved(made, type)  # type: ignore[index]
 
     def _laid(self, v: Var, placements: Sequence[Any]) -> Layout:
@@ -279,10 +347,16 @@ class _Builder:
         """The outputs in the layouts that are wanted or were chosen."""
         outs = []
         for i, (v, want) in enumerate(zip(graph.outs, wants)):
-            made = env[v]
+            made, full = env[v], graph.types[v.index]
             layout = want or self._laid(made, [choices[a].outs[i] for a in self.mesh.axes])
-            outs.append(self.moved(made, self.types[made.index].with_layout(layout)))
+            made = self.moved(made, TensorType(full.shape, full.dtype, layout))
+            outs.append(self._cast(made, full.dtype, self.versions[made]))
         return outs
+
+
+def _in_dtype(type: TensorType, wide: torch.dtype | None) -> TensorType:
+    """The type as a wider line gives it."""
+    return type if wide is None or type.dtype not in HALVES else attrs.evolve(type, dtype=wide)
 
 
 def _orders(
@@ -322,8 +396,10 @@ def _inside(
     ends: Ends,
     before: tuple[tuple[str, Choice], ...],
     cost: CostModel,
+    reduce_dtype: torch.dtype | None,
 ) -> Choice:
-    return chosen(body.graph, mesh, axis, ends, dict(before), cost, depth=body.depth)
+    bounds = Bounds(reduce_dtype=reduce_dtype)
+    return chosen(body.graph, mesh, axis, ends, dict(before), cost, depth=body.depth, bounds=bounds)
 
 
 def unshared(graph: Graph) -> Graph:

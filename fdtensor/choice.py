@@ -35,6 +35,7 @@ from fdtensor.placement import (
     StridedShard,
 )
 from fdtensor.planner import plan
+from fdtensor.precision import HALVES
 from fdtensor.recorder import record
 from fdtensor.rows import Exact, arguments, rows_of, variants
 from fdtensor.solver import Node, Option, cheapest
@@ -77,6 +78,8 @@ class Prices:
     """Values whose moves cost more than any other."""
     light: frozenset[Var] = frozenset()
     """Values whose moves cost nothing: a few numbers, which travel with other sums."""
+    reduce_dtype: torch.dtype | None = None
+    """In which dtype sums of half precision wait; None is their own."""
 
     def __call__(self, v: int, p: Any, q: Any) -> float:
         """The seconds that moving value `v` from one placement to another takes."""
@@ -89,10 +92,13 @@ class Prices:
         """What moves of value `v`: cuts that are of a whole dim move all of it."""
         exact = {x.dim for x in (p, q) if isinstance(x, (Ragged, StridedShard, Spans))}
         full, left = self.fulls[v], self.left[v]
+        dtype = full.dtype
+        if dtype in HALVES and self.reduce_dtype is not None and isinstance(p, Partial):
+            dtype = self.reduce_dtype
         if not exact:
-            return left
+            return left if dtype is full.dtype else Full(left.shape, dtype)
         sizes = enumerate(zip(full.shape, left.shape))
-        return Full(tuple([n if d in exact else m for d, (n, m) in sizes]), full.dtype)
+        return Full(tuple([n if d in exact else m for d, (n, m) in sizes]), dtype)
 
 
 @attrs.frozen(eq=False)
@@ -124,6 +130,8 @@ class Bounds:
     """The choice for a graph of the same calls on other sizes, which is made again."""
     cost: CostModel | None = None
     """Prices for the choice alone."""
+    reduce_dtype: torch.dtype | None = torch.float32
+    """In which dtype sums of half precision wait; None is their own."""
 
 
 UNBOUND = Bounds()
@@ -197,7 +205,10 @@ class Nodes:
         self.domain: dict[Var, dict[Placement, None]] = {}
         self.left = tuple([self._left(Var(i), full) for i, full in enumerate(graph.types)])
         checked = frozenset(v for call in graph.calls if not call.outs for v in call.ins)
-        self.prices = Prices(axis, self.count, cost, graph.types, self.left, bounds.fixed, checked)
+        self.prices = Prices(
+            *(axis, self.count, cost, graph.types, self.left, bounds.fixed, checked),
+            reduce_dtype=bounds.reduce_dtype,
+        )
 
     def _left(self, v: Var, full: Full) -> Full:
         """What the axes before leave of a value."""

@@ -29,7 +29,7 @@ def call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
     Its program is made once for each set of types and Python arguments, and kept. A function whose
     output shapes depend on data runs on replicated operands. `out_layouts`, `plain`,
-    `on_missing_rule`, `check` and `check_indices` are those of `spmd`.
+    `on_missing_rule`, `check`, `check_indices` and `reduce_dtype` are those of `spmd`.
     """
     key: list[Any] = [fn, *settings()]
     values: list[Any] = []
@@ -103,7 +103,7 @@ def _spmd_of(fn: Callable[..., Any], kwargs: dict[str, Any]) -> Spmd[Any]:
     return function
 
 
-_NAMES = ("out_layouts", "plain", "on_missing_rule", "check", "check_indices")
+_NAMES = ("out_layouts", "plain", "on_missing_rule", "check", "check_indices", "reduce_dtype")
 """The options that `call` takes from among the arguments."""
 
 _DEFAULT = Options(on_data_dependent="replicate", quiet=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, get_args
 
 import attrs
+import torch
 
 from fdtensor.errors import TraceError
 from fdtensor.tree import flatten
@@ -35,6 +36,14 @@ def _one_of(kind: Any) -> Any:
             )
 
     return check
+
+
+def _wider(_: Any, attribute: attrs.Attribute[Any], value: object) -> None:
+    if value not in (torch.float32, torch.float64, None):
+        raise TraceError(
+            f"{attribute.name}={value} is no option.",
+            hint="Write torch.float32, torch.float64, or None for the dtype of each sum.",
+        )
 
 
 @attrs.frozen
@@ -82,5 +91,7 @@ class Options:
     """None is as the Comm says."""
     check_indices: bool = True
     """Whether programs look at the values of indices, and of others that ops refuse."""
+    reduce_dtype: torch.dtype | None = attrs.field(default=torch.float32, validator=_wider)
+    """In which dtype sums of half precision wait and are reduced; None is their own."""
     quiet: bool = False
     """Whether a run on replicated operands is what the caller expects: it is in `call`."""

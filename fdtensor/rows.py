@@ -23,6 +23,7 @@ from fdtensor.placement import (
     Spans,
     StridedShard,
 )
+from fdtensor.precision import ROUNDED
 
 __all__ = ["Exact", "arguments", "rows_of", "variants"]
 
@@ -104,7 +105,7 @@ def _rows(
         if all(
             f is None or not isinstance(p, Partial) or reducible(f.dtype, p.reduce_op)
             for p, f in pairs
-        ) and _linear(row, ins, outs):
+        ) and (key.op is ROUNDED or _linear(row, ins, outs)):
             rows.append(row)
     return tuple(dict.fromkeys(rows))
 

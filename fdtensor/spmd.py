@@ -131,6 +131,7 @@ class Spmd(Generic[F]):
             regather=options.regather,
             on_missing_rule=options.on_missing_rule,
             check_indices=options.check_indices,
+            reduce_dtype=options.reduce_dtype,
             **kwargs,
         )
 
@@ -382,6 +383,7 @@ def spmd(
     plain: Plain = "error",
     check: Check | None = None,
     check_indices: bool = True,
+    reduce_dtype: torch.dtype | None = torch.float32,
 ) -> Any:
     """`f`, a plain torch function of full tensors, as one of pytrees of DTensors. Differentiable.
 
@@ -399,9 +401,13 @@ def spmd(
     Where torch raises for the values of an operand, such as an index that is out of range or a
     matrix without an inverse, all ranks raise at the end of the program; its counts of faults
     travel with other sums. `check_indices=False` leaves that out, and results are then undefined.
+
+    Sums of float16 and bfloat16 wait, and are reduced, in `reduce_dtype`, as kernels of torch add
+    them up; with None in their own dtype, which moves half of the bytes and rounds each term.
     """
     options = Options(
-        out_layouts, regather, on_missing_rule, on_data_dependent, plain, check, check_indices
+        *(out_layouts, regather, on_missing_rule, on_data_dependent, plain, check),
+        *(check_indices, reduce_dtype),
     )
     if f is None:
         return functools.partial(Spmd, options=options)

@@ -12,6 +12,7 @@ import optree
 import torch
 
 from fdtensor.assembly import assembled
+from fdtensor.choice import Bounds
 from fdtensor.cost import NCCL, CostModel
 from fdtensor.errors import TraceError, ValueTreeError
 from fdtensor.graph import Full, Graph
@@ -65,6 +66,7 @@ def trace(
     regather: bool = False,
     on_missing_rule: OnMissingRule = "replicate",
     check_indices: bool = True,
+    reduce_dtype: torch.dtype | None = torch.float32,
     **kwargs: Any,
 ) -> Program:
     """The program of `f` for arguments of these types: pytrees of `TensorType`s or `DTensor`s.
@@ -76,7 +78,8 @@ def trace(
     that of the argument of its shape and dtype where they have one layout (a state that goes in
     again), else the cheapest one; `like(None)` always is the cheapest.
     With `check_indices` the program ends with a check of all indices, and of other operands that
-    ops refuse for their values: it raises on all ranks. `key`, of which the value does not matter,
+    ops refuse for their values: it raises on all ranks. Sums of half precision wait and are reduced
+    in `reduce_dtype`; with None in their own. `key`, of which the value does not matter,
     lets the random ops of `f` draw from a key.
     Raises `TraceError` for what is no pure function, `RuleError` as `on_missing_rule` says.
     """
@@ -87,7 +90,11 @@ def trace(
         f, kwargs = keyed(f), {**kwargs, "key": key_type(mesh)}
     leaves, spec = flatten((args, kwargs), is_leaf=is_typed)
     types = [type_of(leaf) for leaf in leaves]
-    options = Options(out_layouts, regather, on_missing_rule, check_indices=check_indices)
+    options = Options(
+        *(out_layouts, regather, on_missing_rule),
+        check_indices=check_indices,
+        reduce_dtype=reduce_dtype,
+    )
     with working(f"tracing {name_of(f)}"):
         return traced(f, spec, leaves, types, options, cost=cost or NCCL).program
 
@@ -143,6 +150,7 @@ def traced(
         regather=options.regather,
         on_missing_rule=options.on_missing_rule,
         packed=packed,
+        bounds=Bounds(reduce_dtype=options.reduce_dtype),
     )
     return Traced(program, out_tree, statics, out_tree.is_leaf() and statics == (TENSOR,))
 

@@ -46,6 +46,7 @@ FLOORS = (
         "recorded_checks",
         "transparent",
         "pins",
+        "precision",
         "recorder",
         "saved",
         "notation",

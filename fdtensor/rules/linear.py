@@ -14,6 +14,7 @@ from fdtensor.notation.core import P, R, rule
 from fdtensor.notation.dtypes import alike, keeps_order, keeps_sums, numeric
 from fdtensor.notation.each import each
 from fdtensor.notation.ops import on, tensors
+from fdtensor.precision import ROUNDED
 from fdtensor.rules.monotone import ordered, shifted
 from fdtensor.rules.pointwise import broadcast
 
@@ -129,3 +130,10 @@ def to_copy(x, *, dtype=None, **_):
         yield (P,), P
     if keeps_order(x.dtype, x.dtype if dtype is None else dtype):
         yield from ordered(1)
+
+
+@rule(ROUNDED)
+def rounded(x, dtype):
+    """`out[i] = cast(x[i])`, of each term of a sum"""
+    yield from broadcast([x])
+    yield (P,), P

@@ -55,6 +55,24 @@ for names, text in FORMULAS.items():
     _summed(names, text)
 
 
+def _of_halves(wide, op):
+    """Products of half operands in float32, which only CUDA has a kernel for."""
+
+    def local(at, a, b, dtype):
+        return wide(a, b, dtype) if a.is_cuda else op(a.to(dtype), b.to(dtype))
+
+    return local
+
+
+for name, text in (("mm", "i k, k j -> i j"), ("bmm", "n i k, n k j -> n i j")):
+    _packet = getattr(aten, name)
+
+    @rule(_packet.dtype, local=_of_halves(_packet.dtype, _packet.default), whole=True)
+    def product(a, b, dtype, text=text):
+        """`c[*, i, j] = sum_k a[*, i, k] * b[*, k, j]`, in a wider dtype"""
+        yield from formula(text, a, b)
+
+
 @rule(aten._int_mm.default)
 def int_mm(a, b):
     """`c[i, j] = sum_k a[i, k] * b[k, j]`, of bytes whose sums would wrap around"""

@@ -1,0 +1,143 @@
+"""Tests of fdtensor/precision.py: sums of half precision wait in float32, and integers wrap."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fdtensor import (
+    SimulatedComm,
+    TraceError,
+    distribute,
+    from_local,
+    like,
+    spmd,
+    trace,
+)
+from fdtensor.layout import TensorType
+from fdtensor.mesh import Mesh
+from fdtensor.testing.strategies import layouts, meshes
+
+MESH = Mesh(x=2)
+COMM = SimulatedComm(MESH)
+PENDING = MESH.layout(partial={"x": "sum"})
+HALVES = [torch.float16, torch.bfloat16]
+
+
+def product(a, b):
+    return a @ b
+
+
+def test_terms_that_overflow_a_half_add_up():
+    numbers = torch.tensor([6e4, 6e4, -6e4, -6e4, 5.0, 5.0, 5.0, 5.0]).half()
+    x = distribute(numbers.repeat(64), MESH.layout("x"), COMM)
+    ones = distribute(torch.ones(512, 64).half(), MESH.layout("x"), COMM)
+    halves = distribute(numbers.repeat_interleave(64)[None], MESH.layout(None, "x"), COMM)
+
+    assert spmd(torch.sum)(x).full() == numbers.repeat(64).sum() == 64 * 20
+    assert (spmd(product)(halves, ones).full() == 64 * 20).all()
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_product_over_a_cut_dim_is_rounded_once(dtype):
+    """As close to the exact one as that of a single process, as terms in halves are not."""
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(256, 256, generator=generator).to(dtype) for _ in range(2))
+    given = [distribute(a, MESH.layout(None, "x"), COMM), distribute(b, MESH.layout("x"), COMM)]
+    exact = a.double() @ b.double()
+    for f in (product, lambda a, b: torch.bmm(a[None], b[None])[0]):
+        error = (spmd(f)(*given).full() - exact).abs().max()
+        assert error <= 1.01 * ((a @ b) - exact).abs().max()
+    narrow = spmd(product, reduce_dtype=None)(*given).full()
+    assert (narrow - exact).abs().max() > 1.2 * ((a @ b) - exact).abs().max()
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_sums_travel_in_the_dtype_that_is_asked_for(dtype):
+    types = [
+        TensorType((16, 4096), dtype, MESH.layout(None, "x")),
+        TensorType((4096, 16), dtype, MESH.layout("x")),
+    ]
+    moved = {}
+    for asked in (torch.float64, torch.float32, None):
+        program = trace(product, *types, out_layouts=MESH.layout("x"), reduce_dtype=asked)
+        program.verify()
+        assert program.out_types[0].dtype == dtype
+        moved[asked] = program.received_bytes
+    assert moved[torch.float64] == 2 * moved[torch.float32] == 4 * moved[None]
+    with pytest.raises(TraceError, match=r"reduce_dtype=torch\.float16 is no option"):
+        trace(product, *types, reduce_dtype=torch.float16)
+
+
+def test_pending_halves_that_are_asked_for_are_halves():
+    types = [
+        TensorType((8, 8), torch.float16, MESH.layout(None, "x")),
+        TensorType((8, 8), torch.float16, MESH.layout("x")),
+    ]
+    program = trace(product, *types, out_layouts=PENDING)
+    program.verify()
+    assert program.out_types[0] == TensorType((8, 8), torch.float16, PENDING)
+    assert program.received_bytes == 0
+
+
+FUNCTIONS = {
+    "mm": lambda x, y: x @ y.mT,
+    "mean": lambda x, y: (x * y).mean(0),
+    "sum of sums": lambda x, y: x.sum(0) + 2 * y.sum(0),
+    "norm": lambda x, y: torch.linalg.vector_norm(x, dim=0),
+    "softmax": lambda x, y: torch.softmax(x, 0) * y,
+    "gradient": lambda x, y: torch.func.grad(lambda x: (x @ y.mT).square().mean())(x),
+    "layer norm": lambda x, y: torch.nn.functional.layer_norm(x @ y.mT, [4]),
+    "index_add": lambda x, y: x.index_add(0, torch.tensor([0, 3, 3, 1]), y),
+    "promotion": lambda x, y: x.sum(0) * torch.ones(6, dtype=torch.float32),
+}
+
+
+@settings(max_examples=max(5, settings.default.max_examples // 4))
+@given(st.data())
+def test_halves_of_any_layout_give_what_one_process_gives(data):
+    """Small integers, whose sums are exact in halves too; and a program that verifies."""
+    dtype = data.draw(st.sampled_from(HALVES))
+    f = FUNCTIONS[data.draw(st.sampled_from(sorted(FUNCTIONS)))]
+    mesh = data.draw(meshes(max_ranks=4))
+    comm = SimulatedComm(mesh)
+    whole = [torch.randint(-2, 3, (4, 6)).to(dtype) for _ in range(2)]
+    spread = [
+        distribute(t, data.draw(layouts(mesh, (4, 6), partial=("sum", "avg"))), comm) for t in whole
+    ]
+    step = spmd(f)
+    due, got = f(*whole), step(*spread)
+    assert got.dtype == due.dtype
+    assert all(t.dtype == due.dtype for t in got.local)
+    torch.testing.assert_close(got.full(), due, rtol=2e-2, atol=2e-2)
+    step.last.traced.program.verify()
+
+
+CASTS = {
+    "a product": lambda x, y: x.float() @ y,
+    "copy_": lambda x, y: y.copy_(x),
+    "promotion": lambda x, y: x * y,
+    "sum": lambda x, y: x.sum(dtype=torch.float64),
+    "stack": lambda x, y: torch.stack([x, y]),
+    "cat": lambda x, y: torch.cat([x, y]),
+    "narrower": lambda x, y: x.int(),
+    "where": lambda x, y: torch.where(y > 0, x, y),
+    "alpha": lambda x, y: torch.add(y, x, alpha=2),
+    "mean": lambda x, y: x.mean(dtype=torch.float32),
+    "cumsum": lambda x, y: x.cumsum(0, dtype=torch.float32),
+    "division": lambda x, y: x / 2,
+    "addcmul": lambda x, y: torch.addcmul(y, y, x),
+}
+
+
+@pytest.mark.parametrize("name", CASTS)
+def test_integers_whose_terms_wrap_around_are_reduced_before_they_are_cast(name):
+    most, value = 2**63 - 1, torch.tensor([1, 2, 3])
+    terms = (torch.full((3,), most), value - most)
+    x = from_local(terms, TensorType((3,), torch.int64, PENDING), COMM)
+    y = distribute(torch.ones(3), MESH.layout(), COMM)
+    due = CASTS[name](value, torch.ones(3))
+    for layouts_ in (None, PENDING, like(None)):
+        got = spmd(CASTS[name], out_layouts=layouts_)(x, y)
+        assert got.dtype == due.dtype
+        assert torch.equal(got.full(), due)
