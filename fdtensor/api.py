@@ -16,6 +16,7 @@ from fdtensor.fused import fuse
 from fdtensor.interpreter import run, run_fused
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
+from fdtensor.opaque import opaque
 from fdtensor.planner import Plan, plan
 from fdtensor.simulator import SimulatedComm
 from fdtensor.tree import broadcast_prefix, flatten, mismatches, paths, unflatten
@@ -26,6 +27,7 @@ FUSED_BYTES = 4 << 20
 """Tensors whose blocks are larger travel by themselves: there, packing costs more than it saves."""
 
 
+@opaque
 def connect(
     mesh: Mesh,
     device: str | torch.device | None = None,

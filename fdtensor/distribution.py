@@ -17,6 +17,7 @@ from fdtensor.interpreter import digest_of, run
 from fdtensor.kernel import empty, plain
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
+from fdtensor.opaque import opaque
 from fdtensor.placement import Replicate
 from fdtensor.planner import plan
 from fdtensor.simulator import SimulatedComm
@@ -24,6 +25,7 @@ from fdtensor.simulator import SimulatedComm
 __all__ = ["agree", "distribute", "from_local", "shards"]
 
 
+@opaque
 def from_local(
     local: Any, type: TensorType, comm: Comm[Any], *, check: Check | None = None
 ) -> DTensor[Any]:
@@ -55,6 +57,7 @@ def _held_once(layout: Layout) -> None:
         )
 
 
+@opaque
 def distribute(
     tensor: torch.Tensor | None,
     layout: Layout,

@@ -13,6 +13,7 @@ from fdtensor.errors import CommError
 from fdtensor.interpreter import run
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
+from fdtensor.opaque import opaque
 from fdtensor.planner import Plan, plan
 from fdtensor.tree import register
 
@@ -59,10 +60,12 @@ class DTensor(Generic[Value]):
         """The mesh."""
         return self.type.layout.mesh
 
+    @opaque
     def plan_to(self, to: Layout | TensorType) -> Plan:
         """The plan that `redistribute(to)` runs."""
         return plan(self.type, to, cost=self.comm.cost)
 
+    @opaque
     def redistribute(
         self, to: Layout | TensorType, *, max_bytes: int | None = None
     ) -> DTensor[Value]:
@@ -75,6 +78,7 @@ class DTensor(Generic[Value]):
         found = plan(self.type, to, cost=self.comm.cost, max_bytes=max_bytes)
         return DTensor(run(found, self.local, self.comm), found.dst, self.comm)
 
+    @opaque
     def full(self) -> torch.Tensor:
         """The full tensor, on every rank of the Comm. Differentiable, collective over them.
 
@@ -99,16 +103,19 @@ class DTensor(Generic[Value]):
             return self.comm.leaves(self.local)[0].clone()
         return self.comm.leaves(self.redistribute(whole).local)[0]
 
+    @opaque
     def to_local(self) -> Value:
         """`local` as a value of its own, with the derivatives of the terms: undoes `from_local`."""
         return shared(self.local, self.type, self.comm, back=True)
 
+    @opaque
     def detach(self) -> DTensor[Value]:
         """The same values, cut off from autograd."""
         comm = self.comm
         local = comm.value([leaf.detach() for leaf in comm.leaves(self.local)])
         return DTensor(local, self.type, comm)
 
+    @opaque
     def requires_grad_(self, requires_grad: bool = True) -> DTensor[Value]:
         """Marks the local tensors for autograd, in place, and returns this."""
         for leaf in self.comm.leaves(self.local):

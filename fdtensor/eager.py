@@ -11,6 +11,7 @@ import torch
 
 from fdtensor.ambient import settings, unusual
 from fdtensor.dtensor import DTensor
+from fdtensor.opaque import opaque
 from fdtensor.options import Options
 from fdtensor.spmd import CACHED, Entry, Spmd
 
@@ -24,6 +25,7 @@ _QUICK: dict[Any, Entry] = {}
 _CONSTANT = frozenset({int, bool, str, type(None), torch.dtype})
 
 
+@opaque
 def call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """`fn(*args, **kwargs)` on DTensors: a torch function, an aten overload, or your own.
 

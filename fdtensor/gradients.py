@@ -19,6 +19,7 @@ from fdtensor.dtensor import DTensor
 from fdtensor.errors import FdtensorError, ValueTreeError
 from fdtensor.interpreter import run
 from fdtensor.layout import Layout, TensorType
+from fdtensor.opaque import opaque
 from fdtensor.placement import Partial, ReduceOp, Replicate
 from fdtensor.planner import plan
 from fdtensor.tree import flatten, paths, unflatten
@@ -52,6 +53,7 @@ def local_tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for x in found for leaf in x.comm.leaves(x.local)]
 
 
+@opaque
 def gradients(tree: Tree) -> Tree:
     """What `.backward()` has left in the local tensors of a pytree's DTensors, as DTensors.
 

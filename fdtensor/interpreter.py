@@ -26,6 +26,7 @@ from fdtensor.errors import CommError
 from fdtensor.fused import Fused
 from fdtensor.layout import TensorType
 from fdtensor.mesh import Mesh
+from fdtensor.opaque import opaque
 from fdtensor.planner import Plan
 from fdtensor.program import Program
 from fdtensor.runner import run_locally
@@ -44,6 +45,7 @@ def run(
 ) -> list[Value]: ...
 
 
+@opaque
 def run(found: Any, value: Any, comm: Any, *, check: Check | None = None) -> Any:
     """The value after a plan, or the outputs of a program for its inputs.
 

@@ -18,6 +18,7 @@ from fdtensor.json_fields import Malformed, parsed
 from fdtensor.layout import Layout, TensorType
 from fdtensor.memory import peak_at
 from fdtensor.mesh import Mesh
+from fdtensor.opaque import opaque
 from fdtensor.plan_check import check_steps
 from fdtensor.plan_json import decode, encode
 from fdtensor.plan_text import as_text
@@ -165,6 +166,7 @@ class Plan(Record):
         return picture_of(self).html
 
 
+@opaque
 def plan(
     src: TensorType,
     dst: TensorType | Layout,

@@ -21,6 +21,7 @@ from fdtensor.joint import Kind, Program, joint
 from fdtensor.kernel import own
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
+from fdtensor.opaque import opaque
 from fdtensor.placement import Replicate
 from fdtensor.places import Call, Place, RealPlace, Table, at
 from fdtensor.tree import broadcast_prefix, flatten, mismatches, paths, unflatten
@@ -83,7 +84,7 @@ def shard_map(
         out = [DTensor(shared(value, type, comm), type, comm) for value, type in made]
         return unflatten(run.spec, out)
 
-    return mapped
+    return opaque(mapped)
 
 
 @attrs.define(eq=False)

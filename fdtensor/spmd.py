@@ -30,6 +30,7 @@ from fdtensor.graph import Full
 from fdtensor.interpreter import admit, digest_of
 from fdtensor.keyed import is_key, key_type, keyed
 from fdtensor.layout import TensorType
+from fdtensor.opaque import opaque
 from fdtensor.options import Check, OnDataDependent, OnMissingRule, Options, Plain
 from fdtensor.program import Program
 from fdtensor.progress import working
@@ -106,6 +107,7 @@ class Spmd(Generic[F]):
     def __repr__(self) -> str:
         return f"spmd({getattr(self.f, '__name__', self.f)!r})"
 
+    @opaque
     def trace(self, *args: Any, **kwargs: Any) -> Program:
         """The program that a call with these arguments runs: a call does not trace it again.
 
@@ -135,6 +137,7 @@ class Spmd(Generic[F]):
             **kwargs,
         )
 
+    @opaque
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
         if "key" in kwargs:

@@ -19,6 +19,7 @@ from fdtensor.graph import Full, Graph
 from fdtensor.keyed import is_key, key_type, keyed
 from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
+from fdtensor.opaque import opaque
 from fdtensor.options import Like, OnMissingRule, Options
 from fdtensor.pins import pinned
 from fdtensor.program import Program
@@ -58,6 +59,7 @@ class Traced:
 TENSOR = object()
 
 
+@opaque
 def trace(
     f: Callable[..., Any],
     *args: Any,

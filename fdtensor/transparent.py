@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -77,7 +78,7 @@ def transparent(of_caller: bool) -> Iterator[None]:
         hooks.append(saving._top_saved_tensors_default_hooks(True))
         saving._pop_saved_tensors_default_hooks()
     try:
-        with _Plain():
+        with _Plain(), _as_written():
             yield
     finally:
         for pack, unpack in reversed(hooks):
@@ -87,6 +88,13 @@ def transparent(of_caller: bool) -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
         _DEPTH[0] -= 1
         torch.compiler._is_compiling_flag = compiling
+
+
+def _as_written() -> Any:
+    """What was given to `torch.compile` runs as it was written: it is recorded, op by op."""
+    if "torch._dynamo" not in sys.modules:  # nothing was, and its import takes seconds
+        return contextlib.nullcontext()
+    return torch.compiler.set_stance("force_eager")
 
 
 _RECORDED_AS: dict[Any, Any] = {}

@@ -14,6 +14,7 @@ FLOORS = (
         "callsite",
         "progress",
         "json_fields",
+        "opaque",
         "record",
         "text",
         "tree",

@@ -18,10 +18,12 @@ from fdtensor.checkpoint.fresh import Fresh
 from fdtensor.checkpoint.request import Request, request
 from fdtensor.checkpoint.together import inside, storing, together
 from fdtensor.comm import Comm
+from fdtensor.opaque import opaque
 
 __all__ = ["load_checkpoint"]
 
 
+@opaque
 def load_checkpoint(path: Any, like: Any, comm: Comm[Any], *, strict: bool = True) -> Any:
     """The pytree `like`, filled from the checkpoint at `path`, whatever mesh wrote it.
 

@@ -31,6 +31,7 @@ from fdtensor.comm import Comm
 from fdtensor.dtensor import DTensor
 from fdtensor.errors import CheckpointError, ValueTreeError
 from fdtensor.layout import Layout, TensorType
+from fdtensor.opaque import opaque
 from fdtensor.placement import Replicate
 from fdtensor.simulator import SimulatedComm
 
@@ -43,6 +44,7 @@ SHOWN = 12
 """How many entries an error names."""
 
 
+@opaque
 def save_checkpoint(
     tree: Any,
     path: Any,

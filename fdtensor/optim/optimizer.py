@@ -12,6 +12,7 @@ from fdtensor.agreement import told
 from fdtensor.dtensor import DTensor
 from fdtensor.errors import FdtensorError
 from fdtensor.layout import TensorType
+from fdtensor.opaque import opaque
 from fdtensor.optim.leaves import Params, alike, expected, params_of
 from fdtensor.optim.options import checked, defaults_of, numbers_of, per_leaf, plain
 from fdtensor.optim.row import Row, settled
@@ -50,6 +51,7 @@ class Optimizer:
         given = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
         return f"{self.kind.__name__}({given})"
 
+    @opaque
     def init(self, params: Any) -> Any:
         """The state before the first step: in place of each parameter a dict of tensors.
 
@@ -71,6 +73,7 @@ class Optimizer:
                 return fresh_program(self.kind, settings(options), x.type)(x)
         return fresh(self.kind, options, x)
 
+    @opaque
     def step(self, params: Tree, grads: Any, state: Any, **numbers: Any) -> tuple[Tree, Any]:
         """The parameters and the state after a step. Collective, where parameters are DTensors.
 
