@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from fdtensor.collective import Step
 from fdtensor.cost import CostModel
@@ -15,7 +16,7 @@ from fdtensor.layout import TensorType
 from fdtensor.mesh import Mesh
 from fdtensor.options import Check
 
-__all__ = ["Check", "Comm", "Value", "contained", "misfit", "mistakes"]
+__all__ = ["Check", "Comm", "Value", "contained", "misfit", "mistakes", "other_kind"]
 
 Value = TypeVar("Value", torch.Tensor, tuple[torch.Tensor, ...])
 """On a real mesh this rank's tensor; on a simulated one every rank's, in the order of the mesh."""
@@ -130,6 +131,8 @@ def mistakes(local: object, type: TensorType, rank: int, device: torch.device) -
         return None
     if not isinstance(local, torch.Tensor):
         return f"rank {rank} has {_name(local)}, expected a tensor of shape {expected}"
+    if other_kind(local):
+        return f"rank {rank} has {other_kind(local)}, expected a plain tensor"
     if local.shape != expected:
         return f"rank {rank} has shape {tuple(local.shape)}, expected {expected}"
     if local.dtype != type.dtype:
@@ -139,6 +142,15 @@ def mistakes(local: object, type: TensorType, rank: int, device: torch.device) -
     if local.layout != torch.strided:
         return f"rank {rank} has a {local.layout} tensor, expected a strided one"
     return None
+
+
+def other_kind(tensor: torch.Tensor) -> str | None:
+    """What a tensor is that has no block of plain memory: `a nested tensor`, `a MaskedTensor`."""
+    if tensor.is_nested:
+        return "a nested tensor"
+    kind: Any = type(tensor)
+    plain = kind.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+    return None if plain or isinstance(tensor, FakeTensor) else f"a {kind.__name__}"
 
 
 @functools.lru_cache(maxsize=8192)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fdtensor.comm import Check, Comm
+from fdtensor.comm import Check, Comm, other_kind
 from fdtensor.derivative import shared, spread, tracked, zeros
 from fdtensor.dtensor import DTensor
 from fdtensor.dtypes import parse_dtype
@@ -106,6 +106,12 @@ def _everywhere(tensor: object, mesh: Mesh) -> TensorType:
         raise LayoutError(
             f"{found} is not a tensor.",
             hint="Pass a torch.Tensor, or src_rank=... where only one rank has it.",
+        )
+    kind = other_kind(tensor)
+    if kind is not None:
+        raise LayoutError(
+            f"{kind} cannot be laid out.",
+            hint="Pass the plain tensors that it consists of, such as its values and its mask.",
         )
     return TensorType(tensor.shape, tensor.dtype, Layout(mesh, [Replicate()] * mesh.ndim))
 

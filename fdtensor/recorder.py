@@ -343,6 +343,12 @@ def _refuse(func: Any, args: Any) -> None:
     refuse_random(func, args)
     if func._schema.is_mutable:
         raise _writes(str(func))
+    if func._opname.startswith(("quantize_per_", "dequantize")):
+        raise TraceError(
+            f"{func} is of quantized tensors, and only plain ones are recorded.",
+            line=user_line() or "not known",
+            hint="fake_quantize_per_tensor_affine gives the same numbers as plain floats.",
+        )
 
 
 def _unmasked(func: Any, args: Any, out: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -203,7 +204,15 @@ def recorded(
     how = {"device": device, "requires_grad": requires_grad, "checks": checks}
     try:
         graph = rewritten(record(flat, fulls, **how, of_caller=True))
-    except (RuntimeError, TypeError, IndexError) as error:
+    except (RuntimeError, TypeError, IndexError, AttributeError) as error:
+        nested = _inside(error, "/torch/nested/")
+        if isinstance(error, AttributeError) and not nested:
+            raise
+        if nested:
+            raise TraceError(
+                f"{name_of(f)} makes nested tensors, and only plain ones are recorded.",
+                hint="Write it with the values and the offsets as two tensors, or padded.",
+            ) from error
         names = map(argument, paths(spec, "args"))
         facts = {name: t for name, t in zip(names, types) if t is not None}
         raise TraceError(
@@ -212,6 +221,12 @@ def recorded(
             hint="It gets full tensors of these shapes; see the error above for where it fails.",
         ) from error
     return graph, told[0], told[1]
+
+
+def _inside(error: BaseException, folder: str) -> bool:
+    """Whether an error comes from a file below this folder."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(folder in frame.filename.replace("\\", "/") for frame in frames)
 
 
 def _wants(

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.masked import MaskedTensor
 from torch.overrides import TorchFunctionMode
 
 from fdtensor.callsite import user_line
 from fdtensor.dtypes import dtype_name
-from fdtensor.errors import DataDependentError
+from fdtensor.errors import DataDependentError, TraceError
 
 __all__ = ["needs_values", "recorded_as", "recording", "transparent"]
 
@@ -78,7 +79,7 @@ def transparent(of_caller: bool) -> Iterator[None]:
         hooks.append(saving._top_saved_tensors_default_hooks(True))
         saving._pop_saved_tensors_default_hooks()
     try:
-        with _Plain(), _as_written():
+        with _Plain(), _as_written(), _unmasked():
             yield
     finally:
         for pack, unpack in reversed(hooks):
@@ -95,6 +96,26 @@ def _as_written() -> Any:
     if "torch._dynamo" not in sys.modules:  # nothing was, and its import takes seconds
         return contextlib.nullcontext()
     return torch.compiler.set_stance("force_eager")
+
+
+@contextlib.contextmanager
+def _unmasked() -> Iterator[None]:
+    """Refuses tensors with masks, which take the process down where they hold a recorded one."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise TraceError(
+            "a MaskedTensor is made, and only plain tensors are recorded.",
+            line=user_line() or "not known",
+            hint="Write it with the values and the mask as two tensors, by torch.where.",
+        )
+
+    kind: Any = MaskedTensor
+    before = kind.__new__
+    kind.__new__ = refuse
+    try:
+        yield
+    finally:
+        kind.__new__ = before
 
 
 _RECORDED_AS: dict[Any, Any] = {}
