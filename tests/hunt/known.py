@@ -7,5 +7,11 @@ __all__ = ["KNOWN"]
 KNOWN: dict[str, str] = {
     r"has internal overlap|mutation on a view chain": "Functionalization refuses these writes.",
     r"Output size is too small": "Torch's own shapes refuse a transposed convolution to size 0.",
+    r"ZeroDivisionError": "A convolution of no channels.",
+    r"with max pending is not linear|with min pending": "A pending max has no derivative.",
+    r"derivative for .* is not implemented": "It is refused before the backward is asked for.",
+    r"DataDependentError of DataDependentOutputException": "A backward that depends on data.",
+    r"InferenceMode::is_enabled": "Torch fails in the jvp of quantile below functionalization.",
+    r"must have the same scalar type": "index_add in a third derivative, other default dtype.",
 }
 """A test that meets one of these is skipped, with its sentence."""
