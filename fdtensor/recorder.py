@@ -24,7 +24,7 @@ from fdtensor.ambient import neutral
 from fdtensor.apart import apart, phase
 from fdtensor.callsite import user_line
 from fdtensor.errors import TraceError
-from fdtensor.graph import Call, Full, Graph, Var, pruned, tensors_of
+from fdtensor.graph import Call, Full, Graph, Var, is_view, pruned, tensors_of
 from fdtensor.randomness import (
     Numbers,
     is_quiet,
@@ -196,11 +196,21 @@ class _Recorder(TorchDispatchMode):
 
     def _batch_norm(self, args: Any) -> Any:
         """A batch norm that says what it writes to its running statistics."""
+        if any(self._is_view(t) for t in args[3:5]):  # the write would miss what it is a view of
+            raise TraceError(
+                "batch norm in training mode writes to running statistics that are views.",
+                line=user_line() or "not known",
+                hint="Give it tensors of their own, not under vmap; or track no statistics.",
+            )
         out = self.__torch_dispatch__(aten._native_batch_norm_legit_functional.default, (), args)
         for old, new in zip(args[3:5], out[3:]):
             kept = new if new.dtype == old.dtype else self._cast(new, old.dtype)
             self.vars[id(old)] = self.vars[id(kept)]
         return out[:3]
+
+    def _is_view(self, tensor: torch.Tensor) -> bool:
+        v = self.known(tensor)
+        return any(v in call.outs and is_view(call) for call in self.calls)
 
     def _with_windows(
         self, windows: torch.Tensor, sizes: Any, dim: int, size: int, step: int

@@ -6,8 +6,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fdtensor import SimulatedComm, TraceError, distribute, spmd
 from fdtensor.decompositions import DECOMPOSITIONS
 from fdtensor.graph import Full
+from fdtensor.mesh import Mesh
 from fdtensor.rows import rows_of
 from fdtensor.verify import call_of, verify
 from tests.decompositions import differences
@@ -317,3 +319,27 @@ def test_a_decomposition_is_as_exact_as_the_kernel_far_from_zero():
         (aten.native_group_norm.default, (far, ones, zeros, 8, 6, 1, 2, 1e-5)),
     ):
         assert not differences(op, [sample], 1e-3)
+
+
+def test_running_statistics_that_are_views_are_refused():
+    """Functionalization does not see that batch norm writes to them."""
+    comm = SimulatedComm(Mesh(x=2))
+    x, stats = torch.randn(4, 3), torch.zeros(2, 3)
+    given = [distribute(t, Mesh(x=2).layout(), comm) for t in (x, stats)]
+
+    def f(x, stats):
+        F.batch_norm(x, stats[0], stats[1], training=True)
+        return stats
+
+    with pytest.raises(TraceError, match="running statistics that are views"):
+        spmd(f)(*given)
+    stacked = distribute(torch.zeros(2, 3), Mesh(x=2).layout(), comm)
+
+    def of_each(x, mean, var):
+        F.batch_norm(x, mean, var, training=True)
+        return mean
+
+    with pytest.raises(TraceError, match="running statistics that are views"):
+        spmd(torch.vmap(of_each))(
+            distribute(torch.randn(2, 4, 3), Mesh(x=2).layout(), comm), stacked, stacked
+        )

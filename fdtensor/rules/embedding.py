@@ -67,7 +67,7 @@ def _bags(op):
     def local(at, weight, indices, offsets, scale, mode, sparse, psw, last=False, padding=-1):
         rest = offsets, scale, mode, sparse, psw, last, padding
         if not weight.shape[1]:  # the kernels need a feature
-            made = op(weight.new_zeros(weight.shape[0], 1), indices, *rest)
+            made = op(weight.new_zeros(at.ins[0].full[0], 1), indices, *rest)
             return [t.narrow(1, 0, 0) if t.ndim == 2 else t for t in made]
         if weight.shape[0] == at.ins[0].full[0]:
             return op(weight, indices, *rest)
