@@ -37,6 +37,7 @@ from fdtensor.placement import (
 from fdtensor.planner import plan
 from fdtensor.precision import HALVES
 from fdtensor.recorder import record
+from fdtensor.rewrite import rewritten
 from fdtensor.rows import Exact, arguments, rows_of, variants
 from fdtensor.solver import Node, Option, cheapest
 from fdtensor.work import work
@@ -421,7 +422,7 @@ def decomposed(
         return [t for t, wanted in zip(tensors_of(made), read) if wanted]
 
     try:
-        graph = record(body, fulls)
+        graph = rewritten(record(body, fulls))
     except (FdtensorError, RuntimeError, NotImplementedError):
         return None
     return None if any(_same(c, graph, key, fulls) for c in graph.calls) else graph

@@ -6,11 +6,12 @@ it needs no elements of other ranks but what their blocks come to.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from fdtensor.graph import Call, Graph, Var, pruned
+from fdtensor.graph import Call, Full, Graph, Var, pruned
 
 __all__ = ["BACKWARD_SCANS", "rewritten"]
 
@@ -36,9 +37,11 @@ BACKWARD_SCANS: dict[Any, Any] = {
 
 
 def rewritten(graph: Graph) -> Graph:
-    """The graph with `flip(scan(flip(x)))` as a scan from the end."""
+    """The graph with `flip(scan(flip(x)))` as a scan from the end, and counts made as floats."""
     makers = {v: call for call in graph.calls for v in call.outs if v is not None}
-    calls = [_from_end(call, makers) or call for call in graph.calls]
+    calls = [
+        _from_end(call, makers) or _count(call, makers, graph.types) or call for call in graph.calls
+    ]
     if all(a is b for a, b in zip(calls, graph.calls)):
         return graph
     return pruned(Graph(graph.inputs, graph.constants, tuple(calls), graph.outs, graph.types))
@@ -54,6 +57,28 @@ def _from_end(call: Call, makers: dict[Var, Call]) -> Call | None:
         return None
     (dim,) = call.args[1]
     return Call(BACKWARD_SCANS[scan.op], (first.args[0], dim), (), call.outs, call.mark)
+
+
+def _count(call: Call, makers: dict[Var, Call], types: Sequence[Full]) -> Call | None:
+    """A sum of bools as floats, where a call casts it and it is exact, or None.
+
+    The terms of an integer that may wrap around have to be reduced before the cast.
+    """
+    made = makers.get(call.args[0]) if call.op is aten._to_copy.default else None
+    if made is None or made.op not in _SUMS or made.kwargs or len(call.kwargs) != 1:
+        return None
+    x, out = (types[v.index] for v in (made.ins[0], call.ins[0]))
+    name, dtype = call.kwargs[0]
+    exact = dtype is torch.float64 or (dtype is torch.float32 and x.numel <= EXACT * out.numel)
+    if name != "dtype" or x.dtype is not torch.bool or not exact:
+        return None
+    return Call(made.op, made.args, (("dtype", dtype),), call.outs, call.mark)
+
+
+_SUMS = {aten.sum.default, aten.sum.dim_IntList}
+
+EXACT = 1 << 24
+"""How many ones float32 adds up without rounding."""
 
 
 def _scan_of(call: Call, makers: dict[Var, Call]) -> Call | None:

@@ -86,3 +86,19 @@ def test_the_gradient_of_a_scan_sends_what_blocks_come_to():
     text = str(program.to_fx(1).graph)
     assert "cumsum" in text
     assert "from_end" not in text
+
+
+def test_a_count_of_bools_that_becomes_a_float_is_counted_as_one():
+    """So that it may wait with other sums; not where floats could not hold it."""
+    mesh = Mesh(x=4)
+
+    def ops(size, dtype):
+        x = TensorType((size,), torch.float32, mesh.layout("x"))
+        program = trace(lambda x: (x > 0).sum().to(dtype), x)
+        return [eqn.op for eqn in program.eqns]
+
+    cast = torch.ops.aten._to_copy.default
+    assert cast not in ops(1 << 20, torch.float32)
+    assert cast in ops(1 << 25, torch.float32)
+    assert cast not in ops(1 << 25, torch.float64)
+    assert cast in ops(1 << 10, torch.float16)

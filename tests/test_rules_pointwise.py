@@ -347,7 +347,9 @@ def test_losses_are_linear_in_their_weights(reduction):
 def test_casts_that_keep_sums_and_order():
     """Rounding, wrapping around and `or` keep no sums."""
     assert keeps_sums(torch.float32, torch.float64)
-    assert keeps_sums(torch.int32, torch.float32)
+    assert keeps_sums(torch.int64, torch.int32)
+    assert not keeps_sums(torch.int32, torch.int64)
+    assert not keeps_sums(torch.int32, torch.float32)
     assert not keeps_sums(torch.float32, torch.bfloat16)
     assert not keeps_sums(torch.uint8, torch.float32)
     assert not keeps_sums(torch.bool, torch.int64)
