@@ -236,7 +236,7 @@ CONTIGUOUS = {
 }
 """Ops that refuse strided tensors, or read them wrongly, with which of their operands.
 
-`python -m tests.operators.strides` looks for them.
+`python -m tests.operators --form any` looks for them.
 """
 
 CANONICAL = {
