@@ -35,7 +35,7 @@ from fdtensor.placement import (
     StridedShard,
 )
 from fdtensor.planner import plan
-from fdtensor.precision import HALVES
+from fdtensor.precision import HALVES, is_sum
 from fdtensor.recorder import record
 from fdtensor.rewrite import rewritten
 from fdtensor.rows import Exact, arguments, rows_of, variants
@@ -94,7 +94,7 @@ class Prices:
         exact = {x.dim for x in (p, q) if isinstance(x, (Ragged, StridedShard, Spans))}
         full, left = self.fulls[v], self.left[v]
         dtype = full.dtype
-        if dtype in HALVES and self.reduce_dtype is not None and isinstance(p, Partial):
+        if dtype in HALVES and self.reduce_dtype is not None and is_sum(p):
             dtype = self.reduce_dtype
         if not exact:
             return left if dtype is full.dtype else Full(left.shape, dtype)

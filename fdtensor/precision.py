@@ -13,8 +13,9 @@ import attrs
 import torch
 
 from fdtensor.layout import Layout, TensorType
+from fdtensor.placement import Partial
 
-__all__ = ["CAST", "HALVES", "ROUNDED", "WIDE", "held", "is_widened", "waits", "widened"]
+__all__ = ["CAST", "HALVES", "ROUNDED", "WIDE", "held", "is_sum", "is_widened", "waits", "widened"]
 
 aten = torch.ops.aten
 
@@ -40,9 +41,14 @@ WIDE = {aten.mm.default: aten.mm.dtype, aten.bmm.default: aten.bmm.dtype}
 """Ops that give float32 of half operands, which are read as they are."""
 
 
+def is_sum(placement: object) -> bool:
+    """Whether ranks hold terms of a sum or of an average along an axis."""
+    return isinstance(placement, Partial) and placement.reduce_op in ("sum", "avg")
+
+
 def waits(layout: Layout) -> bool:
     """Whether there are terms of a sum or of an average under a layout."""
-    return any(op in ("sum", "avg") for op in layout.partial.values())
+    return any(map(is_sum, layout.placements))
 
 
 def held(type: TensorType, reduce_dtype: torch.dtype | None) -> TensorType:

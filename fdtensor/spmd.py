@@ -409,8 +409,14 @@ def spmd(
     them up; with None in their own dtype, which moves half of the bytes and rounds each term.
     """
     options = Options(
-        *(out_layouts, regather, on_missing_rule, on_data_dependent, plain, check),
-        *(check_indices, reduce_dtype),
+        out_layouts=out_layouts,
+        regather=regather,
+        on_missing_rule=on_missing_rule,
+        on_data_dependent=on_data_dependent,
+        plain=plain,
+        check=check,
+        check_indices=check_indices,
+        reduce_dtype=reduce_dtype,
     )
     if f is None:
         return functools.partial(Spmd, options=options)

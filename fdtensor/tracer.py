@@ -94,7 +94,9 @@ def trace(
     leaves, spec = flatten((args, kwargs), is_leaf=is_typed)
     types = [type_of(leaf) for leaf in leaves]
     options = Options(
-        *(out_layouts, regather, on_missing_rule),
+        out_layouts=out_layouts,
+        regather=regather,
+        on_missing_rule=on_missing_rule,
         check_indices=check_indices,
         reduce_dtype=reduce_dtype,
     )

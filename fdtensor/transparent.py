@@ -79,7 +79,7 @@ def transparent(of_caller: bool) -> Iterator[None]:
         hooks.append(saving._top_saved_tensors_default_hooks(True))
         saving._pop_saved_tensors_default_hooks()
     try:
-        with _Plain(), _as_written(), _unmasked():
+        with _Plain(), _as_written(), _without_masked():
             yield
     finally:
         for pack, unpack in reversed(hooks):
@@ -99,7 +99,7 @@ def _as_written() -> Any:
 
 
 @contextlib.contextmanager
-def _unmasked() -> Iterator[None]:
+def _without_masked() -> Iterator[None]:
     """Refuses tensors with masks, which take the process down where they hold a recorded one."""
 
     def refuse(*_: Any, **__: Any) -> None:
