@@ -482,13 +482,17 @@ def views_of_inputs(graph: Graph) -> frozenset[Var]:
 
 
 def inner_values(graph: Graph) -> set[int]:
-    """The values that elementwise calls and views make, of the size of their largest operand."""
+    """The values that views make, and elementwise calls of one operand of their size.
+
+    To move such a value costs what moving that operand does; of two, a sum may be moved for half.
+    """
     found = set()
     for call in graph.calls:
         if len(call.outs) == 1 and (torch.Tag.pointwise in call.op.tags or is_view(call)):
             (v,) = call.outs
-            most = max((graph.types[u.index].nbytes for u in call.ins), default=0)
-            if v is not None and graph.types[v.index].nbytes == most:
+            sizes = sorted(graph.types[u.index].nbytes for u in set(call.ins))
+            alone = len(sizes) < 2 or 2 * sizes[-2] < sizes[-1]
+            if v is not None and alone and graph.types[v.index].nbytes == max(sizes, default=0):
                 found.add(v.index)
     return found
 
