@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from fdtensor.choice import (
     Ends,
     chosen,
     has_rule,
+    inside,
     views_of_inputs,
 )
 from fdtensor.collective import Slice, Step
@@ -303,14 +303,11 @@ class _Builder:
         note: Body = next(o.note for o in options.values() if isinstance(o.note, Body))
         body = note.graph
         read = [k for k, v in enumerate(call.outs) if v is not None]
-        inside: dict[str, Choice] = {}
-        for axis in self.mesh.axes:
-            option = options[axis]
-            ends = Ends(option.ins, tuple(option.outs[k] for k in read))
-            past = tuple(inside.items())
-            inside[axis] = _inside(
-                note, self.mesh, axis, ends, past, self.prices, self.reduce_dtype
-            )
+        ends = tuple(
+            (a, Ends(option.ins, tuple(option.outs[k] for k in read)))
+            for a, option in options.items()
+        )
+        choices = inside(note, self.mesh, ends, self.prices, self.reduce_dtype)
         here: dict[Var, Var] = {}
         for i, (v, inner) in enumerate(zip(call.ins, body.inputs)):
             full = graph.types[v.index]
@@ -319,7 +316,7 @@ class _Builder:
             placements = [now[a] if p == "free" else p for a, p in zip(self.mesh.axes, wanted)]
             type = TensorType(full.shape, full.dtype, self._laid(env[v], placements))
             here[inner] = self.moved(env[v], type, keep=v not in again)
-        self.run(body, inside, here, frozenset())
+        self.run(body, choices, here, frozenset())
         for k, inner in zip(read, body.outs):
             placements = [options[a].outs[k] for a in self.mesh.axes]
             made, full = here[inner], body.types[inner.index]
@@ -386,20 +383,6 @@ def _order_of(layout: Layout) -> tuple[str, ...]:
     """The axes in the order of the cuts that are not in that of the mesh, then the others."""
     special = tuple(axis for _, axes in layout.order for axis in axes)
     return (*special, *(a for a in layout.mesh.axes if a not in special)) if special else ()
-
-
-@functools.lru_cache(maxsize=4096)
-def _inside(
-    body: Body,
-    mesh: Mesh,
-    axis: str,
-    ends: Ends,
-    before: tuple[tuple[str, Choice], ...],
-    cost: CostModel,
-    reduce_dtype: torch.dtype | None,
-) -> Choice:
-    bounds = Bounds(reduce_dtype=reduce_dtype)
-    return chosen(body.graph, mesh, axis, ends, dict(before), cost, depth=body.depth, bounds=bounds)
 
 
 def unshared(graph: Graph) -> Graph:

@@ -268,8 +268,8 @@ class Nodes:
         for row in list(rows):
             rows += variants(row, kinds, [*types, *read])
         options: dict[tuple[Any, Any], Option] = {}
-        bodies = [*self._bodies(call, rows)]
         past = [(axis, choice.calls[i]) for axis, choice in self.before.items()]
+        bodies = self._bodies(call, rows, past)
         for row in dict.fromkeys(rows):
             if self._agrees(call, past, row):
                 seconds = self._seconds(call, row, past)
@@ -314,7 +314,9 @@ class Nodes:
         outs = [(self.left[v.index], p) for v, p in zip(call.outs, row.outs) if v is not None]
         return work(call, self.graph.types, ins, outs, self.count, share, self.cost)
 
-    def _bodies(self, call: Call, rows: Sequence[Row]) -> Sequence[Option]:
+    def _bodies(
+        self, call: Call, rows: Sequence[Row], past: Sequence[tuple[str, Option]]
+    ) -> Sequence[Option]:
         """The decomposition of a call, for the cuts that none of its rows takes.
 
         Of an op without a rule also for pending operands.
@@ -339,10 +341,10 @@ class Nodes:
                 starts += [(i, p, self.count) for p in pending]
         if not starts:
             return ()
-        left = tuple(self.left[v.index] for v in call.ins)
+        before = tuple((axis, _ends(option, read)) for axis, option in past)
         return _bodies(
-            *(Exact.of(call), fulls, left, read, tuple(starts)),
-            *(self.mesh, self.axis, self.cost, self.depth),
+            *(Exact.of(call), fulls, read, tuple(starts), before),
+            *(self.mesh, self.axis, self.cost, self.depth, self.bounds.reduce_dtype),
         )
 
     def _blocks(self, v: Var, dim: int) -> int:
@@ -360,6 +362,11 @@ class Nodes:
         return False
 
 
+def _ends(option: Option, read: Sequence[bool]) -> Ends:
+    """Those of a decomposition where an axis takes this option of its call."""
+    return Ends(option.ins, tuple(p for p, wanted in zip(option.outs, read) if wanted))  # type: ignore[arg-type]
+
+
 def _cut(p: Any) -> TypeGuard[Cut]:
     return isinstance(p, Cut)
 
@@ -372,13 +379,14 @@ def _ragged(p: Any) -> TypeGuard[Ragged]:
 def _bodies(
     key: Exact,
     fulls: tuple[Full, ...],
-    left: tuple[Full, ...],
     read: tuple[bool, ...],
     starts: tuple[tuple[int, Placement, int], ...],
+    before: tuple[tuple[str, Ends], ...],
     mesh: Mesh,
     axis: str,
     cost: CostModel,
     depth: int,
+    reduce_dtype: torch.dtype | None,
 ) -> tuple[Option, ...]:
     split = decomposition_of(key.op)
     depth += 1 + bool(split and split.blocked)  # its pieces may be the op itself, on less
@@ -389,15 +397,42 @@ def _bodies(
             continue
         ins: list[Any] = ["free"] * len(fulls)
         ins[i] = placement
-        ends = Ends(tuple(ins), ("free",) * len(graph.outs))
-        found = chosen(graph, mesh, axis, ends, {}, cost, depth=depth)
+        ends = (axis, Ends(tuple(ins), ("free",) * len(graph.outs)))
+        body = Body(graph, depth)
+        found = inside(body, mesh, (*before, ends), cost, reduce_dtype)[axis]
         used = {v for c in graph.calls for v in c.ins} | set(graph.outs)
         taken = tuple(p if v in used else "free" for v, p in zip(graph.inputs, found.ins))
         outs = iter(found.outs)
         full_outs = tuple(next(outs) if r else R for r in read)
-        shrink = sum(f.nbytes for f in left) / max(1, sum(f.nbytes for f in fulls))
-        options.append(Option(taken, full_outs, found.seconds * shrink, Body(graph, depth)))
+        options.append(Option(taken, full_outs, found.seconds, body))
     return tuple(options)
+
+
+def inside(
+    body: Body,
+    mesh: Mesh,
+    ends: tuple[tuple[str, Ends], ...],
+    cost: CostModel,
+    reduce_dtype: torch.dtype | None,
+) -> dict[str, Choice]:
+    """The choices for a decomposition, axis after axis, where its ends are these."""
+    return dict(_inside(body.graph, body.depth, mesh, ends, cost, reduce_dtype))
+
+
+@functools.lru_cache(maxsize=4096)
+def _inside(
+    graph: Graph,
+    depth: int,
+    mesh: Mesh,
+    ends: tuple[tuple[str, Ends], ...],
+    cost: CostModel,
+    reduce_dtype: torch.dtype | None,
+) -> tuple[tuple[str, Choice], ...]:
+    *others, (axis, last) = ends
+    before = _inside(graph, depth, mesh, tuple(others), cost, reduce_dtype) if others else ()
+    bounds = Bounds(reduce_dtype=reduce_dtype)
+    made = chosen(graph, mesh, axis, last, dict(before), cost, depth=depth, bounds=bounds)
+    return (*before, (axis, made))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -2,7 +2,8 @@
 
 Rows hold for blocks of any size, so rows of several axes combine as long as the axes that cut the
 same dim do so in the same order everywhere. Rows that hold for just certain cuts of whole dims
-(merged and split dims, slices) combine only where the indices that every rank holds prove it.
+(merged and split dims, slices) combine only where the indices that every rank holds prove it, or
+where all axes cut evenly and the row holds for one axis of as many ranks.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from fdtensor.layout import Layout, TensorType
 from fdtensor.mesh import Mesh
 from fdtensor.notation.core import Row
 from fdtensor.notation.reshape import groups
-from fdtensor.placement import Cut, Partial, Placement, Ragged, Spans
+from fdtensor.placement import Cut, Partial, Placement, Ragged, Shard, Spans
+from fdtensor.rows import rows_of
 
 __all__ = ["agreeable", "kept_cuts", "layout_of", "lifted"]
 
@@ -60,7 +62,8 @@ def lifted(
     ins = tuple(types[v.index] for v in call.ins)
     outs = tuple(None if v is None else types[v.index] for v in call.outs)
     along = tuple(rows[axis] for axis in mesh.axes)
-    return _lifted(call.op, ins, outs, mesh, along, tuple(first) or mesh.axes)
+    touching = _touching(along) and not _as_one(call, types, mesh, along)
+    return _lifted(call.op, ins, outs, mesh, along, tuple(first) or mesh.axes, touching)
 
 
 @functools.lru_cache(maxsize=65536)
@@ -71,9 +74,8 @@ def _lifted(
     mesh: Mesh,
     rows: tuple[Row, ...],
     first: tuple[str, ...],
+    touching: bool,
 ) -> Types | None:
-    exact = [a for a, row in zip(mesh.axes, rows) if row.exact]
-    touching = _touching(rows, exact, mesh)
     if touching and op not in RESHAPES:
         return None
     for order in dict.fromkeys([first, mesh.axes, *_orders(mesh, rows)]):
@@ -103,15 +105,34 @@ def _orders(mesh: Mesh, rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
         yield from itertools.permutations(mesh.axes)
 
 
-def _touching(rows: Sequence[Row], exact: Sequence[str], mesh: Mesh) -> bool:
+def _touching(rows: Sequence[Row]) -> bool:
     """Whether an axis with an exact row cuts a dim that another axis cuts too."""
-    for a, row in zip(mesh.axes, rows):
-        if a in exact:
-            for b, other in zip(mesh.axes, rows):
-                pairs = zip((*row.ins, *row.outs), (*other.ins, *other.outs))
-                if b != a and any(_dim(p) is not None and _dim(p) == _dim(q) for p, q in pairs):
-                    return True
-    return False
+    return any((a.exact or b.exact) and _meet(a, b) for a, b in itertools.combinations(rows, 2))
+
+
+def _meet(a: Row, b: Row) -> bool:
+    pairs = zip((*a.ins, *a.outs), (*b.ins, *b.outs))
+    return any(_dim(p) is not None and _dim(p) == _dim(q) for p, q in pairs)
+
+
+def _as_one(call: Call, types: Sequence[Full], mesh: Mesh, along: Sequence[Row]) -> bool:
+    """Whether the axes that cut a dim do so as one axis of as many ranks may, all evenly."""
+    sizes: dict[Row, int] = {}
+    for axis, row in zip(mesh.axes, along):
+        sizes[row] = sizes.get(row, 1) * mesh.axis_size(axis)
+    if _touching(tuple(sizes)):
+        return False
+    fulls = [None if v is None else types[v.index] for v in (*call.ins, *call.outs)]
+    return all(
+        row in rows_of(call, types, count)
+        and all(
+            isinstance(p, Shard) and full.shape[p.dim] % count == 0
+            for p, full in zip((*row.ins, *row.outs), fulls)
+            if isinstance(p, Cut) and full is not None
+        )
+        for row, count in sizes.items()
+        if row.exact
+    )
 
 
 def _dim(p: Placement) -> int | None:

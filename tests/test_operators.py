@@ -7,7 +7,10 @@ import os
 import random
 
 import pytest
+import torch
 
+from fdtensor import Mesh, SimulatedComm, TensorType, distribute, spmd, trace
+from tests.operators.axes import cuts_of
 from tests.operators.samples import entries
 from tests.operators.sweep import Extent, check_op
 from tests.operators.table import TABLE, header, row
@@ -43,8 +46,6 @@ def test_the_table_has_all_ops_and_their_totals():
 
 def test_the_measure_sees_what_is_wrong(monkeypatch):
     """A rule that leaves out what other ranks hold is told of."""
-    import torch
-
     from fdtensor.notation import core
 
     op = torch.ops.aten.cumsum.default
@@ -58,3 +59,54 @@ def test_the_measure_sees_what_is_wrong(monkeypatch):
     monkeypatch.setitem(core._RULES, op, wrong)
     kinds = {r.kind for _, r in check_op("cumsum", Extent(samples=1, line=12, square=0))}
     assert "wrong" in kinds
+
+
+AXES = sorted(random.Random(SEED + 2).sample(sorted(entries()), 200))
+ALONG_WINDOWS = [
+    "cdist",
+    "nn.functional.conv2d",
+    "nn.functional.conv3d",
+    "nn.functional.adaptive_avg_pool2d",
+    "nn.functional.adaptive_max_pool3d",
+    "nn.functional.pad.replicate_negative",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", dict.fromkeys([*ALONG_WINDOWS, *AXES]))
+def test_what_moves_nothing_on_one_axis_moves_nothing_on_two(name):
+    """The whole of it is `python -m tests.operators.axes`."""
+    moved = {
+        text: p.received_bytes for text, _, p in cuts_of(name, 3 if name in ALONG_WINDOWS else 1)
+    }
+    assert set(moved.values()) <= {0}, moved
+
+
+@pytest.mark.parametrize("axes", [{"a": 4}, {"a": 2, "b": 2}, {"a": 2, "b": 2, "c": 2}])
+@pytest.mark.parametrize("pinned", [False, True])
+def test_distances_of_rows_that_several_axes_cut_move_nothing(axes, pinned):
+    mesh = Mesh(**axes)
+    rows = mesh.layout(tuple(axes))
+    x = TensorType((4096, 256), torch.float32, rows)
+    y = TensorType((4096, 256), torch.float32, mesh.layout())
+    assert trace(torch.cdist, x, y, out_layouts=rows if pinned else None).received_bytes == 0
+
+
+@pytest.mark.parametrize("cuts", [("a", "b"), ("b", "a")])
+def test_whole_groups_of_channels_may_be_cut_by_two_axes(cuts):
+    """Eight groups of two channels: two axes cut them as one of four ranks would."""
+    mesh = Mesh(a=2, b=2)
+    x = torch.randint(-4, 5, (2, 16, 6)).double()
+    weight, bias = torch.randint(-4, 5, (16, 2, 3)).double(), torch.arange(16.0).double()
+    comm = SimulatedComm(mesh)
+
+    def f(x, weight, bias):
+        return torch.nn.functional.conv1d(x, weight, bias, groups=8)
+
+    given = [
+        distribute(x, mesh.layout(None, cuts), comm),
+        distribute(weight, mesh.layout(cuts), comm),
+        distribute(bias, mesh.layout(cuts), comm),
+    ]
+    assert trace(f, *given).received_bytes == 0
+    assert torch.equal(spmd(f)(*given).full(), f(x, weight, bias))

@@ -33,7 +33,7 @@ FORMULAS = {
     "* M N -> * M N, * K, *": "linalg_ldl_factor_ex linalg_lu_factor_ex",
     "* M N, * K -> * M N": "linalg_householder_product",
     "* M N, *, * -> * N M": "linalg_pinv.atol_rtol_tensor",
-    "* i M, * j M -> * i j": "_cdist_forward",
+    "* i M, * j M -> * i j": "_cdist_forward _euclidean_dist",
 }
 """What the ops of matrices take and give."""
 

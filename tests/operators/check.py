@@ -121,14 +121,14 @@ class Checked:
         sample = self.sample
         types = [TensorType(f.shape, f.dtype, layout) for f, layout in zip(self.fulls, layouts)]
         try:
-            program = self._program(False, types)
+            program = self.program(False, types)
         except DataDependentError:
             self._on_replicas(types, sample.f, self.due)
             return about("right", moves="gather", fallback="data", sharded=sharded(types))
         self._compare(program, types, self.due, sample.unset, "output")
         if self.gradient is not None:
             try:
-                both = self._program(True, types)
+                both = self.program(True, types)
                 self._compare(both, types, self.due_gradient, sample.unset, "gradient")
             except DataDependentError:
                 self._on_replicas(types, self.gradient, self.due_gradient)
@@ -146,11 +146,11 @@ class Checked:
     @functools.cache  # noqa: B019
     def _alone(self, mesh: Any) -> int:
         """The peak of the program on replicated operands."""
-        return self._program(
+        return self.program(
             False, [TensorType(f.shape, f.dtype, mesh.layout()) for f in self.fulls]
         ).peak_bytes
 
-    def _program(self, backward: bool, types: Sequence[TensorType]) -> Program:
+    def program(self, backward: bool, types: Sequence[TensorType]) -> Program:
         graph = self.graph(backward)
         wants = [None] * len(graph.outs)
         return assembled(graph, types[0].mesh, types, wants, BYTES, name=self.sample.f.__name__)
