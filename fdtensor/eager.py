@@ -11,6 +11,7 @@ import torch
 
 from fdtensor.ambient import settings, unusual
 from fdtensor.dtensor import DTensor
+from fdtensor.foreach import by_comm, is_foreach
 from fdtensor.opaque import opaque
 from fdtensor.options import Options
 from fdtensor.spmd import CACHED, Entry, Spmd
@@ -30,14 +31,17 @@ def call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """`fn(*args, **kwargs)` on DTensors: a torch function, an aten overload, or your own.
 
     Its program is made once for each set of types and Python arguments, and kept. A function whose
-    output shapes depend on data runs on replicated operands. `out_layouts`, `plain`,
+    output shapes depend on data runs on replicated operands. `torch._foreach_*` takes tensors of
+    several meshes, which it runs one after the other. `out_layouts`, `plain`,
     `on_missing_rule`, `check`, `check_indices` and `reduce_dtype` are those of `spmd`.
     """
     key: list[Any] = [fn, *settings()]
     values: list[Any] = []
     comm = _keyed(args, key, values, None)
     if comm is None or kwargs or unusual() or _transformed():
-        return _spmd_of(fn, kwargs)(*args, **kwargs)
+        function = _spmd_of(fn, kwargs)
+        parts = by_comm(function, args, kwargs) if comm is None and is_foreach(fn) else None
+        return function(*args, **kwargs) if parts is None else parts
     whole = (comm, *key)
     found = _QUICK.get(whole)
     if found is not None:

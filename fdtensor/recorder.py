@@ -128,6 +128,8 @@ class _Recorder(TorchDispatchMode):
                 raise _writes("batch norm in training mode")
             return self._batch_norm(args)
         args, kwargs = _mapped((args, kwargs), self._fake)
+        if func is aten._to_copy.default and not isinstance(args[0], torch.Tensor):
+            func, kwargs = aten.scalar_tensor.default, {"dtype": kwargs.get("dtype")}
         if func is aten.as_strided.default:
             args = (self._in_memory_order(args[0]), *args[1:])
         if func is aten.copy.default and not isinstance(args[1], torch.Tensor):

@@ -78,6 +78,8 @@ class Entry:
             for out, type in zip(outs, self.types):
                 mark(comm.leaves(out), type)
         made = [DTensor(out, type, comm) for out, type in zip(outs, self.types)]
+        for i in self.traced.leaves:
+            made[i] = made[i].detach().requires_grad_()
         return made[0] if self.traced.bare else self.traced.result(made)
 
 

@@ -12,6 +12,7 @@ import attrs
 import optree
 import torch
 
+from fdtensor.ambient import neutral
 from fdtensor.assembly import assembled
 from fdtensor.choice import Bounds
 from fdtensor.cost import NCCL, CostModel
@@ -49,6 +50,8 @@ class Traced:
     """For each leaf of the result what it is, or `TENSOR` where the program makes it."""
     bare: bool
     """Whether the function returns one tensor."""
+    leaves: tuple[int, ...] = ()
+    """The tensors of the result that require grad and are made of nothing that does."""
 
     def result(self, tensors: Sequence[Any]) -> Any:
         """The pytree that the function returns, with these in place of its tensors."""
@@ -134,7 +137,7 @@ def traced(
     known = [t for t in types if t is not None]
     mesh = one_mesh(known)
     checks = options.check_indices
-    graph, out_tree, statics = recorded(f, spec, leaves, types, device, requires_grad, checks)
+    graph, out_tree, statics, new = recorded(f, spec, leaves, types, device, requires_grad, checks)
     asked = resolved(options.out_layouts, f, spec, types)
     wants = _wants(graph, spec, types, out_tree, statics, asked)
     for layout in (*wants, *map(pinned, graph.calls)):
@@ -145,19 +148,21 @@ def traced(
                 layout=layout.mesh,
                 hint="A traced function runs on one mesh; redistribute before or after it.",
             )
-    program = assembled(
-        graph,
-        mesh,
-        known,
-        wants,
-        cost,
-        name=name_of(f),
-        regather=options.regather,
-        on_missing_rule=options.on_missing_rule,
-        packed=packed,
-        bounds=Bounds(reduce_dtype=options.reduce_dtype),
-    )
-    return Traced(program, out_tree, statics, out_tree.is_leaf() and statics == (TENSOR,))
+    with neutral():  # rules ask torch too: what taps an op reads, which dtype it gives
+        program = assembled(
+            graph,
+            mesh,
+            known,
+            wants,
+            cost,
+            name=name_of(f),
+            regather=options.regather,
+            on_missing_rule=options.on_missing_rule,
+            packed=packed,
+            bounds=Bounds(reduce_dtype=options.reduce_dtype),
+        )
+    bare = out_tree.is_leaf() and statics == (TENSOR,)
+    return Traced(program, out_tree, statics, bare, new)
 
 
 def name_of(f: Callable[..., Any]) -> str:
@@ -189,8 +194,11 @@ def recorded(
     device: str | torch.device = "cpu",
     requires_grad: Sequence[bool] = (),
     checks: bool = False,
-) -> tuple[Graph, optree.PyTreeSpec, tuple[Any, ...]]:
-    """The graph of a function of pytrees, the tree that it returns and its leaves but tensors."""
+) -> tuple[Graph, optree.PyTreeSpec, tuple[Any, ...], tuple[int, ...]]:
+    """The graph of a function of pytrees, the tree that it returns and its leaves but tensors.
+
+    And which of its tensors are leaves of autograd: they require grad, and no argument is behind.
+    """
     __tracebackhide__ = True
     told: list[Any] = []
 
@@ -199,8 +207,12 @@ def recorded(
         full = [leaf if t is None else next(given) for leaf, t in zip(leaves, types)]
         args, kwargs = unflatten(spec, full)
         out, tree = flatten(f(*args, **kwargs))
-        told[:] = [tree, tuple(TENSOR if isinstance(o, torch.Tensor) else o for o in out)]
-        return [o for o in out if isinstance(o, torch.Tensor)]
+        made = [o for o in out if isinstance(o, torch.Tensor)]
+        taken = {id(t) for t in tensors}
+        new = [o.requires_grad and o.is_leaf and id(o) not in taken for o in made]
+        statics = tuple(TENSOR if isinstance(o, torch.Tensor) else o for o in out)
+        told[:] = [tree, statics, tuple(i for i, leaf in enumerate(new) if leaf)]
+        return made
 
     fulls = [Full(t.shape, t.dtype) for t in types if t is not None]
     how = {"device": device, "requires_grad": requires_grad, "checks": checks}
@@ -222,7 +234,7 @@ def recorded(
             **facts,
             hint="It gets full tensors of these shapes; see the error above for where it fails.",
         ) from error
-    return graph, told[0], told[1]
+    return graph, *told
 
 
 def _inside(error: BaseException, folder: str) -> bool:

@@ -145,6 +145,17 @@ def _real(tensor: torch.Tensor) -> bool:
     return not wrapped and not isinstance(tensor, FakeTensor)
 
 
+def _refuse_fused(func: Any) -> None:
+    """Refuses the steps of fused optimizers, which functionalization takes in some cases only."""
+    name = getattr(func, "__name__", "").partition(".")[0]
+    if name.startswith("_fused_") and name.endswith("_"):
+        raise TraceError(
+            f"{name} steps all parameters of an optimizer in one kernel, and is not recorded.",
+            line=user_line() or "not known",
+            hint="Take the optimizer of fdtensor.optim, or one of torch.optim with fused=False.",
+        )
+
+
 class _Plain(TorchFunctionMode):
     """Puts functions that look at no values in place of others; says where values are asked for."""
 
@@ -152,4 +163,5 @@ class _Plain(TorchFunctionMode):
         if func in _READS and args and not _real(args[0]):
             raise needs_values(func, args)
         name = getattr(func, "_qualified_op_name", func)
+        _refuse_fused(func)
         return _RECORDED_AS.get(func, _RECORDED_AS.get(name, func))(*args, **(kwargs or {}))

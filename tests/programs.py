@@ -260,6 +260,12 @@ def curvature(x, w):
     return torch.func.hessian(lambda w: ((x @ w) ** 3).sum())(w)
 
 
+def each_number(x):
+    return torch.func.vmap(
+        lambda row: torch.polygamma(1, row.abs() + 1) + torch.mvlgamma(row + 40, 2)
+    )(x)
+
+
 def each_row(x, w):
     return torch.func.vmap(lambda row: (row @ w).cumsum(0) + row.sum())(x)
 
@@ -556,6 +562,7 @@ CASES = {
     "jvp": Case(pushed_forward, "b i, i h, h o", True),
     "hessian": Case(curvature, "b i, i o", True),
     "vmap": Case(each_row, "b i, i o", True, 1),
+    "vmap of numbers": Case(each_number, "b i", True, 1),
     "gradient of each row": Case(each_gradient, "b i, i o", True, 1),
     "ten once": Case(once_ten, "a b", True),
     "statistics": Case(statistics, "a b", least=1),
@@ -589,7 +596,7 @@ CASES = {
     "slices": Case(sliced, "a b", True, 2),
     "gradient of slices": Case(shifted_loss, "a b", True, 1),
     "triangles": Case(triangles, "a b"),
-    "adam": Case(adam, "a b, c, a b, c", True),
+    "adam": Case(adam, "a b, c, a b, c"),
     "casts": Case(casts, "a b", least=1),
     "one_hot": Case(one_hot, "a b, a<4", least=1),
     "sort": Case(ranked, "a b", least=1),

@@ -169,6 +169,18 @@ def test_a_program_says_the_dtype_that_was_the_default():
     assert all("f64" in str(t) for t in program.out_types)
 
 
+@pytest.mark.parametrize("mode", ["linear", "nearest"])
+def test_what_rules_ask_of_torch_does_not_depend_on_settings(mode):
+    """The taps of an op of windows are asked for once; under other settings they were mixed."""
+    sizes = [13, 17] if mode == "linear" else [19, 23]
+    x = distribute(torch.arange(6.0).reshape(3, 1, 2), MESH.layout("x"), SimulatedComm(MESH))
+    for size, name in zip(sizes, ["f64 by default", "a device by default"]):
+        with SETTINGS[name]():
+            made = spmd(lambda x, size=size: F.interpolate(x, [size], mode=mode))(x)
+        assert made.full().dtype == torch.float32
+        torch.testing.assert_close(made.full(), F.interpolate(x.full(), [size], mode=mode))
+
+
 def flips_on_a_rank(names):
     comm = connect(MESH)
     for f in FUNCTIONS:

@@ -95,6 +95,7 @@ FLOORS = (
         "adjoint",
         "fallback",
         "spmd",
+        "foreach",
         "eager",
         "initialize",
         "api",

@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+from fdtensor import SimulatedComm, distribute, spmd
 from fdtensor.graph import Call, Full, Var
 from fdtensor.layout import Layout, TensorType
 from fdtensor.lower import lowered
@@ -240,3 +242,18 @@ def test_every_op_of_a_layer_and_its_gradient_has_a_rule(name, weights):
     types = [f32(2, 3, 8), *(f32(*p.shape) for p in named.values())]
     ops = {call.op for call in record(gradients, types).calls}
     assert {op for op in ops if rule_of(op) is None} == set()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_keys_that_two_axes_cut_unevenly_hide_what_is_not_there_in_float64(causal):
+    """The score of what is hidden is less than float32 has numbers for."""
+    mesh = Mesh(x=2, y=2)
+    q, k, v = (t.double() for t in heads(2, 2, 3, 5, 2, 2))
+    cuts = ("x", "y"), (None, "x"), (None, None, None, "x")
+    comm = SimulatedComm(mesh)
+    given = [distribute(t, mesh.layout(*c), comm) for t, c in zip((q, k, v), cuts)]
+    keys = [distribute(t, mesh.layout(None, None, ("x", "y")), comm) for t in (k, v)]
+    q_, expected = given[0], F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    for some in (given, [q_, *keys]):
+        made = spmd(F.scaled_dot_product_attention)(*some, is_causal=causal)
+        torch.testing.assert_close(made.full(), expected)

@@ -51,7 +51,7 @@ def for_cpu(
     elif is_causal or blocks * size > k:
         place = torch.arange(blocks * size, device=query.device).reshape(blocks, 1, 1, size)
         last = torch.arange(q, device=query.device).unsqueeze(1) if is_causal else k - 1
-        mask = torch.where(place > last, least, 0.0).to(query.dtype)
+        mask = torch.where(place > last, query.new_full((), least), 0.0)
         mask = mask.unsqueeze(1).expand(blocks, query.shape[0], *mask.shape[1:]).flatten(0, 1)
     else:
         mask = None
