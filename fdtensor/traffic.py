@@ -44,9 +44,8 @@ def received(step: Step) -> np.ndarray:
     match step.collective:
         case Slice() | Mask() | Pad() | Scale():
             return constant(step.dst.mesh, 0)
-        case AllReduce(axes):
-            count = prod(step.src.mesh.axis_size(axis) for axis in axes)
-            return _block_numel(grid(step.src)) * itemsize * (2 * (count - 1)) // count
+        case AllReduce():
+            return _around(step) // _members(step)
         case _:
             return lacking(talk(step.src, step.dst)) * itemsize
 
@@ -57,8 +56,8 @@ def received_at(step: Step, rank: int) -> int:
     match step.collective:
         case _ if coord is None or is_local(step):
             return 0
-        case AllReduce(axes):
-            count = prod(step.src.mesh.axis_size(axis) for axis in axes)
+        case AllReduce():
+            count = _members(step)
             return step.src.local_nbytes(rank) * 2 * (count - 1) // count
         case _:
             recvs = route(step.src, step.dst, rank).recvs
@@ -99,7 +98,24 @@ def most_sent(steps: Iterable[Step]) -> int:
 
 def all_received(steps: Iterable[Step]) -> int:
     """The bytes that all ranks together receive in these steps."""
-    return sum(summed(step.dst.mesh.sizes, received(step)) for step in steps)
+    return sum(map(_received_by_all, steps))
+
+
+def _received_by_all(step: Step) -> int:
+    if isinstance(step.collective, AllReduce):  # a rank has the mean of them, rounded down
+        return summed(step.src.mesh.sizes, _around(step)) // _members(step)
+    return summed(step.dst.mesh.sizes, received(step))
+
+
+def _around(step: Step) -> np.ndarray:
+    """The bytes that all members of each rank's group receive in an all-reduce."""
+    return _block_numel(grid(step.src)) * step.src.dtype.itemsize * (2 * (_members(step) - 1))
+
+
+def _members(step: Step) -> int:
+    """The ranks that reduce together."""
+    axes: Sequence[str] = step.collective.axes  # type: ignore[union-attr]
+    return prod(step.src.mesh.axis_size(axis) for axis in axes)
 
 
 def _busiest(counts: Sequence[tuple[Mesh, np.ndarray]]) -> int:

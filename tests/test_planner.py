@@ -101,6 +101,15 @@ def test_no_plan_receives_less_than_the_bound(pair, cost):
     assert found.total_bytes >= found.least_total_bytes
 
 
+@pytest.mark.parametrize("count", [2, 3, 5, 7])
+def test_all_ranks_together_receive_whole_numbers_of_terms(count):
+    """Of a scalar over 3 ranks each receives the mean, 10.67 B, and all of them 32 B, not 30."""
+    mesh = Mesh(dp=1, tp=count)
+    src = TensorType((), torch.int64, mesh.layout(partial={"tp": "sum"}))
+    found = plan(src, mesh.layout())
+    assert found.total_bytes == found.least_total_bytes == 16 * (count - 1)
+
+
 @given(pairs)
 def test_the_cost_model_does_not_change_the_bytes(pair):
     assert plan(*pair, cost=GLOO).total_bytes == plan(*pair, cost=NCCL).total_bytes
