@@ -10,7 +10,7 @@ import torch.fx
 
 from fdtensor.errors import TraceError
 from fdtensor.graph import Var
-from fdtensor.local_program import Line, Spelling, constant, local_program
+from fdtensor.local_program import Line, Spelling, constant, in_rows, local_program
 from fdtensor.placement import Replicate
 from fdtensor.program import Program
 from fdtensor.value_checks import CHECK
@@ -92,8 +92,9 @@ def _add(
         return [given(v) for v in value] if isinstance(value, tuple) else value
 
     kwargs = {name: given(value) for name, value in line.kwargs}
-    made = graph.call_function(line.op, tuple(map(given, line.args)), kwargs)
-    returns = line.op._schema.returns
+    op = aten.contiguous.default if line.op is in_rows else line.op  # a graph has ops alone
+    made = graph.call_function(op, tuple(map(given, line.args)), kwargs)
+    returns = op._schema.returns
     if len(returns) == 1 and str(returns[0].type) == "Tensor":
         assert first is not None
         nodes[first] = made

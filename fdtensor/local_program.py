@@ -14,6 +14,7 @@ from fdtensor.graph import Full, Graph, Var, substituted
 from fdtensor.line_checks import LineCheck
 from fdtensor.lower import lowered
 from fdtensor.program import Eqn, Program
+from fdtensor.rules.attention import BACKWARDS, SEEDS
 from fdtensor.value_checks import BOUNDED
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "LocalProgram",
     "Spelling",
     "constant",
+    "in_rows",
     "local_program",
 ]
 
@@ -142,7 +144,7 @@ class _Writer:
 
     def _contiguous(self, v: Var, number: int, block: Full | None = None, op: Any = None) -> Var:
         """The value in contiguous memory, with the very strides of its shape where an op asks."""
-        steps = [(aten.contiguous.default,)]
+        steps: list[tuple[Any, ...]] = [(in_rows if op in IN_ROWS else aten.contiguous.default,)]
         if op in CANONICAL and block is not None:  # a dim of one index may have any stride
             steps += [(aten.reshape.default, (-1,)), (aten.reshape.default, block.shape)]
         for step, *shape in steps:
@@ -160,7 +162,7 @@ class _Writer:
             self.lines.append(Line(constant, (tensor,), (), (local[v],), number))
         for call in graph.calls:
             args, kwargs = substituted((call.args, call.kwargs), local.__getitem__)
-            strict = CONTIGUOUS.get(call.op, ()) or CANONICAL.get(call.op, ())
+            strict = next((t[call.op] for t in STRICT if call.op in t), ())
             if strict:
                 wanted = [v for i, v in enumerate(call.ins) if i in strict]
                 blocks = {
@@ -194,6 +196,11 @@ def _waiting_late(lines: list[Line]) -> list[Line]:
 
 def constant(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
+
+
+def in_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with the elements of its last dim side by side."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _owned(lines: list[Line], inputs: Any, outs: Any, new: Any) -> tuple[list[Line], Any]:
@@ -239,6 +246,12 @@ CONTIGUOUS = {
 `python -m tests.operators --form any` looks for them.
 """
 
+IN_ROWS = {
+    **dict.fromkeys(SEEDS, (0, 1, 2)),
+    **dict.fromkeys(BACKWARDS, (0, 1, 2, 3)),
+}
+"""Kernels that read rows as if their elements lay side by side: those of attention."""
+
 CANONICAL = {
     aten.as_strided.default: (0,),
     aten.as_strided_copy.default: (0,),
@@ -248,12 +261,14 @@ CANONICAL = {
 }
 """Ops about memory, which ask for the very strides that a new tensor of the shape has."""
 
+STRICT = (CONTIGUOUS, IN_ROWS, CANONICAL)
+
 RESHAPES = {aten.view.default, aten._unsafe_view.default}
 """Views whose strides a block need not have."""
 
 WAIT = torch.ops._c10d_functional.wait_tensor.default
 
-_MAY_SHARE = {aten.reshape.default, aten.contiguous.default, BOUNDED, WAIT}
+_MAY_SHARE = {aten.reshape.default, aten.contiguous.default, in_rows, BOUNDED, WAIT}
 
 
 def _views(op: Any) -> bool:

@@ -135,8 +135,8 @@ def _row(
             row=row,
             hint="Yield one placement for each tensor, those in lists too.",
         )
-    pairs = zip((*before, *after), (*ins, *outs))
-    exact = any(_is_exact(p, full) for p, full in pairs)
+    special = (U, Window, Needs, Ragged, StridedShard, Spans)
+    exact = any(isinstance(p, special) for p in (*before, *after))
 
     def resolved(pattern: Any, full: Full | None) -> Any:
         if full is None:  # an output that nobody reads has no type
@@ -159,16 +159,6 @@ def _row(
     if None in placed[0] or None in placed[1]:  # there is no such placement on these sizes
         return None
     return Row(*placed, exact, contiguous)
-
-
-def _is_exact(pattern: Any, full: Full | None) -> bool:
-    """Whether a pattern is of cuts of the whole dim alone: cuts of its blocks may be others."""
-    match pattern:
-        case U(_, unit, blocks):
-            return unit > 1 or blocks > 1
-        case Ragged() | StridedShard() | Spans() | Window() | Needs():
-            return True
-    return False
 
 
 def variants(row: Row, kinds: Iterable[Placement], shapes: Sequence[Full | None]) -> Iterator[Row]:

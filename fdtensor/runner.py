@@ -32,6 +32,7 @@ from fdtensor.local_program import (
     LocalProgram,
     Spelling,
     constant,
+    in_rows,
     local_program,
 )
 from fdtensor.program import Program, Together
@@ -256,7 +257,7 @@ def _expression(line: Line, names: dict[str, Any], comm: Any) -> str:
         return f"{_named(line.op, 'check', names)}(v{line.args[0].index})"
     if line.op is constant:
         return _named(line.args[0], "constant", names)
-    target = _named(_fast(line.op), line.op._opname, names)
+    target = _named(_fast(line.op), _name_of(line.op), names)
     args = [_source(a, names) for a in line.args]
     args += [f"{k}={_source(v, names)}" for k, v in line.kwargs]
     return f"{target}({', '.join(args)})"
@@ -282,9 +283,15 @@ def _fast(op: Any) -> Callable[..., Any]:
     """A function that does what the overload does, called half a microsecond faster."""
     if op in SHARED:
         return SHARED[op]
+    if op is in_rows:
+        return op
     if op.namespace == "aten" and op._opname in _PLAIN and op._overloadname != "dtype":
         return getattr(torch, op._opname)
     return op
+
+
+def _name_of(op: Any) -> str:
+    return op.__name__ if op is in_rows else op._opname
 
 
 def _named(value: Any, hint: str, names: dict[str, Any]) -> str:

@@ -637,7 +637,10 @@ def test_what_a_program_gathers_is_cut_again(monkeypatch):
 
     class Module(nn.Module):
         def forward(self, x):
-            return spmd(lambda x: constrain(x.sin(), MESH.layout()).cos())(x)
+            return spmd(lambda x: self.product(constrain(x.sin(), MESH.layout())))(x)
+
+        def product(self, y):
+            return y @ y.T
 
     module = input_reshard(Module(), comm, axis="tp", dim=0)
     x = distribute(torch.randn(6, 8), MESH.layout("tp"), comm).requires_grad_()

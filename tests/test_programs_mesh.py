@@ -6,6 +6,7 @@ Each body runs on every rank, also on those that are not in the mesh of the tens
 import pytest
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +18,9 @@ from fdtensor.errors import FdtensorError
 from fdtensor.mesh import Mesh
 from fdtensor.spmd import spmd
 from fdtensor.testing.pool import WorkerError
+from fdtensor.testing.strides import Strides, laid_out
 from fdtensor.testing.values import block
+from fdtensor.tracer import trace
 from fdtensor.tree import flatten
 from tests.programs import (
     CASES,
@@ -256,3 +259,29 @@ def with_constant():
 def test_a_closed_over_constant_takes_part_in_local_derivatives(pool4):
     for grad in pool4.run(with_constant, timeout=SECONDS):
         assert torch.equal(grad, torch.full_like(grad, 2.0))
+
+
+def attention_of_strided_rows():
+    """What a rank gets for operands whose rows do not lie side by side, and its gradient."""
+    comm = connect(Mesh(x=4))
+    q, k, v = (torch.arange(32.0).reshape(4, 2, 2, 2).sin().double() * i for i in (1, 2, 3))
+    given = []
+    for t in (q, k, v):
+        d = distribute(t, comm.mesh.layout("x"), comm)
+        given.append(DTensor(laid_out(d.local, Strides((0, 2, 3, 1), gap=2)), d.type, comm))
+
+    def f(q, k, v):
+        return (F.scaled_dot_product_attention(q, k, v) ** 2).sum()
+
+    found = spmd(torch.func.grad_and_value(f))(*given)
+    expected = torch.func.grad_and_value(f)(q, k, v)
+    graph = trace(f, *given).to_fx(comm.rank)
+    (loss,) = graph(*[d.local for d in given])
+    assert torch.allclose(loss, expected[1])
+    return torch.allclose(found[0].full(), expected[0]), torch.allclose(
+        found[1].full(), expected[1]
+    )
+
+
+def test_real_ranks_take_operands_of_any_strides(pool4):
+    assert pool4.run(attention_of_strided_rows, timeout=SECONDS) == [(True, True)] * 4

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fdtensor import SimulatedComm, distribute, spmd
+from fdtensor import SimulatedComm, distribute, from_local, spmd
 from fdtensor.graph import Call, Full, Var
 from fdtensor.layout import Layout, TensorType
 from fdtensor.lower import lowered
@@ -14,6 +14,7 @@ from fdtensor.options import like
 from fdtensor.recorder import record
 from fdtensor.rows import rows_of
 from fdtensor.rules import Row
+from fdtensor.testing.strides import Strides, strided
 from fdtensor.tracer import trace
 from fdtensor.verify import call_of, verify
 from tests.decompositions import differences
@@ -257,3 +258,24 @@ def test_keys_that_two_axes_cut_unevenly_hide_what_is_not_there_in_float64(causa
     for some in (given, [q_, *keys]):
         made = spmd(F.scaled_dot_product_attention)(*some, is_causal=causal)
         torch.testing.assert_close(made.full(), expected)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 3, 2), (0, 3, 1, 2), (3, 2, 1, 0), (0, 2, 1, 3)])
+@pytest.mark.parametrize("cuts", [(), ("x",), (None, "x"), (None, None, "x")])
+def test_operands_may_lie_in_memory_in_any_order(order, cuts):
+    """The kernels read rows; torch looks at strides before it takes one."""
+    tensors = [ints(2, 2, 4, 2, seed=i).double() for i in range(3)]
+    mesh = Mesh(x=2)
+    comm = SimulatedComm(mesh)
+    given = []
+    for t in tensors:
+        d = distribute(t, mesh.layout(*cuts), comm)
+        given.append(from_local(strided(d.local, Strides(order)), d.type, comm))
+
+    def f(*tensors):
+        return (F.scaled_dot_product_attention(*tensors) ** 2).sum()
+
+    torch.testing.assert_close(spmd(f)(*given).full(), f(*tensors))
+    found = spmd(torch.func.grad(f, (0, 1, 2)))(*given)
+    for d, expected in zip(found, torch.func.grad(f, (0, 1, 2))(*tensors)):
+        torch.testing.assert_close(d.full(), expected)

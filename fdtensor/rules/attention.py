@@ -38,6 +38,8 @@ OTHER = aten._scaled_dot_product_fused_attention_overrideable.default
 SEEDS = {CPU: 0, FLASH: 3, EFFICIENT: 2, CUDNN: 2, OTHER: 2}
 """The forward kernels, with how many tensors they give after the normalization."""
 
+BACKWARDS = (CPU_BACK, FLASH_BACK, EFFICIENT_BACK, CUDNN_BACK)
+
 ROLES = {"grad_out": "grad", "grad_out_": "grad", "attn_mask": "mask", "attn_bias": "mask"}
 
 Cuts = dict[str, Any]
