@@ -181,7 +181,10 @@ class _Model:
         from scipy.sparse import csr_array
 
         shape = (len(self.low), len(self.costs))
-        matrix = csr_array((self.values, (self.rows, self.columns)), shape=shape)
+        places = np.array(
+            [self.rows, self.columns], np.int32
+        )  # HiGHS of scipy 1.11 takes no others
+        matrix = csr_array((self.values, tuple(places)), shape=shape)
         costs, whole = np.array(self.costs) * 1e6, np.array(self.whole)
         rows = LinearConstraint(matrix, self.low, self.high)  # type: ignore[arg-type]
         found = milp(costs, bounds=Bounds(0, 1), constraints=rows)  # mostly whole as it is
