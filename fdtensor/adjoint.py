@@ -39,7 +39,9 @@ class Adjoint:
     wanted: tuple[int, ...]
     """The inputs that have a derivative."""
     through: tuple[int, ...]
-    """The outputs that have one."""
+    """The outputs that may have one."""
+    still: frozenset[int]
+    """Those of them that have none after all, such as what was detached."""
     again: Callable[[Sequence[Any], Sequence[Any], Any], Sequence[Any]]
     """The cotangents as a differentiable function of the inputs and cotangents."""
     local: bool
@@ -103,8 +105,8 @@ class _Run(torch.autograd.Function):
         ctx.count, ctx.rest = count, len(rest)
         ctx.save_for_backward(*flat, *_flat(rest, comm))
         leaves = tuple(_flat(outs, comm))
-        if len(it.through) < len(outs):
-            through, width = set(it.through), len(leaves) // len(outs)
+        if it.still or len(it.through) < len(outs):
+            through, width = set(it.through) - it.still, len(leaves) // len(outs)
             quiet = [leaf for i, leaf in enumerate(leaves) if i // width not in through]
             ctx.mark_non_differentiable(*quiet)
         return leaves
@@ -158,12 +160,15 @@ def adjoint(
         results, _ = flatten(f(*args, **kwargs))
         return [r for r, leaf in zip(results, made.statics) if leaf is TENSOR]
 
+    still: set[int] = set()
+
     def with_cotangents(tensors: Sequence[Any], cotangents: Sequence[Any]) -> Any:
         def smooth(*some: Any) -> Any:
             full = [t.clone() for t in tensors]  # f may write to them
             for i, t in zip(wanted, some):
                 full[i] = t.clone()
             results = flat(full)
+            still.update(i for i in through if not results[i].requires_grad)
             return [results[i] for i in through], results
 
         if by_autograd:
@@ -200,7 +205,10 @@ def adjoint(
         return again(with_cotangents, known, values, out_cts, cts, layouts, comm)
 
     local = not any(eqn.steps for eqn in whole.eqns)
-    return Adjoint(forward, backward, outs, kept, wanted, through, cotangents_of, local)
+    return Adjoint(
+        *(forward, backward, outs, kept, wanted, through, frozenset(still)),
+        *(cotangents_of, local),
+    )
 
 
 _NOT_BY_VJP = ("requires_grad", "saved tensor hooks", "setup_context")

@@ -10,7 +10,14 @@ import torch.fx
 
 from fdtensor.errors import TraceError
 from fdtensor.graph import Var
-from fdtensor.local_program import Line, Spelling, constant, in_rows, local_program
+from fdtensor.local_program import (
+    Line,
+    Spelling,
+    constant,
+    from_start,
+    in_rows,
+    local_program,
+)
 from fdtensor.placement import Replicate
 from fdtensor.program import Program
 from fdtensor.value_checks import CHECK
@@ -91,8 +98,12 @@ def _add(
             return nodes[value]
         return [given(v) for v in value] if isinstance(value, tuple) else value
 
-    kwargs = {name: given(value) for name, value in line.kwargs}
-    op = aten.contiguous.default if line.op is in_rows else line.op  # a graph has ops alone
+    op: Any = line.op
+    kwargs: dict[str, Any] = {name: given(value) for name, value in line.kwargs}
+    if op is in_rows:  # a graph has ops alone
+        op = aten.contiguous.default
+    elif op is from_start:
+        op, kwargs = aten.clone.default, {"memory_format": torch.contiguous_format}
     made = graph.call_function(op, tuple(map(given, line.args)), kwargs)
     returns = op._schema.returns
     if len(returns) == 1 and str(returns[0].type) == "Tensor":

@@ -20,11 +20,13 @@ from fdtensor.value_checks import BOUNDED
 __all__ = [
     "AFTER",
     "BEFORE",
+    "BY_HAND",
     "Line",
     "LineCheck",
     "LocalProgram",
     "Spelling",
     "constant",
+    "from_start",
     "in_rows",
     "local_program",
 ]
@@ -144,7 +146,8 @@ class _Writer:
 
     def _contiguous(self, v: Var, number: int, block: Full | None = None, op: Any = None) -> Var:
         """The value in contiguous memory, with the very strides of its shape where an op asks."""
-        steps: list[tuple[Any, ...]] = [(in_rows if op in IN_ROWS else aten.contiguous.default,)]
+        way = in_rows if op in IN_ROWS else from_start if op in CANONICAL else _CONTIGUOUS
+        steps: list[tuple[Any, ...]] = [(way,)]
         if op in CANONICAL and block is not None:  # a dim of one index may have any stride
             steps += [(aten.reshape.default, (-1,)), (aten.reshape.default, block.shape)]
         for step, *shape in steps:
@@ -163,6 +166,8 @@ class _Writer:
         for call in graph.calls:
             args, kwargs = substituted((call.args, call.kwargs), local.__getitem__)
             strict = next((t[call.op] for t in STRICT if call.op in t), ())
+            if call.op.namespace == WAIT.namespace and call.op is not WAIT:
+                strict = (0,)  # a reshape that was traced as a copy may be a view here
             if strict:
                 wanted = [v for i, v in enumerate(call.ins) if i in strict]
                 blocks = {
@@ -201,6 +206,18 @@ def constant(tensor: torch.Tensor) -> torch.Tensor:
 def in_rows(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor with the elements of its last dim side by side."""
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def from_start(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in contiguous memory that begins with it."""
+    tensor = tensor.contiguous()
+    return tensor.clone() if tensor.storage_offset() else tensor
+
+
+BY_HAND = (in_rows, from_start)
+"""What lines call beside ops: of the same values, in memory as an op wants it."""
+
+_CONTIGUOUS = aten.contiguous.default
 
 
 def _owned(lines: list[Line], inputs: Any, outs: Any, new: Any) -> tuple[list[Line], Any]:
@@ -259,7 +276,7 @@ CANONICAL = {
     aten.view_as_complex.default: (0,),
     aten.view.dtype: (0,),
 }
-"""Ops about memory, which ask for the very strides that a new tensor of the shape has."""
+"""Ops about memory, which ask for the very strides and the offset that a new tensor has."""
 
 STRICT = (CONTIGUOUS, IN_ROWS, CANONICAL)
 
@@ -268,7 +285,7 @@ RESHAPES = {aten.view.default, aten._unsafe_view.default}
 
 WAIT = torch.ops._c10d_functional.wait_tensor.default
 
-_MAY_SHARE = {aten.reshape.default, aten.contiguous.default, in_rows, BOUNDED, WAIT}
+_MAY_SHARE = {aten.reshape.default, aten.contiguous.default, *BY_HAND, BOUNDED, WAIT}
 
 
 def _views(op: Any) -> bool:

@@ -28,11 +28,11 @@ from fdtensor.line_checks import LineCheck, debugging
 from fdtensor.local_program import (
     AFTER,
     BEFORE,
+    BY_HAND,
     Line,
     LocalProgram,
     Spelling,
     constant,
-    in_rows,
     local_program,
 )
 from fdtensor.program import Program, Together
@@ -283,7 +283,7 @@ def _fast(op: Any) -> Callable[..., Any]:
     """A function that does what the overload does, called half a microsecond faster."""
     if op in SHARED:
         return SHARED[op]
-    if op is in_rows:
+    if op in BY_HAND:
         return op
     if op.namespace == "aten" and op._opname in _PLAIN and op._overloadname != "dtype":
         return getattr(torch, op._opname)
@@ -291,7 +291,7 @@ def _fast(op: Any) -> Callable[..., Any]:
 
 
 def _name_of(op: Any) -> str:
-    return op.__name__ if op is in_rows else op._opname
+    return op.__name__ if op in BY_HAND else op._opname
 
 
 def _named(value: Any, hint: str, names: dict[str, Any]) -> str:

@@ -79,6 +79,7 @@ MAKERS = {
     "parameter": lambda x: {"w": torch.nn.Parameter(x * 2), "y": x * 3},
     "derived": lambda x: x * 2,
     "itself": lambda x: x,
+    "detached again": lambda x: (x * 2, (x * 2).detach(), x.detach() * 3),
 }
 
 

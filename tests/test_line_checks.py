@@ -9,11 +9,13 @@ import torch
 
 from fdtensor import (
     SimulatedComm,
+    TensorType,
     TraceError,
     call,
     connect,
     debug,
     distribute,
+    from_local,
     rule,
     spmd,
 )
@@ -103,3 +105,23 @@ def on_a_rank():
 @pytest.mark.mesh
 def test_real_ranks_compare_their_lines(pool4: GlooPool):
     assert all(pool4.run(on_a_rank))
+
+
+BIG = torch.arange(100.0)
+MEMORY = {
+    "as_strided": lambda x: torch.as_strided(x, (2, 2), (6, 1), 5),
+    "as_strided from where it is": lambda x: torch.as_strided(x, (2, 2), (6, 1)),
+    "as_strided_scatter": lambda x: torch.as_strided_scatter(x, x[:2, :2], (2, 2), (6, 1), 5),
+    "view_as_complex": lambda x: torch.view_as_real(torch.view_as_complex(x.reshape(4, 3, 2))),
+    "view of a dtype": lambda x: x.view(torch.float64),
+}
+
+
+@pytest.mark.parametrize("f", MEMORY.values(), ids=MEMORY)
+@pytest.mark.parametrize("offset", [0, 3, 4])
+def test_ops_about_memory_do_not_see_where_a_block_lies_in_a_larger_one(f, offset):
+    mesh = Mesh(a=2)
+    block = BIG[offset : offset + 24].reshape(4, 6)
+    type = TensorType((4, 6), torch.float32, mesh.layout())
+    x = from_local((block, block), type, SimulatedComm(mesh))
+    assert torch.equal(spmd(f)(x).full(), f(block.clone()))

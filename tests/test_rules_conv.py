@@ -3,7 +3,17 @@
 import pytest
 import torch
 
-from fdtensor import Layout, Replicate, Shard, TensorType, trace
+from fdtensor import (
+    Layout,
+    Mesh,
+    Replicate,
+    Shard,
+    SimulatedComm,
+    TensorType,
+    distribute,
+    spmd,
+    trace,
+)
 from fdtensor.graph import Full
 from fdtensor.notation.core import P, R, S
 from fdtensor.rows import rows_of
@@ -296,3 +306,17 @@ def test_the_rows_of_grid_samples_are_right(n):
         assert verify(op, [(x, grid, 0, 0, False)], count=count) == []
         for wanted in ([True, True], [False, True]):
             assert verify(backward, [(grad, x, grid, 0, 0, False, wanted)], count=count) == []
+
+
+@pytest.mark.parametrize("shape", [(1, 0, 5), (0, 4, 5)])
+def test_a_convolution_of_nothing_in_groups_is_its_bias(shape):
+    """Of no channels, runs of them have no length."""
+    mesh = Mesh(x=2)
+    x, weight = torch.zeros(shape), torch.ones(4, shape[1] // 2, 3)
+    comm = SimulatedComm(mesh)
+    given = [distribute(t, mesh.layout(), comm) for t in (x, weight, torch.arange(4.0))]
+
+    def f(x, weight, bias):
+        return torch.nn.functional.conv1d(x, weight, bias, groups=2)
+
+    assert torch.equal(spmd(f)(*given).full(), f(x, weight, torch.arange(4.0)))

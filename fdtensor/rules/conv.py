@@ -31,7 +31,8 @@ def channels(x, weight, transposed: bool, groups: int) -> Iterator[tuple[Any, An
     else:
         made = weight.shape[1] if transposed else weight.shape[0] // groups
         taken = x.shape[1] // groups
-        yield U(1, taken), U(0, weight.shape[0] // groups), U(0, made), U(1, made)
+        if taken and made:
+            yield U(1, taken), U(0, weight.shape[0] // groups), U(0, made), U(1, made)
 
 
 def _windows(x: Sequence[int], weight: Sequence[int], how: Any) -> dict[int, Windows]:

@@ -122,13 +122,13 @@ def regrouped(x, n, *units):
         yield (U(d, before),), U(d, after)
 
 
-@on("pixel_shuffle", unless_empty)
+@on("pixel_shuffle", unless_empty, whole=True)
 def pixel_shuffle(x, factor):
     """`out[c, y * factor + i, x * factor + j] = x[(c * factor + i) * factor + j, y, x]`"""
     yield from regrouped(x, 3, (factor * factor, 1), (1, factor), (1, factor))
 
 
-@on("pixel_unshuffle", unless_empty)
+@on("pixel_unshuffle", unless_empty, whole=True)
 def pixel_unshuffle(x, factor):
     """`out[(c * factor + i) * factor + j, y, x] = x[c, y * factor + i, x * factor + j]`"""
     yield from regrouped(x, 3, (1, factor * factor), (factor, 1), (factor, 1))
