@@ -76,7 +76,7 @@ def _search(d: Draw, x: str) -> str:
     return d.one(
         (
             f"torch.bucketize({x}, {edges}, right={right})",
-            f"torch.searchsorted({edges}.to({x}.dtype), {x}, right={right})",
+            f"torch.searchsorted(torch.sort({edges}.to({x}.dtype))[0], {x}, right={right})",
             f"torch.searchsorted(torch.sort({x}, -1)[0], {x}, right={right})",
         )
     )
