@@ -181,9 +181,7 @@ class _Model:
         from scipy.sparse import csr_array
 
         shape = (len(self.low), len(self.costs))
-        places = np.array(
-            [self.rows, self.columns], np.int32
-        )  # HiGHS of scipy 1.11 takes no others
+        places = np.array([self.rows, self.columns], np.int32)  # scipy 1.11 takes no others
         matrix = csr_array((self.values, tuple(places)), shape=shape)
         costs, whole = np.array(self.costs) * 1e6, np.array(self.whole)
         rows = LinearConstraint(matrix, self.low, self.high)  # type: ignore[arg-type]
