@@ -10,14 +10,7 @@ import torch.fx
 
 from fdtensor.errors import TraceError
 from fdtensor.graph import Var
-from fdtensor.local_program import (
-    Line,
-    Spelling,
-    constant,
-    from_start,
-    in_rows,
-    local_program,
-)
+from fdtensor.local_program import Line, Spelling, constant, local_program, of_ops
 from fdtensor.placement import Replicate
 from fdtensor.program import Program
 from fdtensor.value_checks import CHECK
@@ -98,14 +91,10 @@ def _add(
             return nodes[value]
         return [given(v) for v in value] if isinstance(value, tuple) else value
 
-    op: Any = line.op
-    kwargs: dict[str, Any] = {name: given(value) for name, value in line.kwargs}
-    if op is in_rows:  # a graph has ops alone
-        op = aten.contiguous.default
-    elif op is from_start:
-        op, kwargs = aten.clone.default, {"memory_format": torch.contiguous_format}
-    made = graph.call_function(op, tuple(map(given, line.args)), kwargs)
-    returns = op._schema.returns
+    line = of_ops(line)
+    kwargs = {name: given(value) for name, value in line.kwargs}
+    made = graph.call_function(line.op, tuple(map(given, line.args)), kwargs)
+    returns = line.op._schema.returns
     if len(returns) == 1 and str(returns[0].type) == "Tensor":
         assert first is not None
         nodes[first] = made

@@ -26,9 +26,8 @@ __all__ = [
     "LocalProgram",
     "Spelling",
     "constant",
-    "from_start",
-    "in_rows",
     "local_program",
+    "of_ops",
 ]
 
 aten = torch.ops.aten
@@ -163,11 +162,12 @@ class _Writer:
         for v, tensor in graph.constants:
             local[v] = self.new()
             self.lines.append(Line(constant, (tensor,), (), (local[v],), number))
+        views = {v for call in graph.calls if call.op in RESHAPES for v in call.outs}
         for call in graph.calls:
             args, kwargs = substituted((call.args, call.kwargs), local.__getitem__)
             strict = next((t[call.op] for t in STRICT if call.op in t), ())
-            if call.op.namespace == WAIT.namespace and call.op is not WAIT:
-                strict = (0,)  # a reshape that was traced as a copy may be a view here
+            if call.op.namespace == WAIT.namespace and not views.isdisjoint(call.ins):
+                strict = (0,)  # what was traced as a copy may be a view here
             if strict:
                 wanted = [v for i, v in enumerate(call.ins) if i in strict]
                 blocks = {
@@ -182,6 +182,16 @@ class _Writer:
             self.lines.append(Line(op, args, kwargs, outs, number))
         read = [v for v in eqn.outs if v is not None]
         self.names.update(zip(read, (local[v] for v in graph.outs), strict=True))
+
+
+def of_ops(line: Line) -> Line:
+    """The line as a graph may have it: an op that does at least what is called by hand."""
+    if line.op is in_rows:
+        return attrs.evolve(line, op=aten.contiguous.default)
+    if line.op is from_start:
+        kept = ("memory_format", torch.contiguous_format)
+        return attrs.evolve(line, op=aten.clone.default, kwargs=(kept,))
+    return line
 
 
 def _waiting_late(lines: list[Line]) -> list[Line]:

@@ -29,7 +29,7 @@ from fdtensor.export import is_whole, places
 from fdtensor.graph import Var
 from fdtensor.kernel import local_step
 from fdtensor.layout import Layout, TensorType
-from fdtensor.local_program import Line, LocalProgram, constant
+from fdtensor.local_program import Line, LocalProgram, constant, of_ops
 from fdtensor.planner import plan
 from fdtensor.program import Program
 from fdtensor.transforms.exported import OPAQUE, Exported, stands_for
@@ -202,6 +202,7 @@ class _Writer:
                 self._line(lines)
 
     def _line(self, lines: Sequence[Line]) -> None:
+        lines = [of_ops(line) for line in lines]
         line, source = lines[0], self._source(lines[0])
         args = [self._given(list(each)) for each in zip(*(other.args for other in lines))]
         kwargs = {
