@@ -68,12 +68,12 @@ def loss_backward(op: Any, ins: str, out: str, after: str) -> None:
     def rows(op, given):
         operands, weights = _operands(given)
         of_grad = out if given["grad_output"].ndim else ""
-        found = [*formula(f"{of_grad}, {ins} -> {after}", *operands, linear=[0, *weights])]
+        pairs = [*formula(f"{of_grad}, {ins} -> {after}", *operands, linear=[0, *weights])]
         if op in _BY_TOTAL:  # of x only the shape is read
-            found += [((p, P, *[R] * sum(t is not None for t in operands[2:])), p) for p in (R, P)]
+            pairs += [((p, P, *[R] * sum(t is not None for t in operands[2:])), p) for p in (R, P)]
             if given["reduction"] != MEAN:  # nor is the total
-                found += [((*taken[:-1], P), made) for taken, made in found]
-        yield from found
+                pairs += [((*taken[:-1], P), made) for taken, made in pairs]
+        yield from pairs
         if op is aten.mse_loss_backward.default:
             yield (R, P, P), P
 
