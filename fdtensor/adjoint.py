@@ -168,6 +168,7 @@ def adjoint(
             for i, t in zip(wanted, some):
                 full[i] = t.clone()
             results = flat(full)
+            still.clear()  # of a try that failed
             still.update(i for i in through if not results[i].requires_grad)
             return [results[i] for i in through], results
 

@@ -16,6 +16,7 @@ from fdtensor.choice import (
     Choice,
     Ends,
     chosen,
+    ends_of,
     has_rule,
     inside,
     views_of_inputs,
@@ -303,10 +304,8 @@ class _Builder:
         note: Body = next(o.note for o in options.values() if isinstance(o.note, Body))
         body = note.graph
         read = [k for k, v in enumerate(call.outs) if v is not None]
-        ends = tuple(
-            (a, Ends(option.ins, tuple(option.outs[k] for k in read)))
-            for a, option in options.items()
-        )
+        used = [v is not None for v in call.outs]
+        ends = tuple((a, ends_of(option, used)) for a, option in options.items())
         choices = inside(note, self.mesh, ends, self.prices, self.reduce_dtype)
         here: dict[Var, Var] = {}
         for i, (v, inner) in enumerate(zip(call.ins, body.inputs)):

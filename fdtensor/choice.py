@@ -42,7 +42,18 @@ from fdtensor.rows import Exact, arguments, rows_of, variants
 from fdtensor.solver import Node, Option, cheapest
 from fdtensor.work import work
 
-__all__ = ["UNBOUND", "Body", "Bounds", "Choice", "Ends", "Prices", "chosen", "decomposed"]
+__all__ = [
+    "UNBOUND",
+    "Body",
+    "Bounds",
+    "Choice",
+    "Ends",
+    "Prices",
+    "chosen",
+    "decomposed",
+    "ends_of",
+    "inside",
+]
 
 Free = Literal["free"]
 """An end whose placement may be any but a pending one; of an operand, one that nobody reads."""
@@ -341,7 +352,7 @@ class Nodes:
                 starts += [(i, p, self.count) for p in pending]
         if not starts:
             return ()
-        before = tuple((axis, _ends(option, read)) for axis, option in past)
+        before = tuple((axis, ends_of(option, read)) for axis, option in past)
         return _bodies(
             *(Exact.of(call), fulls, read, tuple(starts), before),
             *(self.mesh, self.axis, self.cost, self.depth, self.bounds.reduce_dtype),
@@ -362,7 +373,7 @@ class Nodes:
         return False
 
 
-def _ends(option: Option, read: Sequence[bool]) -> Ends:
+def ends_of(option: Option, read: Sequence[bool]) -> Ends:
     """Those of a decomposition where an axis takes this option of its call."""
     return Ends(option.ins, tuple(p for p, wanted in zip(option.outs, read) if wanted))  # type: ignore[arg-type]
 
