@@ -34,6 +34,7 @@ from fdtensor.pins import pinned
 from fdtensor.planner import Plan, plan
 from fdtensor.precision import CAST, HALVES, ROUNDED, held, is_widened, waits, widened
 from fdtensor.program import Eqn, Program
+from fdtensor.rounding import stages
 from fdtensor.schedule import scheduled
 
 __all__ = ["Origin", "assembled"]
@@ -150,25 +151,28 @@ class _Builder:
 
         Terms that wait are held in the dtype that sums are reduced in.
         """
-        type, versions = self._held(type), self.versions[v]
-        if type in versions:
-            return versions[type]
+        wanted, versions = self._held(type), self.versions[v]
+        if wanted in versions:
+            return versions[wanted]
         ways = [self._way(t, type) for t in versions if not t.layout.overlaps]
-        source, best = min(ways, key=lambda way: (way[1].total_bytes, way[1].seconds))
+        source, best = min(ways, key=_bytes_and_seconds)
         kept = versions if keep else {}
-        made = self._cast(versions[source], best.src.dtype, kept)
-        # along an axis of one rank there is nothing to do but to say so
-        steps = best.steps or (Step(Slice((), ()), best.src, best.dst),)
-        for step in steps if best.src is not best.dst else ():
-            made = self._step(step, made, kept)
-        return self._cast(made, type.dtype, kept)
+        made = versions[source]
+        for part in best:
+            made = self._cast(made, part.src.dtype, kept)
+            # along an axis of one rank there is nothing to do but to say so
+            steps = part.steps or (Step(Slice((), ()), part.src, part.dst),)
+            for step in steps if part.src is not part.dst else ():
+                made = self._step(step, made, kept)
+        return self._cast(made, wanted.dtype, kept)
 
-    def _way(self, source: TensorType, to: TensorType) -> tuple[TensorType, Plan]:
-        """How one version becomes another: in the dtype that the source is to wait in."""
-        dtype = self._held(source).dtype
-        return source, plan(
-            attrs.evolve(source, dtype=dtype), attrs.evolve(to, dtype=dtype), cost=self.cost
-        )
+    def _way(self, source: TensorType, to: TensorType) -> tuple[TensorType, tuple[Plan, ...]]:
+        """How one version becomes another: terms that wait are added up in a wider dtype."""
+        source_in = attrs.evolve(source, dtype=to.dtype)
+        wide = self._held(source_in).dtype
+        if wide is to.dtype:
+            return source, (plan(source_in, to, cost=self.cost),)
+        return source, stages(source_in, to, wide, self.cost)
 
     def _held(self, type: TensorType) -> TensorType:
         return held(type, self.reduce_dtype)
@@ -308,7 +312,10 @@ class _Builder:
         ends = tuple((a, ends_of(option, used)) for a, option in options.items())
         choices = inside(note, self.mesh, ends, self.prices, self.reduce_dtype)
         here: dict[Var, Var] = {}
+        needed = {v for inner in body.calls for v in inner.ins} | set(body.outs)
         for i, (v, inner) in enumerate(zip(call.ins, body.inputs)):
+            if inner not in needed:  # it stays as it is, whatever the rows of some axes say
+                continue
             full = graph.types[v.index]
             now = self.types[env[v].index].layout
             wanted = [options[a].ins[i] for a in self.mesh.axes]
@@ -348,6 +355,12 @@ class _Builder:
             made = self.moved(made, TensorType(full.shape, full.dtype, layout))
             outs.append(self._cast(made, full.dtype, self.versions[made]))
         return outs
+
+
+def _bytes_and_seconds(way: tuple[TensorType, tuple[Plan, ...]]) -> tuple[int, float]:
+    """What decides between the versions of a value that may be moved."""
+    _, parts = way
+    return sum(part.total_bytes for part in parts), sum(part.seconds for part in parts)
 
 
 def _in_dtype(type: TensorType, wide: torch.dtype | None) -> TensorType:

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeGuard
 import attrs
 import torch
 
-from fdtensor.cost import CostModel, seconds
+from fdtensor.cost import CostModel, overlapped, seconds
 from fdtensor.decompositions import DECOMPOSITIONS, decomposition_of
 from fdtensor.errors import FdtensorError, TraceError
 from fdtensor.graph import Call, Full, Graph, Var, is_view, tensors_of
@@ -38,6 +38,7 @@ from fdtensor.planner import plan
 from fdtensor.precision import HALVES, is_sum
 from fdtensor.recorder import record
 from fdtensor.rewrite import rewritten
+from fdtensor.rounding import stages
 from fdtensor.rows import Exact, arguments, rows_of, variants
 from fdtensor.solver import Node, Option, cheapest
 from fdtensor.work import work
@@ -98,19 +99,18 @@ class Prices:
         if q in ("free", p) or Var(v) in self.light:
             return 0.0
         kept = FIXED if Var(v) in self.fixed else 0.0
-        return kept + move_seconds(self.moved(v, p, q), p, q, self.axis, self.count, self.cost)
+        full = self.moved(v, p, q)
+        wide = self.reduce_dtype if full.dtype in HALVES and is_sum(p) else None
+        return kept + move_seconds(full, p, q, self.axis, self.count, self.cost, wide)
 
     def moved(self, v: int, p: Any, q: Any) -> Full:
         """What moves of value `v`: cuts that are of a whole dim move all of it."""
         exact = {x.dim for x in (p, q) if isinstance(x, (Ragged, StridedShard, Spans))}
         full, left = self.fulls[v], self.left[v]
-        dtype = full.dtype
-        if dtype in HALVES and self.reduce_dtype is not None and is_sum(p):
-            dtype = self.reduce_dtype
         if not exact:
-            return left if dtype is full.dtype else Full(left.shape, dtype)
+            return left
         sizes = enumerate(zip(full.shape, left.shape))
-        return Full(tuple([n if d in exact else m for d, (n, m) in sizes]), dtype)
+        return Full(tuple([n if d in exact else m for d, (n, m) in sizes]), full.dtype)
 
 
 @attrs.frozen(eq=False)
@@ -480,42 +480,21 @@ def _same(call: Call, graph: Graph, key: Exact, fulls: tuple[Full, ...]) -> bool
 
 
 @functools.lru_cache(maxsize=65536)
-def move_seconds(full: Full, p: Any, q: Any, axis: str, count: int, cost: CostModel) -> float:
-    """The seconds that the planner gives for moving a tensor along one axis."""
-    mesh = Mesh(**{axis: count})
+def move_seconds(
+    full: Full, p: Any, q: Any, axis: str, count: int, cost: CostModel, wide: torch.dtype | None
+) -> float:
+    """The seconds that moving a tensor along one axis takes, its terms being held in `wide`."""
+    mesh, felt = Mesh(**{axis: count}), overlapped(cost)
     try:
-        src = TensorType(full.shape, full.dtype, Layout(mesh, [p]))
-        steps = plan(src, Layout(mesh, [q]), cost=cost).steps
-        return sum(seconds(step, overlapped(cost)) for step in steps) + 1e-9
+        src, dst = (TensorType(full.shape, full.dtype, Layout(mesh, [x])) for x in (p, q))
+        parts = (plan(src, dst, cost=cost),) if wide is None else stages(src, dst, wide, cost)
+        return sum(seconds(step, felt) for part in parts for step in part.steps) + 1e-9
     except FdtensorError:
         return 1e6  # such a placement cannot be
 
 
-@functools.cache
-def overlapped(cost: CostModel) -> CostModel:
-    """The costs of a step amid a program: most launches and latencies pass behind other work.
-
-    Collectives start early, and small ones of a kind travel together.
-    """
-    return _scaled(cost, HIDDEN)
-
-
-def in_order(cost: CostModel) -> CostModel:
-    """Prices with which a choice feels launches and latencies in full, and nothing else is work."""
-    free = attrs.evolve(cost, copy=1e300, flops=1e300)
-    return _scaled(free, 1 / HIDDEN)
-
-
-def _scaled(cost: CostModel, by: float) -> CostModel:
-    launch = tuple((kind, by * value) for kind, value in cost.launch)
-    return attrs.evolve(cost, latency=by * cost.latency, launch=launch)
-
-
 FIXED = 1.0
 """The seconds that are added to a move of what is to stay: less than what cannot be costs."""
-
-HIDDEN = 1 / 16
-"""The part of a launch that is still felt when steps overlap and travel together."""
 
 
 def views_of_inputs(graph: Graph) -> frozenset[Var]:

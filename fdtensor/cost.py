@@ -30,7 +30,7 @@ from fdtensor.memory import outermost
 from fdtensor.record import Record
 from fdtensor.traffic import most_received
 
-__all__ = ["GLOO", "NCCL", "CostModel", "seconds"]
+__all__ = ["GLOO", "NCCL", "CostModel", "in_order", "overlapped", "seconds"]
 
 
 def _time(value: Any) -> float:
@@ -145,6 +145,30 @@ GLOO = CostModel(
 )
 """Processes of one machine that talk by gloo: small tensors go best by one all-to-all, large ones
 by messages from rank to rank, a reduce_scatter never (gloo runs it as an all_reduce)."""
+
+
+HIDDEN = 1 / 16
+"""The part of a launch that is still felt when steps overlap and travel together."""
+
+
+@functools.cache
+def overlapped(cost: CostModel) -> CostModel:
+    """The costs of a step amid a program: most launches and latencies pass behind other work.
+
+    Collectives start early, and small ones of a kind travel together.
+    """
+    return _scaled(cost, HIDDEN)
+
+
+def in_order(cost: CostModel) -> CostModel:
+    """Prices with which a choice feels launches and latencies in full, and nothing else is work."""
+    free = attrs.evolve(cost, copy=1e300, flops=1e300)
+    return _scaled(free, 1 / HIDDEN)
+
+
+def _scaled(cost: CostModel, by: float) -> CostModel:
+    launch = tuple((kind, by * value) for kind, value in cost.launch)
+    return attrs.evolve(cost, latency=by * cost.latency, launch=launch)
 
 
 @functools.lru_cache(maxsize=16384)

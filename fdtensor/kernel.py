@@ -195,7 +195,8 @@ def local_step(step: Step, rank: int, local: torch.Tensor) -> torch.Tensor:
     match collective:
         case Scale(axes, reduce_op):
             count = prod(step.src.mesh.axis_size(axis) for axis in axes)
-            return local * count if reduce_op == "avg" else local / count
+            scaled = local * count if reduce_op == "avg" else local / count
+            return scaled.contiguous()  # what a step gives is, whatever it took
         case Mask(_, reduce_op):
             if here.first or reduce_op in REPEATABLE:
                 return copied(local)

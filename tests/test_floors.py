@@ -48,6 +48,7 @@ FLOORS = (
         "transparent",
         "pins",
         "precision",
+        "rounding",
         "recorder",
         "saved",
         "notation",

@@ -25,6 +25,7 @@ from fdtensor.rules import S
 from fdtensor.testing.pool import GlooPool
 
 MESH = Mesh(x=4)
+COMM = SimulatedComm(MESH)
 
 
 def register():
@@ -68,6 +69,15 @@ rank 0 has f32[4, 2] for a value of repeat_first.default that is f32[3, 2].
   type: f32[10@x,2]
 
 The rule of the op or its kernel is wrong: verify(op, samples) runs its rows."""
+
+
+def test_terms_of_another_kind_lie_side_by_side_whatever_they_come_of():
+    """A sum that becomes an average, of blocks that lie in the order of columns."""
+    average, total = (MESH.layout(partial={"x": kind}) for kind in ("avg", "sum"))
+    blocks = [torch.full((2, 3), float(rank)).t() for rank in range(4)]
+    x = from_local(blocks, TensorType((3, 2), torch.float32, average), COMM)
+    with debug():
+        assert spmd(torch.t, out_layouts=total)(x).full().equal(torch.full((2, 3), 1.5))
 
 
 def test_it_is_on_within_and_off_after():

@@ -6,6 +6,7 @@ The whole of it is `python -m tests.operators`.
 import os
 import random
 
+import attrs
 import pytest
 import torch
 
@@ -18,7 +19,10 @@ from tests.operators.table import TABLE, header, row
 SEED = int(os.environ.get("FDTENSOR_SEED", "0"))
 SOME = sorted(random.Random(SEED).sample(sorted(entries()), 150))
 ROWS = sorted(random.Random(SEED + 1).sample(sorted(entries()), 40))
+PARTS = sorted(random.Random(SEED + 3).sample(sorted(entries()), 120))
+WITH_UNREAD_OPERANDS = ["native_layer_norm", "_native_batch_norm_legit", "unbind", "svd"]
 EXTENT = Extent(samples=2, line=6, square=3, seed=SEED)
+WRONG = ("wrong", "error", "refused")
 
 
 @pytest.mark.slow
@@ -27,6 +31,15 @@ def test_an_op_is_right_on_every_layout(name):
     found = check_op(name, EXTENT)
 
     wrong = [f"{text}: {r}" for text, r in found if r.kind not in ("right", "random", "none")]
+    assert not wrong, "\n".join(wrong[:3])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", dict.fromkeys([*WITH_UNREAD_OPERANDS, *PARTS]))
+def test_some_outputs_of_an_op_are_right_without_the_others(name):
+    """The whole of it is `python -m tests.operators --parts`."""
+    extent = attrs.evolve(EXTENT, parts=True, samples=3 if name in WITH_UNREAD_OPERANDS else 1)
+    wrong = [f"{text}: {r}" for text, r in check_op(name, extent) if r.kind in WRONG]
     assert not wrong, "\n".join(wrong[:3])
 
 

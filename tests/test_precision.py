@@ -1,16 +1,19 @@
-"""Tests of fdtensor/precision.py: sums of half precision wait in float32, and integers wrap."""
+"""Sums of half precision wait in float32, are rounded once on their way, and integers wrap."""
 
+import attrs
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fdtensor import (
+    NCCL,
     SimulatedComm,
     TraceError,
     distribute,
     from_local,
     like,
+    plan,
     spmd,
     trace,
 )
@@ -21,6 +24,8 @@ from fdtensor.testing.strategies import layouts, meshes
 MESH = Mesh(x=2)
 COMM = SimulatedComm(MESH)
 PENDING = MESH.layout(partial={"x": "sum"})
+BYTES_ALONE = attrs.evolve(NCCL, latency=0.0, launch=())
+"""Prices by which no sum is too small to be rounded halfway."""
 HALVES = [torch.float16, torch.bfloat16]
 
 
@@ -100,7 +105,7 @@ def test_halves_of_any_layout_give_what_one_process_gives(data):
     dtype = data.draw(st.sampled_from(HALVES))
     f = FUNCTIONS[data.draw(st.sampled_from(sorted(FUNCTIONS)))]
     mesh = data.draw(meshes(max_ranks=4))
-    comm = SimulatedComm(mesh)
+    comm = SimulatedComm(mesh, cost=data.draw(st.sampled_from([NCCL, BYTES_ALONE])))
     whole = [torch.randint(-2, 3, (4, 6)).to(dtype) for _ in range(2)]
     spread = [
         distribute(t, data.draw(layouts(mesh, (4, 6), partial=("sum", "avg"))), comm) for t in whole
@@ -111,6 +116,43 @@ def test_halves_of_any_layout_give_what_one_process_gives(data):
     assert all(t.dtype == due.dtype for t in got.local)
     torch.testing.assert_close(got.full(), due, rtol=2e-2, atol=2e-2)
     step.last.traced.program.verify()
+
+
+@settings(max_examples=max(10, settings.default.max_examples // 2))
+@given(st.data())
+def test_a_sum_is_rounded_once_and_moves_in_halves_from_there_on(data):
+    """The very bits of a reduction in float32, for at most its bytes."""
+    dtype = data.draw(st.sampled_from(HALVES))
+    mesh = data.draw(meshes(max_ranks=8))
+    shape = data.draw(st.sampled_from([(8, 8), (4, 6), (8, 3, 2), (5,), (0, 4)]))
+    source = data.draw(layouts(mesh, shape, partial=("sum", "avg")))
+    target = data.draw(layouts(mesh, shape, partial=()))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+    whole = torch.randint(-20000, 20000, shape, generator=generator).float()
+    comm = SimulatedComm(mesh, cost=BYTES_ALONE)
+    given = distribute(whole, source, comm)
+
+    narrowed = spmd(lambda x: x.to(dtype), out_layouts=target, reduce_dtype=torch.float32)
+    got = narrowed(given)
+    program = narrowed.last.traced.program
+    program.verify()
+    assert got.type.layout == target
+    assert got.full().equal(given.full().to(dtype))
+    assert program.received_bytes <= plan(given.type, target, cost=BYTES_ALONE).received_bytes
+
+
+def test_a_replicated_sum_of_halves_takes_three_quarters_of_the_bytes_of_an_all_reduce():
+    mesh = Mesh(tp=4)
+    a = TensorType((512, 4096), torch.bfloat16, mesh.layout(None, "tp"))
+    b = TensorType((4096, 512), torch.bfloat16, mesh.layout("tp"))
+    program = trace(torch.mm, a, b, out_layouts=mesh.layout())
+    both = plan(
+        attrs.evolve(
+            a, shape=(512, 512), dtype=torch.float32, layout=mesh.layout(partial={"tp": "sum"})
+        ),
+        mesh.layout(),
+    )
+    assert 4 * program.received_bytes == 3 * both.received_bytes
 
 
 CASTS = {

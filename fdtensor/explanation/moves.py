@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fdtensor.choice import overlapped
 from fdtensor.collective import Step
-from fdtensor.cost import seconds
+from fdtensor.cost import overlapped, seconds
 from fdtensor.explanation.tables import columns, counted, microseconds
 from fdtensor.graph import Var
 from fdtensor.plan_text import bytes_text

@@ -14,8 +14,8 @@ from torch.export.graph_signature import OutputKind
 from torch.export.passes import move_to_device_pass
 
 from fdtensor.assembly import assembled
-from fdtensor.choice import Bounds, in_order
-from fdtensor.cost import NCCL
+from fdtensor.choice import Bounds
+from fdtensor.cost import NCCL, in_order
 from fdtensor.errors import MeshError, TraceError
 from fdtensor.graph import Graph, Var, is_view
 from fdtensor.layout import Layout
