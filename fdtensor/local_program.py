@@ -10,7 +10,7 @@ import attrs
 import torch
 
 from fdtensor.collective import Exchange
-from fdtensor.graph import Full, Graph, Var, substituted
+from fdtensor.graph import Graph, Var, substituted
 from fdtensor.line_checks import LineCheck
 from fdtensor.lower import lowered
 from fdtensor.program import Eqn, Program
@@ -143,16 +143,12 @@ class _Writer:
         graph = spelled(steps, self.rank, spelling.backend, spelling.device)
         self._graph(graph, eqn, number, contiguous=eqn.is_collective)
 
-    def _contiguous(self, v: Var, number: int, block: Full | None = None, op: Any = None) -> Var:
-        """The value in contiguous memory, with the very strides of its shape where an op asks."""
+    def _contiguous(self, v: Var, number: int, op: Any = None) -> Var:
+        """The value in contiguous memory, or as the op asks for it."""
         way = in_rows if op in IN_ROWS else from_start if op in CANONICAL else _CONTIGUOUS
-        steps: list[tuple[Any, ...]] = [(way,)]
-        if op in CANONICAL and block is not None:  # a dim of one index may have any stride
-            steps += [(aten.reshape.default, (-1,)), (aten.reshape.default, block.shape)]
-        for step, *shape in steps:
-            v, before = self.new(), v
-            self.lines.append(Line(step, (before, *shape), (), (v,), number))
-        return v
+        made = self.new()
+        self.lines.append(Line(way, (v,), (), (made,), number))
+        return made
 
     def _graph(self, graph: Graph, eqn: Eqn, number: int, contiguous: bool = False) -> None:
         """Lines for a graph from the inputs of an eqn to its outputs."""
@@ -170,10 +166,7 @@ class _Writer:
                 strict = (0,)  # what was traced as a copy may be a view here
             if strict:
                 wanted = [v for i, v in enumerate(call.ins) if i in strict]
-                blocks = {
-                    local[v]: self._contiguous(local[v], number, graph.types[v.index], call.op)
-                    for v in wanted
-                }
+                blocks = {local[v]: self._contiguous(local[v], number, call.op) for v in wanted}
                 of = {v: v for v in _read((*args, *(v for _, v in kwargs)))} | blocks
                 args, kwargs = substituted((args, kwargs), of.__getitem__)
             outs = tuple(None if v is None else self.new() for v in call.outs)
@@ -219,9 +212,15 @@ def in_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def from_start(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor in contiguous memory that begins with it."""
-    tensor = tensor.contiguous()
-    return tensor.clone() if tensor.storage_offset() else tensor
+    """The tensor in memory that begins with it, with the very strides of its shape."""
+    strides, step = [], 1
+    for size in reversed(tensor.shape):
+        strides.append(step)
+        step *= max(1, size)
+    # to be contiguous is not enough: a dim of one index may have any stride
+    if tensor.storage_offset() or tensor.stride() != tuple(strides[::-1]):
+        return tensor.clone(memory_format=torch.contiguous_format)
+    return tensor
 
 
 BY_HAND = (in_rows, from_start)

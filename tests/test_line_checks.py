@@ -135,3 +135,13 @@ def test_ops_about_memory_do_not_see_where_a_block_lies_in_a_larger_one(f, offse
     type = TensorType((4, 6), torch.float32, mesh.layout())
     x = from_local((block, block), type, SimulatedComm(mesh))
     assert torch.equal(spmd(f)(x).full(), f(block.clone()))
+
+
+def test_a_single_number_may_lie_at_any_stride():
+    """It counts as contiguous, and yet torch views no number of such a stride as bytes."""
+    mesh = Mesh(a=2)
+    block = torch.arange(4)[::2][:1]
+    x = from_local(
+        (block, block), TensorType((1,), torch.int64, mesh.layout()), SimulatedComm(mesh)
+    )
+    assert spmd(lambda x: x.view(torch.uint8))(x).full().tolist() == [0] * 8
