@@ -81,28 +81,9 @@ Property tests of your own functions: `fdtensor.testing`.
 
 from typing import TYPE_CHECKING
 
-from fdtensor.api import connect, distribute, from_local, redistribute, shards
-from fdtensor.calibrate import calibrate, estimate
-from fdtensor.collective import (
-    AllGather,
-    AllReduce,
-    AllToAll,
-    Broadcast,
-    Collective,
-    Exchange,
-    Mask,
-    Pad,
-    ReduceScatter,
-    Scale,
-    Slice,
-    Step,
-)
-from fdtensor.comm import Comm
-from fdtensor.cost import GLOO, NCCL, CostModel
-from fdtensor.discovery import Discovered, discover
-from fdtensor.dtensor import DTensor
-from fdtensor.eager import call
-from fdtensor.errors import (
+from fdtensor.inspect.calibrate import calibrate, estimate
+from fdtensor.inspect.explanation import explain
+from fdtensor.layouts.errors import (
     CheckpointError,
     CommError,
     DataDependentError,
@@ -117,9 +98,57 @@ from fdtensor.errors import (
     TraceError,
     ValueTreeError,
 )
-from fdtensor.explanation import explain
-from fdtensor.fused import Fused, fuse
-from fdtensor.gradients import (
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import (
+    Partial,
+    Placement,
+    Ragged,
+    Replicate,
+    Shard,
+    StridedShard,
+)
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.ops.line_checks import debug
+from fdtensor.ops.pins import constrain
+from fdtensor.ops.rules import rule
+from fdtensor.ops.saved_as import saved_as
+from fdtensor.parallel.input_reshard import input_reshard, remove_input_reshard
+from fdtensor.parallel.styles import (
+    Colwise,
+    Rowwise,
+    SequenceParallel,
+    VocabParallel,
+    layouts_for,
+)
+from fdtensor.plans.collective import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Collective,
+    Exchange,
+    Mask,
+    Pad,
+    ReduceScatter,
+    Scale,
+    Slice,
+    Step,
+)
+from fdtensor.plans.cost import GLOO, NCCL, CostModel
+from fdtensor.plans.fused import Fused, fuse
+from fdtensor.plans.planner import Plan, plan
+from fdtensor.plans.transitions import transition
+from fdtensor.programs.options import like
+from fdtensor.programs.program import Eqn, Program
+from fdtensor.programs.tracer import trace
+from fdtensor.runtime.comm import Comm
+from fdtensor.runtime.interpreter import run, run_fused
+from fdtensor.runtime.simulator import SimulatedComm
+from fdtensor.tensors.call import call
+from fdtensor.tensors.connect import connect, distribute, from_local, redistribute, shards
+from fdtensor.tensors.dtensor import DTensor
+from fdtensor.tensors.grad_norms import (
     clip_grad_norm,
     clip_grad_norm_,
     found_inf,
@@ -127,12 +156,9 @@ from fdtensor.gradients import (
     local_tensors,
     total_norm,
 )
-from fdtensor.initialize import initialize
-from fdtensor.interpreter import run, run_fused
-from fdtensor.layout import Layout, TensorType
-from fdtensor.line_checks import debug
-from fdtensor.mesh import Mesh
-from fdtensor.named import (
+from fdtensor.tensors.initialize import initialize
+from fdtensor.tensors.scaling import GradScaler, LossScale
+from fdtensor.tensors.shard_map.collectives import (
     all_gather,
     all_to_all,
     axis_index,
@@ -144,62 +170,39 @@ from fdtensor.named import (
     psum,
     reduce_scatter,
 )
-from fdtensor.options import like
-from fdtensor.pins import constrain
-from fdtensor.placement import (
-    Partial,
-    Placement,
-    Ragged,
-    Replicate,
-    Shard,
-    StridedShard,
-)
-from fdtensor.planner import Plan, plan
-from fdtensor.program import Eqn, Program
-from fdtensor.rules import rule
-from fdtensor.saved import saved_as
-from fdtensor.scaling import GradScaler, LossScale
-from fdtensor.shard_map import shard_map
-from fdtensor.simulator import SimulatedComm
-from fdtensor.spmd import spmd
-from fdtensor.tracer import trace
-from fdtensor.transforms.input_reshard import input_reshard, remove_input_reshard
-from fdtensor.transforms.styles import (
-    Colwise,
-    Rowwise,
-    SequenceParallel,
-    VocabParallel,
-    layouts_for,
-)
-from fdtensor.transition import transition
-from fdtensor.verify import verify
+from fdtensor.tensors.shard_map.mapped import shard_map
+from fdtensor.tensors.spmd import spmd
+from fdtensor.testing.discovery import Discovered, discover
+from fdtensor.testing.verify import verify
+
+__version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from fdtensor import optim, random
-    from fdtensor.checkpoint import checkpoint_contents, load_checkpoint, save_checkpoint
     from fdtensor.cluster import LocalCluster, WorkerError, local_cluster
-    from fdtensor.funcol import FuncolComm
-    from fdtensor.interop import from_torch, to_torch
-    from fdtensor.pictures import show
-    from fdtensor.process_groups import groups
-    from fdtensor.safetensors import load_safetensors, save_safetensors
-    from fdtensor.transforms.tensor_parallel import tensor_parallel
+    from fdtensor.inspect.pictures import show
+    from fdtensor.io.checkpoint import checkpoint_contents, load_checkpoint, save_checkpoint
+    from fdtensor.io.interop import from_torch, to_torch
+    from fdtensor.io.safetensors import load_safetensors, save_safetensors
+    from fdtensor.parallel.tensor_parallel import tensor_parallel
+    from fdtensor.runtime.funcol import FuncolComm
+    from fdtensor.runtime.process_groups import groups
+    from fdtensor.tensors import optim, random
 
 _LAZY = {
-    "FuncolComm": "funcol",
+    "FuncolComm": "runtime.funcol",
     "LocalCluster": "cluster",
     "WorkerError": "cluster",
     "local_cluster": "cluster",
-    "groups": "process_groups",
-    "tensor_parallel": "transforms.tensor_parallel",
-    "from_torch": "interop",
-    "to_torch": "interop",
-    "checkpoint_contents": "checkpoint",
-    "load_checkpoint": "checkpoint",
-    "save_checkpoint": "checkpoint",
-    "load_safetensors": "safetensors",
-    "save_safetensors": "safetensors",
-    "show": "pictures",
+    "groups": "runtime.process_groups",
+    "tensor_parallel": "parallel.tensor_parallel",
+    "from_torch": "io.interop",
+    "to_torch": "io.interop",
+    "checkpoint_contents": "io.checkpoint",
+    "load_checkpoint": "io.checkpoint",
+    "save_checkpoint": "io.checkpoint",
+    "load_safetensors": "io.safetensors",
+    "save_safetensors": "io.safetensors",
+    "show": "inspect.pictures",
 }
 
 
@@ -210,7 +213,7 @@ def __getattr__(name: str) -> object:
     if name in _LAZY:
         return getattr(importlib.import_module(f"fdtensor.{_LAZY[name]}"), name)
     if name in ("optim", "random"):  # not in __all__: a wildcard would hide Python's own random
-        return importlib.import_module(f"fdtensor.{name}")
+        return importlib.import_module(f"fdtensor.tensors.{name}")
     raise AttributeError(f"module 'fdtensor' has no attribute {name!r}")
 
 

@@ -1,4 +1,4 @@
-"""The command line: `demo`, `train`, `plan` and `bench`."""
+"""The command line: `demo`, `train` and `plan`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from fdtensor.dtypes import parse_dtype
-from fdtensor.errors import FdtensorError
-from fdtensor.layout import Layout, TensorType
-from fdtensor.mesh import Mesh
-from fdtensor.placement import parse_placement
-from fdtensor.progress import working
+from fdtensor import __version__
+from fdtensor.layouts.dtypes import parse_dtype
+from fdtensor.layouts.errors import FdtensorError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import parse_placement
+from fdtensor.layouts.progress import working
+from fdtensor.layouts.tensor_type import TensorType
 
 __all__ = ["main"]
 
@@ -28,9 +30,6 @@ fdtensor: distributed tensors as plain values.
   python -m fdtensor train --mesh dp=2,tp=2     train a GPT on Python's own sources
   python -m fdtensor plan --mesh dp=2,tp=4 --shape 8192,8192 --src "S(0),P(sum)" --dst "R,S(1)"
                                                 how a tensor gets from one layout to another
-  python -m fdtensor bench redistribute         beside DTensor and hand-written calls
-  python -m fdtensor bench compute              call, spmd and programs beside torch and DTensor
-  python -m fdtensor bench random               draws by key beside torch.rand and its like
 
 Each of them takes --help. In a script or a notebook, after "import fdtensor as fd":
 
@@ -59,10 +58,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not arguments:
         print(ABOUT)
         return 0
-    if arguments[0] == "bench":
-        from fdtensor.bench import main as bench
-
-        return int(bench(arguments[1:]) or 0)
     options = _parser().parse_args(arguments)
     try:
         if options.command == "demo":
@@ -86,7 +81,8 @@ def _parser() -> _Parser:
         prog="python -m fdtensor", description=ABOUT,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
-    commands = parser.add_subparsers(dest="command", metavar="{demo,train,plan,bench}")
+    parser.add_argument("--version", action="version", version=f"fdtensor {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="{demo,train,plan}")
     demo = commands.add_parser("demo", help="walk real numbers through many layouts and check")
     demo.add_argument("--simulate", metavar="MESH", help="all ranks in this process: dp=2,tp=4")
     demo.add_argument("--mesh", metavar="MESH", help="the mesh of processes (default dp=2,tp=2)")
@@ -106,7 +102,6 @@ def _parser() -> _Parser:
     plan.add_argument("--max-bytes", type=int, help="what any rank may hold at once")
     plan.add_argument("--cost", choices=["nccl", "gloo"], default="nccl", help="the cost model")
     plan.add_argument("--json", action="store_true", help="print JSON")
-    commands.add_parser("bench", help="compare with DTensor and hand-written calls")
     return parser
 
 
@@ -133,7 +128,7 @@ def _demo_under_torchrun(options: argparse.Namespace) -> int:
     import torch.distributed as dist
 
     from fdtensor import demo
-    from fdtensor.process_groups import up
+    from fdtensor.runtime.process_groups import up
 
     up()
     world = dist.get_world_size()
@@ -154,8 +149,8 @@ def _demo_under_torchrun(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from fdtensor.cost import GLOO, NCCL
-    from fdtensor.planner import plan
+    from fdtensor.plans.cost import GLOO, NCCL
+    from fdtensor.plans.planner import plan
 
     mesh = parse_mesh(options.mesh)
     shape, dtype = parse_shape(options.shape), parse_dtype(options.dtype)

@@ -13,13 +13,14 @@ from typing import Any
 import attrs
 import torch
 
-from fdtensor.api import distribute
-from fdtensor.comm import Comm
-from fdtensor.errors import FdtensorError
-from fdtensor.layout import Layout, TensorType
-from fdtensor.mesh import Mesh
-from fdtensor.placement import Partial, Placement, Ragged, Replicate, Shard, StridedShard
-from fdtensor.planner import Plan
+from fdtensor.layouts.errors import FdtensorError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Partial, Placement, Ragged, Replicate, Shard, StridedShard
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.plans.planner import Plan
+from fdtensor.runtime.comm import Comm
+from fdtensor.tensors.connect import distribute
 from fdtensor.testing.values import block, gather_full
 
 __all__ = ["SOURCE", "Stop", "numbers", "stops", "walk"]
@@ -179,8 +180,8 @@ def on_this_rank(mesh: Mesh) -> list[Stop]:
     """The walk on one rank of a real mesh; the process group is up."""
     import torch.distributed as dist
 
-    from fdtensor.funcol import FuncolComm
-    from fdtensor.process_groups import default_device
+    from fdtensor.runtime.funcol import FuncolComm
+    from fdtensor.runtime.process_groups import default_device
 
     def everyone(local: torch.Tensor) -> list[Any]:
         held: list[Any] = [None] * dist.get_world_size()
@@ -203,6 +204,6 @@ def on_processes(mesh: Mesh) -> list[list[Stop]]:
 
 def simulated(mesh: Mesh) -> list[list[Stop]]:
     """The walk with all ranks in this process."""
-    from fdtensor.simulator import SimulatedComm
+    from fdtensor.runtime.simulator import SimulatedComm
 
     return [walk(mesh, SimulatedComm(mesh), lambda local: local)]

@@ -9,13 +9,13 @@ from typing import Any
 import attrs
 import torch
 
-from fdtensor.decompositions import decomposition_of
-from fdtensor.graph import Call, Full, Graph, substituted
-from fdtensor.lift import RESHAPES
-from fdtensor.lower import local_graph
-from fdtensor.recorder import record
-from fdtensor.rows import arguments
-from fdtensor.verify import call_of
+from fdtensor.ops.decompositions import decomposition_of
+from fdtensor.ops.graph import Call, Full, Graph, substituted
+from fdtensor.ops.lift import RESHAPES
+from fdtensor.ops.lowering import local_graph
+from fdtensor.ops.recorder import record
+from fdtensor.ops.rows import arguments
+from fdtensor.testing.verify import call_of
 
 aten = torch.ops.aten
 

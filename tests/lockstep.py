@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import torch.fx
 
-from fdtensor.mesh import Mesh
-from fdtensor.process_groups import group_name
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.runtime.process_groups import group_name
 
 
 class Meeting:

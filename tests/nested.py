@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 
-from fdtensor.graph import Full
-from fdtensor.layout import Layout, TensorType
-from fdtensor.lower import local_graph, lowered
-from fdtensor.mesh import Mesh
-from fdtensor.placement import Partial
-from fdtensor.rows import rows_of
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Partial
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.ops.graph import Full
+from fdtensor.ops.lowering import local_graph, lowered
+from fdtensor.ops.rows import rows_of
 from fdtensor.testing.values import gather_full, scatter
-from fdtensor.verify import call_of
+from fdtensor.testing.verify import call_of
 
 
 def ints(*shape: int, least: int = -5, most: int = 5, dtype=torch.float32) -> torch.Tensor:

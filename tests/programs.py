@@ -15,20 +15,21 @@ import torch.nn.functional as F
 from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
-from fdtensor.cost import GLOO, NCCL, CostModel
-from fdtensor.distribution import distribute
-from fdtensor.dtensor import DTensor
-from fdtensor.layout import Layout, TensorType
-from fdtensor.mesh import Mesh
-from fdtensor.program import Program
-from fdtensor.runner import run_lines
-from fdtensor.simulator import SimulatedComm
-from fdtensor.spmd import spmd
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.tree import flatten
+from fdtensor.plans.cost import GLOO, NCCL, CostModel
+from fdtensor.programs.program import Program
+from fdtensor.programs.tracer import trace
+from fdtensor.runtime.runner import run_lines
+from fdtensor.runtime.simulator import SimulatedComm
+from fdtensor.tensors.distribution import distribute
+from fdtensor.tensors.dtensor import DTensor
+from fdtensor.tensors.spmd import spmd
 from fdtensor.testing.strategies import layouts, memory_formats, meshes
 from fdtensor.testing.strides import Strides, strided
 from fdtensor.testing.values import block, scatter
-from fdtensor.tracer import trace
-from fdtensor.tree import flatten
 
 __all__ = [
     "CASES",

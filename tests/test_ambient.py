@@ -1,4 +1,4 @@
-"""Tests of fdtensor/ambient.py: what functions read from outside, flipped between calls."""
+"""Tests of ops/ambient.py: what functions read from outside, flipped between calls."""
 
 import contextlib
 
@@ -18,10 +18,10 @@ from fdtensor import (
     spmd,
     trace,
 )
-from fdtensor.mesh import Mesh
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.tree import flatten
 from fdtensor.testing.pool import GlooPool
 from fdtensor.testing.values import gather_full
-from fdtensor.tree import flatten
 
 MESH = Mesh(x=2, y=2)
 

@@ -1,4 +1,4 @@
-"""Tests of fdtensor/api.py: redistributing pytrees."""
+"""Tests of tensors/connect.py: redistributing pytrees."""
 
 from collections import OrderedDict, namedtuple
 
@@ -7,14 +7,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fdtensor.api import FUSED_BYTES, redistribute
-from fdtensor.distribution import distribute
-from fdtensor.dtensor import DTensor
-from fdtensor.errors import PlanError, ValueTreeError
-from fdtensor.layout import Layout, TensorType
-from fdtensor.mesh import Mesh
-from fdtensor.placement import Replicate, Shard
-from fdtensor.simulator import SimulatedComm
+from fdtensor.layouts.errors import PlanError, ValueTreeError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Replicate, Shard
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.runtime.simulator import SimulatedComm
+from fdtensor.tensors.connect import FUSED_BYTES, redistribute
+from fdtensor.tensors.distribution import distribute
+from fdtensor.tensors.dtensor import DTensor
 from fdtensor.testing.strategies import redistributions
 from fdtensor.testing.values import full_tensor, gather_full, scatter
 

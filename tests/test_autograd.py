@@ -1,4 +1,4 @@
-"""Tests of fdtensor/derivative.py, on simulated ranks: derivatives are those of the full tensor.
+"""Tests of runtime/autograd.py, on simulated ranks: derivatives are those of the full tensor.
 
 Whatever the layouts, a redistribution is the identity on the full tensor. Values are integers in
 float64, so that derivatives are equal to the bit.
@@ -12,17 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import forward_ad
 
-from fdtensor.api import redistribute
-from fdtensor.distribution import distribute, from_local
-from fdtensor.dtensor import DTensor
-from fdtensor.errors import PlanError
-from fdtensor.fused import fuse
-from fdtensor.interpreter import digest_of, run, run_fused
-from fdtensor.layout import Layout, TensorType
-from fdtensor.mesh import Mesh
-from fdtensor.placement import Partial, Replicate, Shard
-from fdtensor.planner import plan
-from fdtensor.simulator import SimulatedComm
+from fdtensor.layouts.errors import PlanError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Partial, Replicate, Shard
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.plans.fused import fuse
+from fdtensor.plans.planner import plan
+from fdtensor.runtime.interpreter import digest_of, run, run_fused
+from fdtensor.runtime.simulator import SimulatedComm
+from fdtensor.tensors.connect import redistribute
+from fdtensor.tensors.distribution import distribute, from_local
+from fdtensor.tensors.dtensor import DTensor
 from fdtensor.testing.strategies import layouts, meshes, redistributions
 from fdtensor.testing.values import block, full_tensor, gather_full, scatter
 
@@ -308,7 +309,7 @@ def test_results_require_grad_where_something_does():
 def test_without_gradients_nothing_is_recorded(monkeypatch):
     mesh = Mesh(dp=2)
     comm = SimulatedComm(mesh)
-    monkeypatch.setattr("fdtensor.interpreter.differentiable", None)
+    monkeypatch.setattr("fdtensor.runtime.interpreter.differentiable", None)
     x = distribute(torch.ones(4), Layout(mesh, [S0]), comm)
     assert x.full().tolist() == [1] * 4
     leaf = torch.ones(4, requires_grad=True)

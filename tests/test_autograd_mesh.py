@@ -9,12 +9,12 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fdtensor.api import connect, redistribute
-from fdtensor.distribution import distribute, from_local
-from fdtensor.interpreter import run
-from fdtensor.layout import TensorType
-from fdtensor.mesh import Mesh
-from fdtensor.planner import plan
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.plans.planner import plan
+from fdtensor.runtime.interpreter import run
+from fdtensor.tensors.connect import connect, redistribute
+from fdtensor.tensors.distribution import distribute, from_local
 from fdtensor.testing.pool import WorkerError
 from fdtensor.testing.strategies import layouts, meshes, redistributions
 from fdtensor.testing.values import block, full_tensor

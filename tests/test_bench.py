@@ -9,13 +9,13 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 
-from fdtensor.bench import main, tables
-from fdtensor.bench.cases import CASES
-from fdtensor.bench.command import Effort, Found, measure
-from fdtensor.bench.count import Received
-from fdtensor.bench.hand import HAND
-from fdtensor.bench.overhead import OVERHEADS
 from fdtensor.testing.pool import GlooPool, WorkerError
+from tests.bench import main, tables
+from tests.bench.cases import CASES
+from tests.bench.command import Effort, Found, measure
+from tests.bench.count import Received
+from tests.bench.hand import HAND
+from tests.bench.overhead import OVERHEADS
 
 SIZE = (16, 24)
 EFFORT = Effort(((SIZE, 1),), tries=1, sample=2, graph_seconds=0.01, calls=1, axes=(1, 2))
@@ -129,7 +129,7 @@ def test_bad_arguments_are_refused(argv, capsys):
     with pytest.raises(SystemExit) as error:
         main(argv)
     assert error.value.code == 2
-    assert "usage: python -m fdtensor bench" in capsys.readouterr().err
+    assert "usage: python -m tests.bench" in capsys.readouterr().err
 
 
 def test_no_rounds_are_refused(capsys):

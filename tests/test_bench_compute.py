@@ -11,15 +11,15 @@ import torch
 from rich.console import Console
 from torch.distributed.tensor import DTensor as TorchDTensor
 
-from fdtensor.bench import compute, main, planning
-from fdtensor.bench.compute import Effort, Found, measure
-from fdtensor.bench.compute_checks import LOOKUPS
-from fdtensor.bench.compute_ops import OPS
-from fdtensor.bench.compute_trace import MESHES
-from fdtensor.bench.compute_ways import WAYS
-from fdtensor.bench.models import BLOCK, MLP, MODELS, Module
-from fdtensor.bench.timing import interleaved, once
 from fdtensor.testing.pool import GlooPool
+from tests.bench import compute, main, planning
+from tests.bench.compute import Effort, Found, measure
+from tests.bench.compute_checks import LOOKUPS
+from tests.bench.compute_ops import OPS
+from tests.bench.compute_trace import MESHES
+from tests.bench.compute_ways import WAYS
+from tests.bench.models import BLOCK, MLP, MODELS, Module
+from tests.bench.timing import interleaved, once
 
 EFFORT = Effort(rounds=1, calls=1, steps=1, layers=1)
 

@@ -2,8 +2,8 @@
 
 import json
 
-from fdtensor.bench import main
-from fdtensor.bench.draws import DRAWS, Effort, _peak, measure
+from tests.bench import main
+from tests.bench.draws import DRAWS, Effort, _peak, measure
 
 
 def test_every_draw_is_measured_and_as_large_as_that_of_torch():
@@ -15,7 +15,7 @@ def test_every_draw_is_measured_and_as_large_as_that_of_torch():
 
 
 def test_the_command_shows_a_table_and_writes_json(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("fdtensor.bench.draws.QUICK", Effort(100, rounds=1, large=0))
+    monkeypatch.setattr("tests.bench.draws.QUICK", Effort(100, rounds=1, large=0))
     file = tmp_path / "random.json"
     assert main(["random", "--quick", "--json", str(file)]) == 0
     shown = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Tests of fdtensor/checkpoint: any blocks to files and back, beside torch's own state dicts."""
+"""Tests of checkpoint: any blocks to files and back, beside torch's own state dicts."""
 
 import tempfile
 import warnings
@@ -13,22 +13,23 @@ from hypothesis import strategies as st
 from torch.distributed.checkpoint._nested_dict import flatten_state_dict, unflatten_state_dict
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from fdtensor.api import connect, distribute
-from fdtensor.checkpoint import (
+from fdtensor.io.checkpoint import (
     Contents,
     Stored,
     checkpoint_contents,
     load_checkpoint,
     save_checkpoint,
 )
-from fdtensor.checkpoint.boxes import bounding, rectangle, rectangles, shared, view
-from fdtensor.checkpoint.names import joined, named, nested
-from fdtensor.dtensor import DTensor
-from fdtensor.errors import CheckpointError, FdtensorError, ValueTreeError
-from fdtensor.layout import Layout, TensorType
-from fdtensor.mesh import Mesh
-from fdtensor.placement import Ragged, Replicate, Shard, StridedShard
-from fdtensor.simulator import SimulatedComm
+from fdtensor.io.checkpoint.boxes import bounding, rectangle, rectangles, shared, view
+from fdtensor.io.checkpoint.names import joined, named, nested
+from fdtensor.layouts.errors import CheckpointError, FdtensorError, ValueTreeError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Ragged, Replicate, Shard, StridedShard
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.runtime.simulator import SimulatedComm
+from fdtensor.tensors.connect import connect, distribute
+from fdtensor.tensors.dtensor import DTensor
 from fdtensor.testing.strategies import redistributions, types
 from fdtensor.testing.values import block, full_tensor, gather_full, scatter
 
@@ -569,7 +570,7 @@ def test_tensors_on_a_sub_mesh_of_each_rank_are_stored_once(pool4, tmp_path):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import Shard, distribute_tensor
 
-        from fdtensor.interop import from_torch
+        from fdtensor.io.interop import from_torch
 
         device_mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
         full = torch.arange(15.0).view(5, 3)

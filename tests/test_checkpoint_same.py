@@ -9,14 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fdtensor.api import connect, distribute
-from fdtensor.checkpoint import load_checkpoint, save_checkpoint
-from fdtensor.checkpoint.fingerprint import COLUMNS, fingerprint
-from fdtensor.dtensor import DTensor
-from fdtensor.errors import CheckpointError
-from fdtensor.gradients import local_tensors
-from fdtensor.mesh import Mesh
-from fdtensor.simulator import SimulatedComm
+from fdtensor.io.checkpoint import load_checkpoint, save_checkpoint
+from fdtensor.io.checkpoint.fingerprint import COLUMNS, fingerprint
+from fdtensor.layouts.errors import CheckpointError
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.runtime.simulator import SimulatedComm
+from fdtensor.tensors.connect import connect, distribute
+from fdtensor.tensors.dtensor import DTensor
+from fdtensor.tensors.grad_norms import local_tensors
 from fdtensor.testing.strategies import types
 from fdtensor.testing.values import full_tensor, scatter
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fdtensor import Mesh, TensorType
-from fdtensor.solver import Node, Option, _programmed, cheapest
-from fdtensor.tracer import trace
+from fdtensor.programs.solver import Node, Option, _programmed, cheapest
+from fdtensor.programs.tracer import trace
 from tests.prices import always, nodes_of, price_of
 
 

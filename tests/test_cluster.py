@@ -1,4 +1,4 @@
-"""Tests of fdtensor/cluster: real ranks for a notebook, a script or a test."""
+"""Tests of cluster: real ranks for a notebook, a script or a test."""
 
 import contextlib
 import importlib
@@ -434,7 +434,7 @@ def test_an_error_on_all_ranks_is_told_once_and_the_ranks_stay_up(cluster):
         Traceback (most recent call last):
           File "{__file__}", line {line}, in fail_on
             raise LayoutError("no such layout.", layout="R", hint="Try again.")
-        fdtensor.errors.LayoutError: no such layout.
+        fdtensor.LayoutError: no such layout.
 
           layout: R
 

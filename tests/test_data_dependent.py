@@ -17,7 +17,7 @@ from fdtensor import (
     spmd,
     trace,
 )
-from fdtensor.mesh import Mesh
+from fdtensor.layouts.mesh import Mesh
 from fdtensor.testing.pool import GlooPool
 
 MESH = Mesh(x=2, y=2)

@@ -1,4 +1,4 @@
-"""Tests of fdtensor/decompositions/grouped.py: products of groups of rows."""
+"""Tests of ops/decompositions/grouped.py: products of groups of rows."""
 
 import pytest
 import torch
@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fdtensor import SimulatedComm, TensorType, distribute, spmd, trace, verify
-from fdtensor.decompositions.grouped import GROUPED_MM, GROUPED_OUTER
-from fdtensor.mesh import Mesh
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.ops.decompositions.grouped import GROUPED_MM, GROUPED_OUTER
 from fdtensor.testing import assert_same_on_every_layout
 
 few = settings(max_examples=max(3, settings.default.max_examples // 10))

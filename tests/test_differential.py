@@ -11,10 +11,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fdtensor.layout import Layout, TensorType
-from fdtensor.mesh import Mesh
-from fdtensor.placement import Partial, Replicate, Shard
-from fdtensor.planner import plan
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Partial, Replicate, Shard
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.plans.planner import plan
 from fdtensor.testing.values import block, full_tensor, scatter
 
 pytestmark = pytest.mark.mesh
@@ -40,9 +41,9 @@ def mistakes(sizes, shape, dtype):
     """How many pairs there are, and on this rank each whose block differs from that of torch."""
     from torch.distributed.tensor import DTensor as TorchDTensor
 
-    from fdtensor.funcol import FuncolComm
-    from fdtensor.interop import layout_to_torch, to_device_mesh
-    from fdtensor.interpreter import run
+    from fdtensor.io.interop import layout_to_torch, to_device_mesh
+    from fdtensor.runtime.funcol import FuncolComm
+    from fdtensor.runtime.interpreter import run
 
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     mesh = Mesh(**sizes)

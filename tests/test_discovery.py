@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fdtensor import Partial, RuleError, Shard, discover, verify
-from fdtensor.discovery import child
-from fdtensor.graph import Full
-from fdtensor.notation.core import _RULES, rule_of
-from fdtensor.notation.formula import formula
-from fdtensor.rules import P, R, Row, S
-from fdtensor.verify import call_of, overload_of
+from fdtensor.ops.graph import Full
+from fdtensor.ops.notation.core import _RULES, rule_of
+from fdtensor.ops.notation.formula import formula
+from fdtensor.ops.rules import P, R, Row, S
+from fdtensor.testing.discovery import child
+from fdtensor.testing.verify import call_of, overload_of
 from tests.operators.recall import by_dtensor, calls_of, chosen, fake_mesh, recalled
 
 aten = torch.ops.aten
@@ -431,7 +431,7 @@ def test_our_rules_have_most_rows_that_hold():
 )
 def test_dtensor_has_a_row_that_moves_nothing(row, has):
     call, tensors, outs = call_of(aten.mm.default, (floats(4, 6), floats(6, 4)), {})
-    from fdtensor.discovery.sample import Sample
+    from fdtensor.testing.discovery.sample import Sample
 
     with fake_mesh() as mesh:
         assert by_dtensor(Sample(call, tuple(tensors), tuple(outs)), row, mesh) == has
@@ -443,7 +443,7 @@ GOLDEN = {
         [(floats(4, 6), floats(6, 5))],
         '''import torch
 
-from fdtensor.rules import P, R, S, rule
+from fdtensor.ops.rules import P, R, S, rule
 
 
 @rule(torch.ops.aten.mm.default)
@@ -462,7 +462,7 @@ def rows(x, mat2):
         [(floats(4, 6), 1, False), (floats(4, 6), 0, False), (floats(4, 6, 5), 1, False)],
         '''import torch
 
-from fdtensor.rules import S, rule
+from fdtensor.ops.rules import S, rule
 
 
 @rule(torch.ops.aten._softmax.default)
@@ -484,7 +484,7 @@ def rows(x, dim, half_to_float):
         [(floats(4, 6), floats(6, 5), 2.0), (floats(4, 6), floats(6, 5), -2.0)],
         '''import torch
 
-from fdtensor.rules import P, R, S, rule
+from fdtensor.ops.rules import P, R, S, rule
 
 
 @rule(torch.ops.discovery.scaled.default)
@@ -508,8 +508,8 @@ def rows(x, y, by):
         [(floats(4, 6, 5), [4, 30])],
         '''import torch
 
-from fdtensor.placement import Partial
-from fdtensor.rules import P, S, rule
+from fdtensor.layouts.placement import Partial
+from fdtensor.ops.rules import P, S, rule
 
 
 @rule(torch.ops.aten.view.default, sizes={"size": 0})

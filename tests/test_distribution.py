@@ -1,4 +1,4 @@
-"""Tests of fdtensor/distribution.py, on simulated ranks and on real ones."""
+"""Tests of tensors/distribution.py, on simulated ranks and on real ones."""
 
 import pytest
 import torch
@@ -6,14 +6,15 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fdtensor.api import connect
-from fdtensor.distribution import distribute, from_local, shards
-from fdtensor.errors import CommError, LayoutError
-from fdtensor.funcol import FuncolComm
-from fdtensor.layout import Layout, TensorType
-from fdtensor.mesh import Mesh
-from fdtensor.placement import Partial, Replicate, Shard
-from fdtensor.simulator import SimulatedComm
+from fdtensor.layouts.errors import CommError, LayoutError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Partial, Replicate, Shard
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.runtime.funcol import FuncolComm
+from fdtensor.runtime.simulator import SimulatedComm
+from fdtensor.tensors.connect import connect
+from fdtensor.tensors.distribution import distribute, from_local, shards
 from fdtensor.testing.strategies import DTYPES, meshes, types
 from fdtensor.testing.values import block, full_tensor, gather_full, scatter
 

@@ -1,4 +1,4 @@
-"""Tests of fdtensor/dtensor.py: a DTensor is a record, and a node of pytrees."""
+"""Tests of tensors/dtensor.py: a DTensor is a record, and a node of pytrees."""
 
 import attrs
 import optree
@@ -6,18 +6,19 @@ import pytest
 import torch
 from hypothesis import given
 
-from fdtensor.api import connect
-from fdtensor.distribution import distribute, from_local
-from fdtensor.dtensor import DTensor
-from fdtensor.eager import call
-from fdtensor.errors import CommError, LayoutError, PlanError
-from fdtensor.gradients import gradients
-from fdtensor.layout import Layout, TensorType
-from fdtensor.mesh import Mesh
-from fdtensor.placement import Partial, Replicate, Shard
-from fdtensor.planner import plan
-from fdtensor.simulator import SimulatedComm
-from fdtensor.spmd import spmd
+from fdtensor.layouts.errors import CommError, LayoutError, PlanError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Partial, Replicate, Shard
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.plans.planner import plan
+from fdtensor.runtime.simulator import SimulatedComm
+from fdtensor.tensors.call import call
+from fdtensor.tensors.connect import connect
+from fdtensor.tensors.distribution import distribute, from_local
+from fdtensor.tensors.dtensor import DTensor
+from fdtensor.tensors.grad_norms import gradients
+from fdtensor.tensors.spmd import spmd
 from fdtensor.testing.strategies import redistributions, types
 from fdtensor.testing.values import full_tensor, gather_full, scatter
 

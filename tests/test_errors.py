@@ -1,14 +1,14 @@
-"""Tests of fdtensor/errors.py, and the whole text of one error of each kind that values raise."""
+"""Tests of layouts/errors.py, and the whole text of one error of each kind that values raise."""
 
 import copy
 import pickle
 
 import pytest
 
-from fdtensor import dtypes, errors, layout, placement
-from fdtensor.errors import FdtensorError
-from fdtensor.mesh import Mesh
-from fdtensor.placement import Replicate
+from fdtensor.layouts import dtypes, errors, layout, placement
+from fdtensor.layouts.errors import FdtensorError
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Replicate
 
 
 def test_an_error_is_a_sentence_then_aligned_facts_then_a_hint():

@@ -4,15 +4,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fdtensor.api import connect, distribute
-from fdtensor.cost import GLOO, NCCL
-from fdtensor.errors import TraceError
-from fdtensor.interpreter import run
-from fdtensor.layout import Layout, TensorType
-from fdtensor.mesh import Mesh
-from fdtensor.placement import Partial, Replicate, Shard
-from fdtensor.process_groups import groups
-from fdtensor.tracer import trace
+from fdtensor.layouts.errors import TraceError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Partial, Replicate, Shard
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.plans.cost import GLOO, NCCL
+from fdtensor.programs.tracer import trace
+from fdtensor.runtime.interpreter import run
+from fdtensor.runtime.process_groups import groups
+from fdtensor.tensors.connect import connect, distribute
 
 MESH = Mesh(dp=2, tp=2)
 CONSTANT = torch.arange(3.0)

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from fdtensor import Mesh, SimulatedComm, call, distribute, spmd, trace
-from fdtensor.dtensor import DTensor
-from fdtensor.errors import CommError, TraceError
+from fdtensor.layouts.errors import CommError, TraceError
+from fdtensor.tensors.dtensor import DTensor
 
 LINE, SQUARE = Mesh(a=2), Mesh(a=2, b=2)
 ON_LINE, ON_SQUARE = SimulatedComm(LINE), SimulatedComm(SQUARE)

@@ -45,15 +45,15 @@ from fdtensor import (
     plan,
     run,
 )
-from fdtensor.collective import is_local
-from fdtensor.dtypes import known, reducible
-from fdtensor.funcol import FuncolComm
-from fdtensor.interpreter import run_fused
-from fdtensor.placement import REDUCE_OPS
+from fdtensor.layouts.dtypes import known, reducible
+from fdtensor.layouts.placement import REDUCE_OPS
+from fdtensor.plans.collective import is_local
+from fdtensor.plans.transitions import by_exchange
+from fdtensor.runtime.funcol import FuncolComm
+from fdtensor.runtime.interpreter import run_fused
+from fdtensor.runtime.wire import reduces_as
 from fdtensor.testing.strategies import redistributions
 from fdtensor.testing.values import full_tensor, scatter
-from fdtensor.transition import by_exchange
-from fdtensor.wire import reduces_as
 
 pytestmark = [
     pytest.mark.mesh,

@@ -1,4 +1,4 @@
-"""Tests of fdtensor/fused.py: many tensors together are what they are one at a time."""
+"""Tests of plans/fused.py: many tensors together are what they are one at a time."""
 
 import random
 
@@ -8,18 +8,19 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fdtensor.api import connect, redistribute
-from fdtensor.collective import AllReduce, Exchange, is_local
-from fdtensor.cost import GLOO, NCCL
-from fdtensor.dtensor import DTensor
-from fdtensor.errors import CommError, PlanError
-from fdtensor.fused import batched, fuse
-from fdtensor.interpreter import run, run_fused
-from fdtensor.layout import Layout, TensorType
-from fdtensor.mesh import Mesh
-from fdtensor.placement import Partial, Replicate, Shard
-from fdtensor.planner import plan
-from fdtensor.simulator import SimulatedComm
+from fdtensor.layouts.errors import CommError, PlanError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Partial, Replicate, Shard
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.plans.collective import AllReduce, Exchange, is_local
+from fdtensor.plans.cost import GLOO, NCCL
+from fdtensor.plans.fused import batched, fuse
+from fdtensor.plans.planner import plan
+from fdtensor.runtime.interpreter import run, run_fused
+from fdtensor.runtime.simulator import SimulatedComm
+from fdtensor.tensors.connect import connect, redistribute
+from fdtensor.tensors.dtensor import DTensor
 from fdtensor.testing.strategies import DTYPES, redistributions
 from fdtensor.testing.values import full_tensor, gather_full, scatter
 

@@ -1,4 +1,4 @@
-"""Tests of fdtensor/gradients.py and fdtensor/scaling.py."""
+"""Tests of tensors/grad_norms.py and fdtensor/tensors/scaling.py."""
 
 from math import inf, nan
 
@@ -7,11 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fdtensor.blockwise import NOT_BY_ELEMENT
-from fdtensor.distribution import distribute
-from fdtensor.dtensor import DTensor
-from fdtensor.errors import CommError, FdtensorError, ValueTreeError
-from fdtensor.gradients import (
+from fdtensor.layouts.errors import CommError, FdtensorError, ValueTreeError
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.runtime.simulator import SimulatedComm
+from fdtensor.tensors.blockwise import NOT_BY_ELEMENT
+from fdtensor.tensors.distribution import distribute
+from fdtensor.tensors.dtensor import DTensor
+from fdtensor.tensors.grad_norms import (
     clip_grad_norm,
     clip_grad_norm_,
     found_inf,
@@ -19,10 +21,8 @@ from fdtensor.gradients import (
     local_tensors,
     total_norm,
 )
-from fdtensor.mesh import Mesh
-from fdtensor.scaling import GradScaler, LossScale
-from fdtensor.simulator import SimulatedComm
-from fdtensor.spmd import spmd
+from fdtensor.tensors.scaling import GradScaler, LossScale
+from fdtensor.tensors.spmd import spmd
 from fdtensor.testing.strategies import meshes, types
 from fdtensor.testing.values import block, full_tensor, gather_full, scatter
 

@@ -5,10 +5,13 @@ from math import inf
 import pytest
 import torch
 
-from fdtensor.api import connect
-from fdtensor.distribution import distribute
-from fdtensor.errors import CommError
-from fdtensor.gradients import (
+from fdtensor.layouts.errors import CommError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Ragged, Shard, StridedShard
+from fdtensor.tensors.connect import connect
+from fdtensor.tensors.distribution import distribute
+from fdtensor.tensors.grad_norms import (
     clip_grad_norm,
     clip_grad_norm_,
     found_inf,
@@ -16,11 +19,8 @@ from fdtensor.gradients import (
     local_tensors,
     total_norm,
 )
-from fdtensor.layout import Layout
-from fdtensor.mesh import Mesh
-from fdtensor.placement import Ragged, Shard, StridedShard
-from fdtensor.scaling import GradScaler
-from fdtensor.spmd import spmd
+from fdtensor.tensors.scaling import GradScaler
+from fdtensor.tensors.spmd import spmd
 
 pytestmark = pytest.mark.mesh
 

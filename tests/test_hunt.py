@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from fdtensor.layout import Layout
-from fdtensor.mesh import Mesh
-from fdtensor.placement import Shard
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Shard
 from tests.hunt.findings import known_as, signature
 from tests.hunt.generate import Extent, generated
 from tests.hunt.ops import FAMILIES, MISTAKES, RANDOM
@@ -75,7 +75,7 @@ def test_a_script_runs_and_says_the_same_twice(way, capsys):
 
 def test_a_wrong_rule_is_seen(monkeypatch):
     """A rule that leaves out what other ranks hold is told of, at its op."""
-    from fdtensor.notation import core
+    from fdtensor.ops.notation import core
 
     op = torch.ops.aten.cumsum.default
     wrong = core.Rule(

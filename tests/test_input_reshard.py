@@ -1,4 +1,4 @@
-"""Tests of fdtensor/transforms/input_reshard.py and fdtensor/watch.py."""
+"""Tests of parallel/input_reshard.py and fdtensor/runtime/replication.py."""
 
 import contextlib
 import copy
@@ -14,21 +14,21 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
-from fdtensor.distribution import distribute
-from fdtensor.dtensor import DTensor
-from fdtensor.eager import call
-from fdtensor.errors import CommError, LayoutError, MeshError, TraceError
-from fdtensor.mesh import Mesh
-from fdtensor.named import axis_index, psum
-from fdtensor.pins import constrain
-from fdtensor.shard_map import shard_map
-from fdtensor.simulator import SimulatedComm
-from fdtensor.spmd import spmd
+from fdtensor.layouts.errors import CommError, LayoutError, MeshError, TraceError
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.ops.pins import constrain
+from fdtensor.parallel import input_reshard as home
+from fdtensor.parallel.input_reshard import input_reshard, remove_input_reshard
+from fdtensor.parallel.kept import View, Whole
+from fdtensor.runtime.replication import storage_of, watching
+from fdtensor.runtime.simulator import SimulatedComm
+from fdtensor.tensors.call import call
+from fdtensor.tensors.distribution import distribute
+from fdtensor.tensors.dtensor import DTensor
+from fdtensor.tensors.shard_map.collectives import axis_index, psum
+from fdtensor.tensors.shard_map.mapped import shard_map
+from fdtensor.tensors.spmd import spmd
 from fdtensor.testing.strategies import layouts
-from fdtensor.transforms import input_reshard as home
-from fdtensor.transforms.input_reshard import input_reshard, remove_input_reshard
-from fdtensor.transforms.kept import View, Whole
-from fdtensor.watch import storage_of, watching
 
 MESH = Mesh(dp=2, tp=3)
 few = settings(max_examples=settings.default.max_examples // 3)

@@ -4,15 +4,15 @@ import pytest
 import torch
 from torch import nn
 
-from fdtensor import funcol
-from fdtensor.api import connect
-from fdtensor.distribution import distribute
-from fdtensor.errors import CommError
-from fdtensor.mesh import Mesh
-from fdtensor.named import axis_index, psum
-from fdtensor.process_groups import group_of
-from fdtensor.shard_map import shard_map
-from fdtensor.transforms.input_reshard import input_reshard
+from fdtensor.layouts.errors import CommError
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.parallel.input_reshard import input_reshard
+from fdtensor.runtime import funcol
+from fdtensor.runtime.process_groups import group_of
+from fdtensor.tensors.connect import connect
+from fdtensor.tensors.distribution import distribute
+from fdtensor.tensors.shard_map.collectives import axis_index, psum
+from fdtensor.tensors.shard_map.mapped import shard_map
 from tests.test_input_reshard import Block, blocks, gradients, grads_of, kept, model, wholes
 
 pytestmark = pytest.mark.mesh

@@ -1,4 +1,4 @@
-"""Tests of fdtensor/interop: beside torch.distributed.tensor, on real processes."""
+"""Tests of interop: beside torch.distributed.tensor, on real processes."""
 
 import itertools
 import subprocess
@@ -10,11 +10,12 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fdtensor.errors import CommError, FdtensorError, LayoutError, MeshError
-from fdtensor.layout import Layout, TensorType
-from fdtensor.mesh import Mesh
-from fdtensor.placement import Partial, Ragged, Replicate, Shard, StridedShard
-from fdtensor.simulator import SimulatedComm
+from fdtensor.layouts.errors import CommError, FdtensorError, LayoutError, MeshError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Partial, Ragged, Replicate, Shard, StridedShard
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.testing.strategies import layouts, meshes, shapes
 from fdtensor.testing.values import full_tensor, scatter
 
@@ -51,7 +52,7 @@ def test_strided_shards_are_decoded_as_torch_decodes_them(mesh):
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
     from torch.distributed.tensor.placement_types import _StridedShard
 
-    from fdtensor.interop import layout_from_torch
+    from fdtensor.io.interop import layout_from_torch
 
     device_mesh = device_mesh_of(mesh)
     for placements in strided_and_shards(mesh):
@@ -74,7 +75,7 @@ def test_strided_shards_are_decoded_as_torch_decodes_them(mesh):
 def test_cuts_from_left_to_right_are_the_blocks_that_torch_computes(mesh, size):
     from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 
-    from fdtensor.interop import layout_from_torch
+    from fdtensor.io.interop import layout_from_torch
 
     device_mesh = device_mesh_of(mesh)
     for placements in strided_and_shards(mesh, factors=(2, 3)):
@@ -93,7 +94,7 @@ def test_cuts_from_left_to_right_are_the_blocks_that_torch_computes(mesh, size):
 
 @given(st.data())
 def test_what_torch_placements_can_say_reads_back_as_the_same_blocks(data):
-    from fdtensor.interop import layout_from_torch, layout_to_torch
+    from fdtensor.io.interop import layout_from_torch, layout_to_torch
 
     mesh = data.draw(meshes().filter(lambda mesh: mesh.ndim > 0))
     shape = data.draw(shapes())
@@ -122,7 +123,7 @@ def type_of(x):
 def test_a_shard_order_is_the_order_of_the_layout():
     from torch.distributed.tensor import Shard as TorchShard
 
-    from fdtensor.interop import layout_from_torch
+    from fdtensor.io.interop import layout_from_torch
 
     mesh = Mesh(dp=3, tp=2)
     placements = [TorchShard(-1), TorchShard(1)]
@@ -133,14 +134,14 @@ def test_a_shard_order_is_the_order_of_the_layout():
 def test_a_ragged_shard_of_even_blocks_is_a_shard_in_torch():
     from torch.distributed.tensor import Shard as TorchShard
 
-    from fdtensor.interop import layout_to_torch
+    from fdtensor.io.interop import layout_to_torch
 
     type = TensorType((5,), torch.int64, Layout(Mesh(x=3), [Ragged(0, (2, 2, 1))]))
     assert layout_to_torch(type) == ((TorchShard(0),), True)
 
 
 def test_uneven_strided_shards_that_look_like_an_order_are_told_apart():
-    from fdtensor.interop import layout_to_torch
+    from fdtensor.io.interop import layout_to_torch
 
     cuts = TensorType((7,), torch.int64, Layout(Mesh(x=3, y=2), [StridedShard(0, 2), S0]))
     order = TensorType((7,), torch.int64, Layout(Mesh(x=3, y=2), [S0, S0], {0: ("y", "x")}))
@@ -165,7 +166,7 @@ def test_uneven_strided_shards_are_read_as_what_the_rank_holds(fake_rank, by_ord
     from torch.distributed.tensor import DTensor, Shard
     from torch.distributed.tensor.placement_types import _StridedShard
 
-    from fdtensor.interop import from_torch, to_device_mesh, to_torch
+    from fdtensor.io.interop import from_torch, to_device_mesh, to_torch
 
     fake_rank(4)
     mesh = Mesh(x=3, y=2)
@@ -193,7 +194,7 @@ def test_uneven_strided_shards_are_read_as_what_the_rank_holds(fake_rank, by_ord
 
 def test_importing_the_library_leaves_what_it_needs_late_alone():
     script = (
-        "import sys, fdtensor, fdtensor.funcol, fdtensor.interop; "
+        "import sys, fdtensor, fdtensor.runtime.funcol, fdtensor.io.interop; "
         "fdtensor.from_torch, fdtensor.to_torch; "
         "late = ('torch.distributed.tensor', 'torch.distributed.checkpoint', 'safetensors'); "
         "print([name for name in sys.modules if name.startswith(late)])"
@@ -236,7 +237,7 @@ def torch_dtensor(local, device_mesh, placements, full):
 
 def check_round_trip(device_mesh, placements, type, full, local):
     """Both ways, with shared memory, and back to the same mesh and placements."""
-    from fdtensor.interop import from_torch, to_torch
+    from fdtensor.io.interop import from_torch, to_torch
 
     theirs = torch_dtensor(local, device_mesh, placements, full)
     ours = from_torch(theirs)
@@ -294,7 +295,7 @@ def test_every_reduce_op_goes_both_ways(pool4):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import Partial as TorchPartial
 
-        from fdtensor.interop import from_torch, to_torch
+        from fdtensor.io.interop import from_torch, to_torch
 
         device_mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("x",))
         mesh = Mesh.from_device_mesh(device_mesh)
@@ -353,7 +354,7 @@ def test_a_shard_order_of_a_spec_is_read_and_written_so_that_ops_keep_it(pool4):
             TensorMeta,
         )
 
-        from fdtensor.interop import from_torch, to_torch
+        from fdtensor.io.interop import from_torch, to_torch
 
         quiet()
         device_mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
@@ -381,7 +382,7 @@ def test_sub_meshes_and_other_arrangements_go_both_ways(pool4):
         from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
         from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-        from fdtensor.interop import from_torch, to_device_mesh, to_torch
+        from fdtensor.io.interop import from_torch, to_device_mesh, to_torch
 
         quiet()
         rank = dist.get_rank()
@@ -447,7 +448,7 @@ def test_strides_of_the_full_tensor_follow_the_local_one(pool4):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import Shard, distribute_tensor
 
-        from fdtensor.interop import from_torch, to_torch
+        from fdtensor.io.interop import from_torch, to_torch
 
         device_mesh = init_device_mesh("cpu", (4,))
         image = torch.randn(8, 4, 6, 5).contiguous(memory_format=torch.channels_last)
@@ -472,7 +473,7 @@ def test_results_of_torch_ops_are_read_as_they_are(pool4):
         from torch.distributed.tensor import Replicate, Shard, distribute_tensor
         from torch.distributed.tensor.placement_types import _StridedShard
 
-        from fdtensor.interop import from_torch, to_torch
+        from fdtensor.io.interop import from_torch, to_torch
 
         quiet()
         device_mesh = init_device_mesh("cpu", (2, 2))
@@ -503,7 +504,7 @@ def test_fsdp_over_tensor_parallel_parameters_go_both_ways(pool4):
             parallelize_module,
         )
 
-        from fdtensor.interop import from_torch, to_torch
+        from fdtensor.io.interop import from_torch, to_torch
 
         quiet()
         torch.manual_seed(0)
@@ -556,7 +557,7 @@ def test_gradients_flow_from_here_to_a_torch_dtensor(pool4, shape):
     def check():
         from torch.distributed.device_mesh import init_device_mesh
 
-        from fdtensor.interop import from_torch
+        from fdtensor.io.interop import from_torch
 
         quiet()
         device_mesh = init_device_mesh("cpu", (2, 2))
@@ -614,7 +615,7 @@ def test_a_cotangent_of_other_placements_becomes_that_of_the_type(pool4):
         from torch.distributed.tensor import Partial, Replicate, Shard
 
         import fdtensor as fd
-        from fdtensor.interop import layout_from_torch
+        from fdtensor.io.interop import layout_from_torch
 
         quiet()
         mesh = Mesh(a=2, b=2)
@@ -646,7 +647,7 @@ def test_second_derivatives_flow_through_both_doors(pool4):
         from torch.distributed.tensor import Partial, Shard
 
         import fdtensor as fd
-        from fdtensor.interop import from_torch, to_torch
+        from fdtensor.io.interop import from_torch, to_torch
 
         quiet()
         device_mesh = init_device_mesh("cpu", (4,))
@@ -676,7 +677,7 @@ def refusals():
     from torch.distributed.tensor.placement_types import _MaskPartial
 
     import fdtensor as fd
-    from fdtensor.interop import layout_from_torch, to_device_mesh
+    from fdtensor.io.interop import layout_from_torch, to_device_mesh
 
     quiet()
     device_mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))

@@ -1,4 +1,4 @@
-"""Tests of fdtensor/interop with pytrees: models and optimizers hand over and take back."""
+"""Tests of interop with pytrees: models and optimizers hand over and take back."""
 
 import pytest
 import torch
@@ -6,14 +6,15 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fdtensor.api import connect, distribute, redistribute
-from fdtensor.dtensor import DTensor
-from fdtensor.errors import FdtensorError
-from fdtensor.interop.layouts import widened
-from fdtensor.layout import Layout, TensorType
-from fdtensor.mesh import Mesh
-from fdtensor.placement import Ragged, Replicate, Shard, StridedShard
-from fdtensor.spmd import spmd
+from fdtensor.io.interop.layouts import widened
+from fdtensor.layouts.errors import FdtensorError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Ragged, Replicate, Shard, StridedShard
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.tensors.connect import connect, distribute, redistribute
+from fdtensor.tensors.dtensor import DTensor
+from fdtensor.tensors.spmd import spmd
 from fdtensor.testing.strategies import meshes, types
 
 pytestmark = pytest.mark.mesh
@@ -103,7 +104,7 @@ def test_a_model_hands_its_parameters_over_and_takes_them_back(pool4, fsdp):
     def check():
         from torch.distributed.tensor import DTensor as TorchDTensor
 
-        from fdtensor.interop import from_torch, to_torch
+        from fdtensor.io.interop import from_torch, to_torch
 
         single, model = a_model(square(), fsdp)
         whole = single.state_dict()
@@ -139,7 +140,7 @@ def test_a_model_hands_its_parameters_over_and_takes_them_back(pool4, fsdp):
 @pytest.mark.parametrize("fsdp", [False, True])
 def test_training_goes_on_in_torch_after_a_step_here(pool4, fsdp):
     def check():
-        from fdtensor.interop import from_torch, to_torch
+        from fdtensor.io.interop import from_torch, to_torch
 
         single, model = a_model(square(), fsdp)
         mesh = Mesh(dp=2, tp=2)
@@ -176,7 +177,7 @@ def test_training_goes_on_in_torch_after_a_step_here(pool4, fsdp):
 
 def test_an_optimizer_state_goes_both_ways(pool4):
     def check():
-        from fdtensor.interop import from_torch, to_torch
+        from fdtensor.io.interop import from_torch, to_torch
 
         _, model = a_model(square(), fsdp=True)
         optimizer = torch.optim.Adam(model.parameters())
@@ -198,7 +199,7 @@ def test_an_optimizer_state_goes_both_ways(pool4):
 
 def test_gradients_of_a_tree_come_back_to_the_parameters(pool4):
     def check():
-        from fdtensor.interop import from_torch
+        from fdtensor.io.interop import from_torch
 
         _, model = a_model(square(), fsdp=True)
         params = dict(model.named_parameters())
@@ -212,7 +213,7 @@ def test_gradients_of_a_tree_come_back_to_the_parameters(pool4):
 
 def test_other_layouts_become_those_of_the_counterparts(pool4):
     def check():
-        from fdtensor.interop import from_torch, to_torch
+        from fdtensor.io.interop import from_torch, to_torch
 
         single, model = a_model(square(), fsdp=True)
         state = model.state_dict()
@@ -246,7 +247,7 @@ def test_tensors_on_sub_meshes_are_on_them_or_on_the_whole_mesh(pool4):
     def check():
         from torch.distributed.tensor import Shard, distribute_tensor
 
-        from fdtensor.interop import from_torch, to_torch
+        from fdtensor.io.interop import from_torch, to_torch
 
         device_mesh = square()
         rank = dist.get_rank()
@@ -283,7 +284,7 @@ def test_slices_and_flattened_meshes_go_both_ways(pool4):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-        from fdtensor.interop import from_torch, to_torch
+        from fdtensor.io.interop import from_torch, to_torch
 
         quiet()
         cube = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("dp", "cp", "tp"))
@@ -310,8 +311,8 @@ def test_slices_and_flattened_meshes_go_both_ways(pool4):
 
 def test_ranks_agree_once_for_all_tensors_of_a_mesh(pool4):
     def check():
-        from fdtensor.funcol import FuncolComm
-        from fdtensor.interop import from_torch
+        from fdtensor.io.interop import from_torch
+        from fdtensor.runtime.funcol import FuncolComm
 
         _, model = a_model(square(), fsdp=True)
         agreed = []
@@ -340,7 +341,7 @@ def refusals():
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
     from torch.distributed.tensor.placement_types import _MaskPartial
 
-    from fdtensor.interop import from_torch, to_torch
+    from fdtensor.io.interop import from_torch, to_torch
 
     device_mesh = square()
     comm = connect(Mesh(dp=2, tp=2))

@@ -25,8 +25,8 @@ from fdtensor import (
     trace,
     verify,
 )
-from fdtensor.errors import FdtensorError
-from fdtensor.randomness import DRAW
+from fdtensor.layouts.errors import FdtensorError
+from fdtensor.ops.randomness import DRAW
 from fdtensor.testing import assert_same_on_every_layout
 
 ONE = Mesh(one=1)

@@ -1,4 +1,4 @@
-"""Tests of fdtensor/layout.py: which indices each rank holds, and which layouts there are."""
+"""Tests of layouts/layout.py: which indices each rank holds, and which layouts there are."""
 
 from itertools import chain
 from math import prod
@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from fdtensor.blocks import intersect, length, locate, merged
-from fdtensor.dtypes import dtype_name, parse_dtype
-from fdtensor.errors import LayoutError
-from fdtensor.layout import Layout, TensorType
-from fdtensor.mesh import Mesh
-from fdtensor.placement import Partial, Ragged, Replicate, Shard, StridedShard
+from fdtensor.layouts.blocks import intersect, length, locate, merged
+from fdtensor.layouts.dtypes import dtype_name, parse_dtype
+from fdtensor.layouts.errors import LayoutError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Partial, Ragged, Replicate, Shard, StridedShard
+from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.testing.strategies import DTYPES, layouts, meshes, placements, shapes, types
 from fdtensor.testing.values import block
 

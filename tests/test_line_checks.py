@@ -1,4 +1,4 @@
-"""Tests of fdtensor/line_checks.py: a line whose blocks are not what the program says is named."""
+"""Tests of ops/line_checks.py: a line whose blocks are not what the program says is named."""
 
 import os
 import subprocess
@@ -19,9 +19,9 @@ from fdtensor import (
     rule,
     spmd,
 )
-from fdtensor.line_checks import debugging
-from fdtensor.mesh import Mesh
-from fdtensor.rules import S
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.ops.line_checks import debugging
+from fdtensor.ops.rules import S
 from fdtensor.testing.pool import GlooPool
 
 MESH = Mesh(x=4)
@@ -90,7 +90,7 @@ def test_it_is_on_within_and_off_after():
 
 
 def test_the_environment_puts_it_on():
-    code = "import fdtensor.line_checks as d; print(d.debugging())"
+    code = "import fdtensor.ops.line_checks as d; print(d.debugging())"
     for value, expected in (("1", "True"), ("0", "False"), ("", "False")):
         env = {**os.environ, "FDTENSOR_DEBUG": value}
         out = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)

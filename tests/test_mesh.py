@@ -1,4 +1,4 @@
-"""Tests of fdtensor/mesh.py and, with every kind of value, of fdtensor/record.py."""
+"""Tests of layouts/mesh.py and, with every kind of value, of layouts/record.py."""
 
 import copy
 import gc
@@ -13,10 +13,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fdtensor import layout, record
-from fdtensor.errors import MeshError
-from fdtensor.mesh import Mesh
-from fdtensor.placement import Partial, Ragged, Shard
+from fdtensor.layouts import layout, record
+from fdtensor.layouts.errors import MeshError
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Partial, Ragged, Shard
 from fdtensor.testing.strategies import layouts, meshes, placements, types
 
 RECORDS = st.one_of(meshes(), meshes(world=9), placements(), layouts(), types(dtype=None))

@@ -7,15 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fdtensor.cost import GLOO, NCCL
-from fdtensor.layout import TensorType
-from fdtensor.mesh import Mesh
-from fdtensor.runner import run_lines
-from fdtensor.simulator import SimulatedComm
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.tree import flatten
+from fdtensor.plans.cost import GLOO, NCCL
+from fdtensor.programs.tracer import trace
+from fdtensor.runtime.runner import run_lines
+from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.testing.strategies import sharded
 from fdtensor.testing.values import scatter
-from fdtensor.tracer import trace
-from fdtensor.tree import flatten
 from tests.models import MODELS
 from tests.programs import same
 

@@ -1,4 +1,4 @@
-"""Tests of fdtensor/opaque.py: `torch.compile` around what runs plans, and inside of programs."""
+"""Tests of layouts/opaque.py: `torch.compile` around what runs plans, and inside of programs."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from fdtensor import (
     spmd,
     trace,
 )
-from fdtensor.mesh import Mesh
+from fdtensor.layouts.mesh import Mesh
 
 MESH = Mesh(x=2)
 COMM = SimulatedComm(MESH)

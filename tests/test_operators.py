@@ -59,7 +59,7 @@ def test_the_table_has_all_ops_and_their_totals():
 
 def test_the_measure_sees_what_is_wrong(monkeypatch):
     """A rule that leaves out what other ranks hold is told of."""
-    from fdtensor.notation import core
+    from fdtensor.ops.notation import core
 
     op = torch.ops.aten.cumsum.default
     wrong = core.Rule(

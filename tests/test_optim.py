@@ -1,4 +1,4 @@
-"""Tests of fdtensor/optim: each optimizer of torch on any layouts, beside torch on one process."""
+"""Tests of optim: each optimizer of torch on any layouts, beside torch on one process."""
 
 import inspect
 import pickle
@@ -10,21 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fdtensor import optim
-from fdtensor.blockwise import NOT_BY_ELEMENT
-from fdtensor.checkpoint import load_checkpoint, save_checkpoint
-from fdtensor.distribution import distribute
-from fdtensor.dtensor import DTensor
-from fdtensor.eager import call
-from fdtensor.errors import FdtensorError
-from fdtensor.gradients import clip_grad_norm, gradients
-from fdtensor.layout import Layout, TensorType
-from fdtensor.mesh import Mesh
-from fdtensor.optim import states
-from fdtensor.optim.numbers import Numbers, greatest, least
-from fdtensor.placement import Ragged, Replicate, Shard, StridedShard
-from fdtensor.scaling import LossScale
-from fdtensor.simulator import SimulatedComm
-from fdtensor.spmd import Spmd, spmd
+from fdtensor.io.checkpoint import load_checkpoint, save_checkpoint
+from fdtensor.layouts.errors import FdtensorError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Ragged, Replicate, Shard, StridedShard
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.runtime.simulator import SimulatedComm
+from fdtensor.tensors.blockwise import NOT_BY_ELEMENT
+from fdtensor.tensors.call import call
+from fdtensor.tensors.distribution import distribute
+from fdtensor.tensors.dtensor import DTensor
+from fdtensor.tensors.grad_norms import clip_grad_norm, gradients
+from fdtensor.tensors.optim import states
+from fdtensor.tensors.optim.numbers import Numbers, greatest, least
+from fdtensor.tensors.scaling import LossScale
+from fdtensor.tensors.spmd import Spmd, spmd
 from fdtensor.testing.strategies import meshes, types
 from fdtensor.testing.values import gather_full, scatter
 

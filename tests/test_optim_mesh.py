@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from fdtensor import optim
-from fdtensor.api import connect
-from fdtensor.distribution import distribute
-from fdtensor.errors import FdtensorError
-from fdtensor.gradients import clip_grad_norm
-from fdtensor.layout import Layout
-from fdtensor.mesh import Mesh
-from fdtensor.placement import Ragged, Shard
-from fdtensor.scaling import LossScale
-from fdtensor.spmd import spmd
+from fdtensor.layouts.errors import FdtensorError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Ragged, Shard
+from fdtensor.tensors.connect import connect
+from fdtensor.tensors.distribution import distribute
+from fdtensor.tensors.grad_norms import clip_grad_norm
+from fdtensor.tensors.scaling import LossScale
+from fdtensor.tensors.spmd import spmd
 
 pytestmark = pytest.mark.mesh
 

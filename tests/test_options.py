@@ -1,13 +1,13 @@
-"""Tests of fdtensor/options.py: what is said beside a function reaches every program of it."""
+"""Tests of programs/options.py: what is said beside a function reaches every program of it."""
 
 import attrs
 import pytest
 import torch
 
 from fdtensor import SimulatedComm, TraceError, ValueTreeError, call, distribute, spmd
-from fdtensor.eager import _spmd_of
-from fdtensor.mesh import Mesh
-from fdtensor.options import Options
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.programs.options import Options
+from fdtensor.tensors.call import _spmd_of
 
 MESH = Mesh(x=2)
 

@@ -17,7 +17,7 @@ from fdtensor import (
     from_local,
     spmd,
 )
-from fdtensor.mesh import Mesh
+from fdtensor.layouts.mesh import Mesh
 from fdtensor.testing.pool import GlooPool
 
 pytestmark = pytest.mark.filterwarnings("ignore")

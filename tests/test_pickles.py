@@ -13,29 +13,32 @@ import pytest
 import torch
 
 import fdtensor as fd
-from fdtensor import errors, random, testing
-from fdtensor.checkpoint import Contents, Stored
-from fdtensor.discovery import Case
-from fdtensor.graph import Call, Full, Graph, Var
-from fdtensor.notation import At, Block, Row, Rule, U, Window
-from fdtensor.notation.core import Needs
-from fdtensor.options import Like, Options
-from fdtensor.pictures import Picture
-from fdtensor.placement import Spans
-from fdtensor.program import Together
-from fdtensor.spmd import Entry, Spmd
+from fdtensor import random, testing
+from fdtensor.inspect.pictures import Picture
+from fdtensor.io.checkpoint import Contents, Stored
+from fdtensor.layouts import errors
+from fdtensor.layouts.placement import Spans
+from fdtensor.layouts.text import Text
+from fdtensor.ops.graph import Call, Full, Graph, Var
+from fdtensor.ops.notation import At, Block, Row, Rule, U, Window
+from fdtensor.ops.notation.core import Needs
+from fdtensor.parallel.styles import Role
+from fdtensor.programs.options import Like, Options
+from fdtensor.programs.program import Together
+from fdtensor.tensors.spmd import Entry, Spmd
 from fdtensor.testing import Strides
-from fdtensor.text import Text
+from fdtensor.testing.discovery import Case
+from fdtensor.testing.verify import Wrong
 from fdtensor.train import GPT, AdamW, Job, Size
-from fdtensor.transforms.styles import Role
-from fdtensor.verify import Wrong
 
 aten = torch.ops.aten
 MODULES = (
-    *("fdtensor", "fdtensor.random", "fdtensor.testing", "fdtensor.checkpoint", "fdtensor.rules"),
-    *("fdtensor.discovery", "fdtensor.pictures", "fdtensor.placement", "fdtensor.program"),
-    *("fdtensor.spmd", "fdtensor.verify", "fdtensor.train", "fdtensor.text", "fdtensor.graph"),
-    *("fdtensor.transforms.styles", "fdtensor.errors", "fdtensor.interop", "fdtensor.options"),
+    *("fdtensor", "fdtensor.testing", "fdtensor.testing.discovery", "fdtensor.testing.verify"),
+    *("fdtensor.layouts.errors", "fdtensor.layouts.placement", "fdtensor.layouts.text"),
+    *("fdtensor.ops.graph", "fdtensor.ops.rules", "fdtensor.programs.options"),
+    *("fdtensor.programs.program", "fdtensor.tensors.random", "fdtensor.tensors.spmd"),
+    *("fdtensor.parallel.styles", "fdtensor.io.checkpoint", "fdtensor.io.interop"),
+    *("fdtensor.inspect.pictures", "fdtensor.train"),
 )
 
 MESH = fd.Mesh(dp=2, tp=2)

@@ -1,11 +1,11 @@
-"""Tests of fdtensor/placement.py."""
+"""Tests of layouts/placement.py."""
 
 import pytest
 import torch
 from hypothesis import given
 
-from fdtensor.errors import LayoutError
-from fdtensor.placement import (
+from fdtensor.layouts.errors import LayoutError
+from fdtensor.layouts.placement import (
     REDUCE_OPS,
     Partial,
     Ragged,

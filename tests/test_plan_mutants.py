@@ -18,7 +18,7 @@ from fdtensor import (
     plan,
     run,
 )
-from fdtensor.placement import parse_placement
+from fdtensor.layouts.placement import parse_placement
 from fdtensor.testing.values import block, full_tensor, gather_full, scatter
 from tests.mutants import mutants
 

@@ -34,11 +34,11 @@ from fdtensor import (
     run,
     transition,
 )
-from fdtensor.exchange import route
-from fdtensor.planner import _plan
+from fdtensor.plans.messages import route
+from fdtensor.plans.planner import _plan
+from fdtensor.plans.transitions import by_exchange
 from fdtensor.testing.strategies import placements, redistributions
 from fdtensor.testing.values import full_tensor, gather_full, scatter
-from fdtensor.transition import by_exchange
 
 R, S, P = Replicate(), Shard, Partial
 

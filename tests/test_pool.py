@@ -1,4 +1,4 @@
-"""Tests of fdtensor/testing/pool.py: a cluster for tests. Those of the cluster are its own."""
+"""Tests of testing/pool.py: a cluster for tests. Those of the cluster are its own."""
 
 import time
 

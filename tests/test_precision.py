@@ -17,8 +17,8 @@ from fdtensor import (
     spmd,
     trace,
 )
-from fdtensor.layout import TensorType
-from fdtensor.mesh import Mesh
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.testing.strategies import layouts, meshes
 
 MESH = Mesh(x=2)

@@ -23,8 +23,8 @@ from fdtensor import (
     plan,
     run,
 )
-from fdtensor.funcol import FuncolComm
-from fdtensor.process_groups import group_name, group_of, groups
+from fdtensor.runtime.funcol import FuncolComm
+from fdtensor.runtime.process_groups import group_name, group_of, groups
 from fdtensor.testing.pool import GlooPool
 
 pytestmark = pytest.mark.mesh
@@ -149,7 +149,7 @@ import torch, torch.distributed as dist
 
 warnings.simplefilter("error")
 from fdtensor import Layout, Mesh, Replicate, Shard, connect, distribute
-from fdtensor.process_groups import groups
+from fdtensor.runtime.process_groups import groups
 
 mesh, full = Mesh(x=2), torch.arange(12.0).view(4, 3)
 assert not dist.is_initialized()

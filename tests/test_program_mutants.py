@@ -22,11 +22,11 @@ from fdtensor import (
     run,
     trace,
 )
-from fdtensor.collective import Step
-from fdtensor.eqn import Together
-from fdtensor.graph import substituted, tensors_of
-from fdtensor.local_program import RESHAPES
-from fdtensor.program_json import _argument, _encoded
+from fdtensor.ops.graph import substituted, tensors_of
+from fdtensor.plans.collective import Step
+from fdtensor.programs.eqn import Together
+from fdtensor.programs.json import _argument, _encoded
+from fdtensor.runtime.local_program import RESHAPES
 from fdtensor.testing.values import gather_full, scatter
 from tests.mutants import mutants
 from tests.programs import CASES

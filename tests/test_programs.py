@@ -7,28 +7,29 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fdtensor.api import distribute
-from fdtensor.cost import GLOO, NCCL
-from fdtensor.dtensor import DTensor
-from fdtensor.eager import call
-from fdtensor.errors import (
+from fdtensor.layouts.errors import (
     CommError,
     LayoutError,
     RuleError,
     TraceError,
     ValueTreeError,
 )
-from fdtensor.layout import Layout, TensorType
-from fdtensor.mesh import Mesh
-from fdtensor.pins import constrain
-from fdtensor.placement import Partial, Replicate, Shard
-from fdtensor.runner import run_lines
-from fdtensor.simulator import SimulatedComm
-from fdtensor.spmd import spmd
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Partial, Replicate, Shard
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.tree import flatten
+from fdtensor.ops.pins import constrain
+from fdtensor.plans.cost import GLOO, NCCL
+from fdtensor.programs.tracer import trace
+from fdtensor.runtime.runner import run_lines
+from fdtensor.runtime.simulator import SimulatedComm
+from fdtensor.tensors.call import call
+from fdtensor.tensors.connect import distribute
+from fdtensor.tensors.dtensor import DTensor
+from fdtensor.tensors.spmd import spmd
 from fdtensor.testing.strategies import layouts, types
 from fdtensor.testing.values import full_tensor, gather_full, scatter
-from fdtensor.tracer import trace
-from fdtensor.tree import flatten
 from tests.programs import (
     CASES,
     SMOOTH,

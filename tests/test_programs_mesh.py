@@ -10,18 +10,18 @@ import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fdtensor.api import connect
-from fdtensor.distribution import distribute
-from fdtensor.dtensor import DTensor
-from fdtensor.eager import call
-from fdtensor.errors import FdtensorError
-from fdtensor.mesh import Mesh
-from fdtensor.spmd import spmd
+from fdtensor.layouts.errors import FdtensorError
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.tree import flatten
+from fdtensor.programs.tracer import trace
+from fdtensor.tensors.call import call
+from fdtensor.tensors.connect import connect
+from fdtensor.tensors.distribution import distribute
+from fdtensor.tensors.dtensor import DTensor
+from fdtensor.tensors.spmd import spmd
 from fdtensor.testing.pool import WorkerError
 from fdtensor.testing.strides import Strides, laid_out
 from fdtensor.testing.values import block
-from fdtensor.tracer import trace
-from fdtensor.tree import flatten
 from tests.programs import (
     CASES,
     SMOOTH,

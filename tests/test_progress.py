@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from fdtensor import progress
-from fdtensor.progress import busy, working
+from fdtensor.layouts import progress
+from fdtensor.layouts.progress import busy, working
 
 
 class Terminal(io.StringIO):
@@ -73,7 +73,7 @@ def test_errors_end_it(watched):
 def test_a_trace_says_so_on_a_real_terminal():
     code = """
 import time, torch, fdtensor as fd
-from fdtensor import progress
+from fdtensor.layouts import progress
 progress.PATIENCE = 0.0
 mesh = fd.Mesh(dp=2)
 def slowly(x):

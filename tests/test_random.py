@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fdtensor import random
-from fdtensor.api import distribute
-from fdtensor.errors import FdtensorError
-from fdtensor.layout import TensorType
-from fdtensor.mesh import Mesh
-from fdtensor.random_bits import Places, filled
-from fdtensor.random_bits.floats import _nearest
-from fdtensor.random_bits.rounding import above, below, rounded
-from fdtensor.simulator import SimulatedComm
+from fdtensor.layouts.errors import FdtensorError
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.ops.random_bits import Places, filled
+from fdtensor.ops.random_bits.floats import _nearest
+from fdtensor.ops.random_bits.rounding import above, below, rounded
+from fdtensor.runtime.simulator import SimulatedComm
+from fdtensor.tensors.connect import distribute
 from fdtensor.testing.strategies import types
 
 VECTORS = np.load(Path(__file__).parent / "random_vectors.npz")

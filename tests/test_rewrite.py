@@ -3,17 +3,18 @@
 import pytest
 import torch
 
-from fdtensor.graph import Full
-from fdtensor.layout import Layout, TensorType
-from fdtensor.mesh import Mesh
-from fdtensor.placement import Shard
-from fdtensor.recorder import record
-from fdtensor.rewrite import BACKWARD_SCANS, rewritten
-from fdtensor.runner import run_lines
-from fdtensor.simulator import SimulatedComm
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Shard
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.ops.graph import Full
+from fdtensor.ops.recorder import record
+from fdtensor.ops.rewrite import BACKWARD_SCANS, rewritten
+from fdtensor.programs.tracer import trace
+from fdtensor.runtime.runner import run_lines
+from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.testing.values import block, scatter
-from fdtensor.tracer import trace
-from fdtensor.verify import verify
+from fdtensor.testing.verify import verify
 from tests.decompositions import differences
 from tests.nested import nested
 

@@ -5,18 +5,19 @@ import torch
 import torch.nn.functional as F
 
 from fdtensor import SimulatedComm, distribute, from_local, spmd
-from fdtensor.graph import Call, Full, Var
-from fdtensor.layout import Layout, TensorType
-from fdtensor.lower import lowered
-from fdtensor.mesh import Mesh
-from fdtensor.notation.core import P, R, S, U, rule_of
-from fdtensor.options import like
-from fdtensor.recorder import record
-from fdtensor.rows import rows_of
-from fdtensor.rules import Row
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.ops.graph import Call, Full, Var
+from fdtensor.ops.lowering import lowered
+from fdtensor.ops.notation.core import P, R, S, U, rule_of
+from fdtensor.ops.recorder import record
+from fdtensor.ops.rows import rows_of
+from fdtensor.ops.rules import Row
+from fdtensor.programs.options import like
+from fdtensor.programs.tracer import trace
 from fdtensor.testing.strides import Strides, strided
-from fdtensor.tracer import trace
-from fdtensor.verify import call_of, verify
+from fdtensor.testing.verify import call_of, verify
 from tests.decompositions import differences
 from tests.nested import nested
 

@@ -5,20 +5,21 @@ import contextlib
 import pytest
 import torch
 
-from fdtensor.decompositions import DECOMPOSITIONS
-from fdtensor.distribution import distribute
-from fdtensor.graph import Full
-from fdtensor.layout import Layout, TensorType
-from fdtensor.lower import local_graph, lowered
-from fdtensor.mesh import Mesh
-from fdtensor.notation.core import rule_of
-from fdtensor.placement import Partial, Replicate, Shard, StridedShard
-from fdtensor.rows import rows_of
-from fdtensor.simulator import SimulatedComm
-from fdtensor.spmd import spmd
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Partial, Replicate, Shard, StridedShard
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.ops.decompositions import DECOMPOSITIONS
+from fdtensor.ops.graph import Full
+from fdtensor.ops.lowering import local_graph, lowered
+from fdtensor.ops.notation.core import rule_of
+from fdtensor.ops.rows import rows_of
+from fdtensor.programs.tracer import trace
+from fdtensor.runtime.simulator import SimulatedComm
+from fdtensor.tensors.distribution import distribute
+from fdtensor.tensors.spmd import spmd
 from fdtensor.testing.values import gather_full, scatter
-from fdtensor.tracer import trace
-from fdtensor.verify import call_of, verify
+from fdtensor.testing.verify import call_of, verify
 from tests.decompositions import differences
 from tests.nested import ints, nested
 from tests.operators.check import BYTES

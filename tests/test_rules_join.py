@@ -5,18 +5,19 @@ import itertools
 import pytest
 import torch
 
-from fdtensor.blocks import chunk
-from fdtensor.graph import Call, Full
-from fdtensor.layout import Layout, TensorType
-from fdtensor.mesh import Mesh
-from fdtensor.notation.core import Window, rule_of
-from fdtensor.placement import Partial, Ragged, Replicate, Shard, Spans, StridedShard
-from fdtensor.rows import rows_of
-from fdtensor.runner import run_lines
-from fdtensor.simulator import SimulatedComm
+from fdtensor.layouts.blocks import chunk
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Partial, Ragged, Replicate, Shard, Spans, StridedShard
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.ops.graph import Call, Full
+from fdtensor.ops.notation.core import Window, rule_of
+from fdtensor.ops.rows import rows_of
+from fdtensor.programs.tracer import trace
+from fdtensor.runtime.runner import run_lines
+from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.testing.values import gather_full, scatter
-from fdtensor.tracer import trace
-from fdtensor.verify import call_of, check_row, verify
+from fdtensor.testing.verify import call_of, check_row, verify
 from tests.decompositions import differences
 from tests.nested import ints, nested
 

@@ -21,11 +21,11 @@ from fdtensor import (
     spmd,
     trace,
 )
-from fdtensor.decompositions.plain import corrcoef, cov
-from fdtensor.graph import Full
-from fdtensor.notation.core import P, R, S
-from fdtensor.rows import rows_of
-from fdtensor.verify import call_of, verify
+from fdtensor.ops.decompositions.plain import corrcoef, cov
+from fdtensor.ops.graph import Full
+from fdtensor.ops.notation.core import P, R, S
+from fdtensor.ops.rows import rows_of
+from fdtensor.testing.verify import call_of, verify
 from tests.decompositions import differences
 from tests.nested import ints, nested
 

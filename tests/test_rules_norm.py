@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 
 from fdtensor import SimulatedComm, TraceError, distribute, spmd
-from fdtensor.decompositions import DECOMPOSITIONS
-from fdtensor.graph import Full
-from fdtensor.mesh import Mesh
-from fdtensor.rows import rows_of
-from fdtensor.verify import call_of, verify
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.ops.decompositions import DECOMPOSITIONS
+from fdtensor.ops.graph import Full
+from fdtensor.ops.rows import rows_of
+from fdtensor.testing.verify import call_of, verify
 from tests.decompositions import differences
 from tests.nested import nested
 

@@ -5,12 +5,12 @@ import itertools
 import pytest
 import torch
 
-from fdtensor.graph import Full
-from fdtensor.notation.core import P, R, S
-from fdtensor.notation.dtypes import keeps_order, keeps_sums
-from fdtensor.placement import Partial
-from fdtensor.rows import rows_of
-from fdtensor.verify import call_of, verify
+from fdtensor.layouts.placement import Partial
+from fdtensor.ops.graph import Full
+from fdtensor.ops.notation.core import P, R, S
+from fdtensor.ops.notation.dtypes import keeps_order, keeps_sums
+from fdtensor.ops.rows import rows_of
+from fdtensor.testing.verify import call_of, verify
 
 aten = torch.ops.aten
 MAX, MIN = Partial("max"), Partial("min")
@@ -361,7 +361,7 @@ def test_casts_that_keep_sums_and_order():
 @pytest.mark.parametrize("op", [aten.add.Tensor, aten.hardtanh.default], ids=str)
 def test_a_wrong_row_is_found(op):
     """`verify` compares what ranks make with the whole."""
-    from fdtensor.rules import Row
+    from fdtensor.ops.rules import Row
 
     args = (ints(4, 6), 10) if op is aten.add.Tensor else (ints(4, 6),)
     (wrong,) = verify(op, [args], [Row((P,), (P,))], count=2)

@@ -7,17 +7,18 @@ from math import inf
 import pytest
 import torch
 
-from fdtensor.decompositions import DECOMPOSITIONS, decomposition_of
-from fdtensor.dtypes import reducible
-from fdtensor.graph import Full
-from fdtensor.layout import Layout, TensorType
-from fdtensor.mesh import Mesh
-from fdtensor.notation.core import Row
-from fdtensor.placement import Partial, Shard
-from fdtensor.recorder import record
-from fdtensor.rows import rows_of
-from fdtensor.tracer import trace
-from fdtensor.verify import call_of, verify
+from fdtensor.layouts.dtypes import reducible
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Partial, Shard
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.ops.decompositions import DECOMPOSITIONS, decomposition_of
+from fdtensor.ops.graph import Full
+from fdtensor.ops.notation.core import Row
+from fdtensor.ops.recorder import record
+from fdtensor.ops.rows import rows_of
+from fdtensor.programs.tracer import trace
+from fdtensor.testing.verify import call_of, verify
 from tests.decompositions import differences
 from tests.nested import nested
 from tests.operators.check import BYTES

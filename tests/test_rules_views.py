@@ -9,18 +9,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fdtensor.blocks import chunk
-from fdtensor.graph import Full
-from fdtensor.layout import Layout, TensorType
-from fdtensor.lift import _same
-from fdtensor.mesh import Mesh
-from fdtensor.notation.core import P, R, S
-from fdtensor.notation.reshape import groups
-from fdtensor.placement import Partial, Shard, StridedShard
-from fdtensor.rows import rows_of
-from fdtensor.rules import Row
+from fdtensor.layouts.blocks import chunk
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Partial, Shard, StridedShard
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.ops.graph import Full
+from fdtensor.ops.lift import _same
+from fdtensor.ops.notation.core import P, R, S
+from fdtensor.ops.notation.reshape import groups
+from fdtensor.ops.rows import rows_of
+from fdtensor.ops.rules import Row
 from fdtensor.testing.strategies import types
-from fdtensor.verify import call_of, verify
+from fdtensor.testing.verify import call_of, verify
 
 aten = torch.ops.aten
 COUNTS = [2, 3, 4]

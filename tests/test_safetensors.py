@@ -1,4 +1,4 @@
-"""Tests of fdtensor/safetensors.py: any blocks from files of whole tensors, and back."""
+"""Tests of io/safetensors.py: any blocks from files of whole tensors, and back."""
 
 import json
 import tempfile
@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from fdtensor.api import connect, distribute
-from fdtensor.checkpoint import Stored, checkpoint_contents, headers
-from fdtensor.checkpoint.headers import DTYPES
-from fdtensor.dtensor import DTensor
-from fdtensor.errors import CheckpointError, FdtensorError, ValueTreeError
-from fdtensor.layout import TensorType
-from fdtensor.mesh import Mesh
-from fdtensor.placement import Replicate, Shard
-from fdtensor.safetensors import load_safetensors, save_safetensors
-from fdtensor.simulator import SimulatedComm
+from fdtensor.io.checkpoint import Stored, checkpoint_contents, headers
+from fdtensor.io.checkpoint.headers import DTYPES
+from fdtensor.io.safetensors import load_safetensors, save_safetensors
+from fdtensor.layouts.errors import CheckpointError, FdtensorError, ValueTreeError
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Replicate, Shard
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.runtime.simulator import SimulatedComm
+from fdtensor.tensors.connect import connect, distribute
+from fdtensor.tensors.dtensor import DTensor
 from fdtensor.testing.strategies import types
 from fdtensor.testing.values import full_tensor, gather_full, scatter
 

@@ -1,20 +1,20 @@
-"""Tests of fdtensor/saved.py and fdtensor/apart.py."""
+"""Tests of ops/saved_as.py and fdtensor/ops/saved_values.py."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fdtensor.distribution import distribute
-from fdtensor.errors import LayoutError, TraceError
-from fdtensor.layout import TensorType
-from fdtensor.mesh import Mesh
-from fdtensor.pins import constrain
-from fdtensor.saved import saved_as
-from fdtensor.simulator import SimulatedComm
-from fdtensor.spmd import spmd
+from fdtensor.layouts.errors import LayoutError, TraceError
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.ops.pins import constrain
+from fdtensor.ops.saved_as import saved_as
+from fdtensor.programs.tracer import trace
+from fdtensor.runtime.simulator import SimulatedComm
+from fdtensor.tensors.distribution import distribute
+from fdtensor.tensors.spmd import spmd
 from fdtensor.testing.strategies import layouts
-from fdtensor.tracer import trace
 
 MESH = Mesh(dp=2, tp=2)
 LINE = Mesh(tp=4)

@@ -4,19 +4,20 @@ import attrs
 import pytest
 import torch
 
-from fdtensor.collective import is_local
-from fdtensor.cost import GLOO, NCCL
-from fdtensor.layout import Layout, TensorType
-from fdtensor.mesh import Mesh
-from fdtensor.options import Options
-from fdtensor.placement import Replicate, Shard
-from fdtensor.program import Together
-from fdtensor.runner import run_lines
-from fdtensor.schedule import scheduled
-from fdtensor.simulator import SimulatedComm
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Replicate, Shard
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.tree import flatten
+from fdtensor.plans.collective import is_local
+from fdtensor.plans.cost import GLOO, NCCL
+from fdtensor.programs.options import Options
+from fdtensor.programs.program import Together
+from fdtensor.programs.schedule import scheduled
+from fdtensor.programs.tracer import traced
+from fdtensor.runtime.runner import run_lines
+from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.testing.values import scatter
-from fdtensor.tracer import traced
-from fdtensor.tree import flatten
 
 MESH = Mesh(dp=3)
 

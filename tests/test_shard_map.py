@@ -1,4 +1,4 @@
-"""Tests of fdtensor/shard_map.py and of the named collectives, on simulated and on real ranks.
+"""Tests of shard_map and of the named collectives, on simulated and on real ranks.
 
 Values are integers in float64, so that results and derivatives are equal to the bit.
 """
@@ -11,13 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import forward_ad
 
-from fdtensor.api import connect
-from fdtensor.distribution import distribute, from_local
-from fdtensor.dtensor import DTensor
-from fdtensor.errors import CommError, FdtensorError, LayoutError, MeshError, ValueTreeError
-from fdtensor.layout import Layout, TensorType
-from fdtensor.mesh import Mesh
-from fdtensor.named import (
+from fdtensor.layouts.errors import CommError, FdtensorError, LayoutError, MeshError, ValueTreeError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Ragged, Replicate
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.runtime.simulator import SimulatedComm
+from fdtensor.tensors.connect import connect
+from fdtensor.tensors.distribution import distribute, from_local
+from fdtensor.tensors.dtensor import DTensor
+from fdtensor.tensors.shard_map.collectives import (
     all_gather,
     all_to_all,
     axis_index,
@@ -29,9 +32,7 @@ from fdtensor.named import (
     psum,
     reduce_scatter,
 )
-from fdtensor.placement import Ragged, Replicate
-from fdtensor.shard_map import shard_map
-from fdtensor.simulator import SimulatedComm
+from fdtensor.tensors.shard_map.mapped import shard_map
 from fdtensor.testing.pool import WorkerError
 from fdtensor.testing.strategies import layouts, meshes, shapes
 from fdtensor.testing.values import full_tensor, gather_full, scatter

@@ -26,14 +26,14 @@ from fdtensor import (
     show,
     trace,
 )
-from fdtensor.errors import FdtensorError
-from fdtensor.pictures import Picture, picture_of
-from fdtensor.pictures.canvas import spread
-from fdtensor.pictures.facts import Blocks, Facts, Move, Note, Table, Timeline, owners
-from fdtensor.pictures.holders import empty_ranks, ranks_text
-from fdtensor.pictures.palette import _luminance, _rgb, color, ink
-from fdtensor.pictures.schedule import line_seconds, scheduled
-from fdtensor.placement import Spans
+from fdtensor.inspect.pictures import Picture, picture_of
+from fdtensor.inspect.pictures.canvas import spread
+from fdtensor.inspect.pictures.facts import Blocks, Facts, Move, Note, Table, Timeline, owners
+from fdtensor.inspect.pictures.holders import empty_ranks, ranks_text
+from fdtensor.inspect.pictures.palette import _luminance, _rgb, color, ink
+from fdtensor.inspect.pictures.schedule import line_seconds, scheduled
+from fdtensor.layouts.errors import FdtensorError
+from fdtensor.layouts.placement import Spans
 from fdtensor.testing.strategies import DTYPES, meshes, redistributions, types
 from fdtensor.testing.values import full_tensor, scatter
 
@@ -540,7 +540,7 @@ def test_a_picture_is_seen_once_at_a_prompt(capsys):
 
 
 def test_a_picture_is_seen_once_at_a_prompt_on_a_terminal(capsys, monkeypatch):
-    monkeypatch.setattr("fdtensor.pictures.picture._at_terminal", lambda: True)
+    monkeypatch.setattr("fdtensor.inspect.pictures.picture._at_terminal", lambda: True)
     assert run("show(MESH)", "single", capsys) == MESH_TEXT + "\n"
     assert isinstance(show(MESH), Picture)
 

@@ -5,16 +5,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fdtensor.api import connect
-from fdtensor.distribution import distribute, from_local
-from fdtensor.errors import LayoutError, PlanError
-from fdtensor.interpreter import run
-from fdtensor.layout import Layout, TensorType
-from fdtensor.mesh import Mesh
-from fdtensor.notation.core import Needs
-from fdtensor.placement import Replicate, Shard, Spans, parse_placement
-from fdtensor.planner import plan
-from fdtensor.simulator import SimulatedComm
+from fdtensor.layouts.errors import LayoutError, PlanError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Replicate, Shard, Spans, parse_placement
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.ops.notation.core import Needs
+from fdtensor.plans.planner import plan
+from fdtensor.runtime.interpreter import run
+from fdtensor.runtime.simulator import SimulatedComm
+from fdtensor.tensors.connect import connect
+from fdtensor.tensors.distribution import distribute, from_local
 from fdtensor.testing.strategies import layouts, meshes
 from fdtensor.testing.values import block, full_tensor, scatter
 

@@ -22,8 +22,8 @@ from fdtensor import (
     layouts_for,
     spmd,
 )
-from fdtensor.errors import MeshError, TraceError
-from fdtensor.transforms.styles import matched, styled
+from fdtensor.layouts.errors import MeshError, TraceError
+from fdtensor.parallel.styles import matched, styled
 
 MESH = Mesh(dp=2, tp=2)
 

@@ -22,7 +22,7 @@ from fdtensor import (
     shards,
     tensor_parallel,
 )
-from fdtensor.errors import DataDependentError, MeshError, TraceError
+from fdtensor.layouts.errors import DataDependentError, MeshError, TraceError
 from tests.lockstep import together
 
 # what torch warns of in code of its own

@@ -1,4 +1,4 @@
-"""Tests of fdtensor/testing: what the other tests stand on."""
+"""Tests of testing: what the other tests stand on."""
 
 import pytest
 import torch
@@ -6,10 +6,11 @@ from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
 import fdtensor.testing
-from fdtensor.errors import LayoutError
-from fdtensor.layout import Layout, TensorType
-from fdtensor.mesh import Mesh
-from fdtensor.placement import REDUCE_OPS, Partial, Ragged, Replicate, Shard, StridedShard
+from fdtensor.layouts.errors import LayoutError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import REDUCE_OPS, Partial, Ragged, Replicate, Shard, StridedShard
+from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.testing.strategies import DTYPES, meshes, redistributions, types
 from fdtensor.testing.values import block, full_tensor, gather_full, reduced, scatter
 

@@ -1,4 +1,4 @@
-"""Tests of fdtensor/testing/fixtures.py: real ranks for the tests of others."""
+"""Tests of testing/fixtures.py: real ranks for the tests of others."""
 
 import subprocess
 import sys

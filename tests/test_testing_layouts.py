@@ -28,7 +28,7 @@ from fdtensor import (
     shard_map,
     spmd,
 )
-from fdtensor.errors import LayoutError, TraceError
+from fdtensor.layouts.errors import LayoutError, TraceError
 from fdtensor.testing import (
     assert_same_on_every_layout,
     assert_same_on_layouts,

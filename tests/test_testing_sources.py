@@ -1,4 +1,4 @@
-"""Tests of fdtensor/testing/sources.py: what is written out gives what it was written from."""
+"""Tests of testing/sources.py: what is written out gives what it was written from."""
 
 import functools
 import math

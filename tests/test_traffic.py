@@ -23,12 +23,12 @@ from fdtensor import (
     plan,
     trace,
 )
-from fdtensor.bound import least_total, lower_bound
-from fdtensor.cost import seconds
-from fdtensor.exchange import route, talk
+from fdtensor.plans.bound import least_total, lower_bound
+from fdtensor.plans.cost import seconds
+from fdtensor.plans.messages import route, talk
+from fdtensor.plans.traffic import received, received_at, sent, sent_at
+from fdtensor.plans.transitions import by_exchange
 from fdtensor.testing.strategies import redistributions
-from fdtensor.traffic import received, received_at, sent, sent_at
-from fdtensor.transition import by_exchange
 
 R, S, P = Replicate(), Shard, Partial
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fdtensor import FdtensorError, Mesh, Replicate, Shard, SimulatedComm, TensorType
-from fdtensor.errors import MeshError
+from fdtensor.layouts.errors import MeshError
 from fdtensor.train import (
     GPT,
     AdamW,

@@ -8,9 +8,9 @@ from collections import Counter
 
 import pytest
 
-from fdtensor.cost import NCCL
-from fdtensor.mesh import Mesh
-from fdtensor.schedule import BUCKET_BYTES
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.plans.cost import NCCL
+from fdtensor.programs.schedule import BUCKET_BYTES
 from fdtensor.train.gpt import Size
 from fdtensor.train.job import Job, program, types
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from fdtensor.api import connect
-from fdtensor.mesh import Mesh
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.tensors.connect import connect
 from fdtensor.train import Job, Size, plain_losses
 from fdtensor.train.job import losses
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from fdtensor import SimulatedComm, TensorType, distribute, spmd, trace
-from fdtensor.mesh import Mesh
-from fdtensor.random_bits import key
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.ops.random_bits import key
 
 tf = pytest.importorskip("transformers")
 

@@ -20,7 +20,7 @@ from fdtensor import (
     run,
     transition,
 )
-from fdtensor.cost import NCCL
+from fdtensor.plans.cost import NCCL
 from fdtensor.testing.strategies import placements, types
 from fdtensor.testing.values import full_tensor, gather_full, scatter
 

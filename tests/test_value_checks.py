@@ -1,4 +1,4 @@
-"""Tests of fdtensor/value_checks.py: what torch refuses for its values, every layout refuses."""
+"""Tests of ops/value_checks.py: what torch refuses for its values, every layout refuses."""
 
 import time
 
@@ -19,8 +19,8 @@ from fdtensor import (
     spmd,
     trace,
 )
-from fdtensor.layout import TensorType
-from fdtensor.mesh import Mesh
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.testing.pool import GlooPool
 from fdtensor.testing.strategies import layouts, meshes
 from fdtensor.testing.values import block

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fdtensor import Mesh, RuleError, SimulatedComm, TensorType, distribute, explain, rule, trace
-from fdtensor.notation.core import P, R, Row, S, rule_of
-from fdtensor.verify import verify
+from fdtensor.ops.notation.core import P, R, Row, S, rule_of
+from fdtensor.testing.verify import verify
 
 MESH = Mesh(dp=2)
 

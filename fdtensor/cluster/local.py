@@ -18,14 +18,14 @@ from fdtensor.cluster.failures import Failure, WorkerError, grouped, in_step
 from fdtensor.cluster.parcels import Block, Call, Side, assembled, loads, packed
 from fdtensor.cluster.processes import Worker, start, stop
 from fdtensor.cluster.worker import State, join, this_rank
-from fdtensor.comm import Check
-from fdtensor.errors import CommError
-from fdtensor.mesh import Mesh
-from fdtensor.progress import working
-from fdtensor.simulator import SimulatedComm
+from fdtensor.layouts.errors import CommError
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.progress import working
+from fdtensor.runtime.comm import Check
+from fdtensor.runtime.simulator import SimulatedComm
 
 if TYPE_CHECKING:
-    from fdtensor.funcol import FuncolComm
+    from fdtensor.runtime.funcol import FuncolComm
 
 __all__ = ["LocalCluster", "local_cluster"]
 

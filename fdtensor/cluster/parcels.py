@@ -24,14 +24,14 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket, _OpNamespace
 
 from fdtensor.cluster.failures import spans
-from fdtensor.comm import Check
-from fdtensor.dtensor import DTensor
-from fdtensor.errors import CommError
-from fdtensor.graph import op_named
-from fdtensor.kernel import empty
-from fdtensor.layout import TensorType
-from fdtensor.mesh import Mesh
-from fdtensor.simulator import SimulatedComm
+from fdtensor.layouts.errors import CommError
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.ops.graph import op_named
+from fdtensor.runtime.comm import Check
+from fdtensor.runtime.kernel import empty
+from fdtensor.runtime.simulator import SimulatedComm
+from fdtensor.tensors.dtensor import DTensor
 
 __all__ = ["Block", "Call", "Side", "assembled", "dumps", "loads", "packed", "search_path"]
 

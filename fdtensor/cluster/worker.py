@@ -28,11 +28,11 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from fdtensor.cluster.failures import failure
 from fdtensor.cluster.parcels import Block, Side, dumps, loads
-from fdtensor.comm import Check
-from fdtensor.dtensor import DTensor
-from fdtensor.errors import CommError
-from fdtensor.funcol import FuncolComm
-from fdtensor.mesh import Mesh
+from fdtensor.layouts.errors import CommError
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.runtime.comm import Check
+from fdtensor.runtime.funcol import FuncolComm
+from fdtensor.tensors.dtensor import DTensor
 
 __all__ = ["State", "ThisRank", "join", "serve", "this_rank"]
 

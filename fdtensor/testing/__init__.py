@@ -7,7 +7,8 @@
 `every_layout` has the law and `strategies` draws meshes, layouts, types, redistributions and
 DTensors, by hypothesis; `values` makes the tensors that go with them, `pool` keeps gloo processes
 up and `fixtures` hands them to pytest. Each is imported at its first use: the pool does without
-hypothesis, and all but the fixtures without pytest.
+hypothesis, and all but the fixtures without pytest. `verify` tries the rows of an op and
+`discovery` finds some. It imports from all other rooms.
 """
 
 from __future__ import annotations

@@ -8,11 +8,11 @@ from typing import Any
 import attrs
 import torch
 
-from fdtensor.dtensor import DTensor
-from fdtensor.dtypes import dtype_name
+from fdtensor.layouts.dtypes import dtype_name
+from fdtensor.layouts.tree import paths
+from fdtensor.tensors.dtensor import DTensor
 from fdtensor.testing.outcome import Claim, Outcome
 from fdtensor.testing.values import block, gather_full
-from fdtensor.tree import paths
 
 __all__ = ["Difference", "Tolerance", "difference"]
 

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fdtensor.errors import LayoutError
-from fdtensor.layout import Layout, TensorType
-from fdtensor.mesh import Mesh
-from fdtensor.options import OnMissingRule
-from fdtensor.placement import ReduceOp
-from fdtensor.random_bits import Key
+from fdtensor.layouts.errors import LayoutError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import ReduceOp
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.ops.random_bits import Key
+from fdtensor.programs.options import OnMissingRule
 from fdtensor.testing.compare import Tolerance
 from fdtensor.testing.outcome import Claim
 from fdtensor.testing.problem import Judge, Problem

@@ -9,15 +9,15 @@ from typing import Any
 import attrs
 import torch
 
-from fdtensor.distribution import from_local
-from fdtensor.dtensor import DTensor
-from fdtensor.errors import TraceError
-from fdtensor.options import OnMissingRule, Options
-from fdtensor.placement import Replicate
-from fdtensor.spmd import Spmd
+from fdtensor.layouts.errors import TraceError
+from fdtensor.layouts.placement import Replicate
+from fdtensor.layouts.tree import argument, flatten, paths, unflatten
+from fdtensor.programs.options import OnMissingRule, Options
+from fdtensor.programs.tracer import name_of
+from fdtensor.tensors.distribution import from_local
+from fdtensor.tensors.dtensor import DTensor
+from fdtensor.tensors.spmd import Spmd
 from fdtensor.testing.setting import alone
-from fdtensor.tracer import name_of
-from fdtensor.tree import argument, flatten, paths, unflatten
 
 __all__ = ["Claim", "Outcome"]
 

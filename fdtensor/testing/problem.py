@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import torch
 
-from fdtensor.dtensor import DTensor
-from fdtensor.mesh import Mesh
-from fdtensor.simulator import SimulatedComm
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.runtime.simulator import SimulatedComm
+from fdtensor.tensors.dtensor import DTensor
 from fdtensor.testing.compare import Difference, Tolerance, difference
 from fdtensor.testing.outcome import Claim, Outcome
 from fdtensor.testing.setting import Setting

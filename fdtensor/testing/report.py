@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fdtensor.errors import FdtensorError
-from fdtensor.mesh import Mesh
-from fdtensor.program import Program
-from fdtensor.spmd import Spmd
+from fdtensor.layouts.errors import FdtensorError
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.programs.program import Program
+from fdtensor.tensors.spmd import Spmd
 from fdtensor.testing.compare import Difference
 from fdtensor.testing.outcome import Claim
 from fdtensor.testing.problem import Problem

@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-from fdtensor.errors import LayoutError
-from fdtensor.layout import TensorType
-from fdtensor.mesh import Mesh
+from fdtensor.layouts.errors import LayoutError
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.tree import unflatten
 from fdtensor.testing.compare import Tolerance
 from fdtensor.testing.outcome import Claim
 from fdtensor.testing.setting import Setting
 from fdtensor.testing.sources import Names, literal
 from fdtensor.testing.values import full_tensor
-from fdtensor.tree import unflatten
 
 __all__ = ["integers", "script", "simple_values"]
 

@@ -10,13 +10,11 @@ from typing import Any
 import attrs
 import torch
 
-from fdtensor.comm import Comm
-from fdtensor.dtensor import DTensor
-from fdtensor.dtypes import reducible
-from fdtensor.errors import LayoutError
-from fdtensor.layout import Layout, TensorType
-from fdtensor.mesh import Mesh
-from fdtensor.placement import (
+from fdtensor.layouts.dtypes import reducible
+from fdtensor.layouts.errors import LayoutError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import (
     REDUCE_OPS,
     Cut,
     Partial,
@@ -26,7 +24,10 @@ from fdtensor.placement import (
     Shard,
     StridedShard,
 )
-from fdtensor.simulator import SimulatedComm
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.runtime.comm import Comm
+from fdtensor.runtime.simulator import SimulatedComm
+from fdtensor.tensors.dtensor import DTensor
 from fdtensor.testing.strides import CONTIGUOUS, Strides, strided
 from fdtensor.testing.values import scatter
 

@@ -18,11 +18,11 @@ import attrs
 import torch
 from torch._library.custom_ops import CustomOpDef
 
-from fdtensor.notation.core import rule_of
-from fdtensor.options import Options
-from fdtensor.random_bits import Key
-from fdtensor.record import Record
-from fdtensor.spmd import Spmd
+from fdtensor.layouts.record import Record
+from fdtensor.ops.notation.core import rule_of
+from fdtensor.ops.random_bits import Key
+from fdtensor.programs.options import Options
+from fdtensor.tensors.spmd import Spmd
 
 __all__ = ["Names", "literal"]
 
@@ -89,7 +89,7 @@ class Names:
             case Record():
                 return repr(value)
             case Key():
-                self.imports["from fdtensor.random_bits import Key"] = None
+                self.imports["from fdtensor.ops.random_bits import Key"] = None
                 return repr(value)
             case Spmd() if value.options == Options():
                 return f"spmd({self.spelled(value.f, 'f')})"

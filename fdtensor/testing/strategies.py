@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from fdtensor.errors import LayoutError
-from fdtensor.layout import Layout, TensorType
-from fdtensor.mesh import Mesh
-from fdtensor.placement import (
+from fdtensor.layouts.errors import LayoutError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import (
     REDUCE_OPS,
     Cut,
     Partial,
@@ -34,10 +34,11 @@ from fdtensor.placement import (
     Shard,
     StridedShard,
 )
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.tree import flatten, unflatten
 from fdtensor.testing.setting import Setting
 from fdtensor.testing.strides import Strides
 from fdtensor.testing.values import full_tensor
-from fdtensor.tree import flatten, unflatten
 
 __all__ = [
     "layouts",

@@ -13,9 +13,9 @@ from itertools import compress
 
 import torch
 
-from fdtensor.layout import TensorType
-from fdtensor.mesh import Coord
-from fdtensor.placement import ReduceOp
+from fdtensor.layouts.mesh import Coord
+from fdtensor.layouts.placement import ReduceOp
+from fdtensor.layouts.tensor_type import TensorType
 
 __all__ = ["block", "full_tensor", "gather_full", "reduced", "scatter"]
 

@@ -13,11 +13,11 @@ import attrs
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fdtensor.cost import GLOO, NCCL
-from fdtensor.errors import FdtensorError, MeshError
-from fdtensor.mesh import Mesh
-from fdtensor.program import Program
-from fdtensor.progress import busy
+from fdtensor.layouts.errors import FdtensorError, MeshError
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.progress import busy
+from fdtensor.plans.cost import GLOO, NCCL
+from fdtensor.programs.program import Program
 from fdtensor.train.gpt import Size
 from fdtensor.train.job import Job, losses
 from fdtensor.train.layouts import tokens_layout
@@ -65,7 +65,7 @@ def train(mesh: Mesh, options: argparse.Namespace) -> int:
     job = Job(size, AdamW(lr=options.lr), options.steps, options.batch, options.seed)
     show = _Show(max(1, options.every), options.program, options.regather)
     if options.simulate:
-        from fdtensor.simulator import SimulatedComm
+        from fdtensor.runtime.simulator import SimulatedComm
 
         show.run(job, SimulatedComm(mesh))
     elif "RANK" in os.environ and "WORLD_SIZE" in os.environ:
@@ -121,7 +121,7 @@ def _title(job: Job, mesh: Mesh) -> str:
 def _under_torchrun(job: Job, mesh: Mesh, show: _Show) -> None:
     import torch.distributed as dist
 
-    from fdtensor.process_groups import up
+    from fdtensor.runtime.process_groups import up
 
     up()
     try:
@@ -140,8 +140,8 @@ def _on_this_rank(job: Job, mesh: Mesh, show: _Show) -> None:
     """Trains on one rank of a real mesh; the process group is up. Only rank 0 prints."""
     import torch.distributed as dist
 
-    from fdtensor.funcol import FuncolComm
-    from fdtensor.process_groups import default_device
+    from fdtensor.runtime.funcol import FuncolComm
+    from fdtensor.runtime.process_groups import default_device
 
     device = default_device()
     comm = FuncolComm(mesh, device, cost=GLOO if device == "cpu" else NCCL)

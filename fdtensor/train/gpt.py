@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fdtensor.errors import FdtensorError
+from fdtensor.layouts.errors import FdtensorError
 from fdtensor.train.text import VOCABULARY
 
 __all__ = ["GPT", "Pin", "Size", "initial"]

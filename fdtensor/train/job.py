@@ -8,17 +8,17 @@ from typing import Any
 import attrs
 import torch
 
-from fdtensor.comm import Comm
-from fdtensor.cost import CostModel
-from fdtensor.distribution import distribute
-from fdtensor.errors import FdtensorError
-from fdtensor.layout import TensorType
-from fdtensor.mesh import Mesh
-from fdtensor.pins import constrain
-from fdtensor.program import Program
-from fdtensor.random_bits import fold_in, key
-from fdtensor.spmd import spmd
-from fdtensor.tracer import trace
+from fdtensor.layouts.errors import FdtensorError
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.ops.pins import constrain
+from fdtensor.ops.random_bits import fold_in, key
+from fdtensor.plans.cost import CostModel
+from fdtensor.programs.program import Program
+from fdtensor.programs.tracer import trace
+from fdtensor.runtime.comm import Comm
+from fdtensor.tensors.distribution import distribute
+from fdtensor.tensors.spmd import spmd
 from fdtensor.train.gpt import Pin, Size, initial
 from fdtensor.train.layouts import activation_layout, tokens_layout, weight_layouts
 from fdtensor.train.optimizer import AdamW

@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
-from fdtensor.errors import MeshError
-from fdtensor.layout import Layout
-from fdtensor.mesh import Mesh
-from fdtensor.placement import Placement, Replicate, Shard
+from fdtensor.layouts.errors import MeshError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Placement, Replicate, Shard
 
 __all__ = ["STYLES", "activation_layout", "tokens_layout", "weight_layouts"]
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from fdtensor.dtensor import DTensor
-from fdtensor.layout import Layout, TensorType
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.tensors.dtensor import DTensor
 from fdtensor.testing.values import block, gather_full
 from tests.hunt.plain import Reference
 from tests.hunt.values import kind_of

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import attrs
 import torch
 
-from fdtensor.mesh import Mesh
+from fdtensor.layouts.mesh import Mesh
 from tests.hunt.layouts import drawn_layout
 from tests.hunt.records import Input, Line, names_in
 from tests.hunt.values import filled, forms_of, kind_of

@@ -9,7 +9,7 @@ from random import Random
 import attrs
 import torch
 
-from fdtensor.layout import Layout
+from fdtensor.layouts.layout import Layout
 from tests.hunt.draw import Draw, Op, Unfit
 from tests.hunt.layouts import drawn_layout, drawn_mesh
 from tests.hunt.ops import FAMILIES, MISTAKES, RANDOM

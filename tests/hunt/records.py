@@ -12,8 +12,8 @@ from typing import Any, Literal
 import attrs
 import torch
 
-from fdtensor.layout import Layout
-from fdtensor.mesh import Mesh
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
 
 __all__ = [
     "Input",

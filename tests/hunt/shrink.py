@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 import attrs
 import torch
 
-from fdtensor.errors import FdtensorError
-from fdtensor.layout import Layout, TensorType
-from fdtensor.mesh import Mesh
-from fdtensor.placement import Partial, Placement, Ragged, Replicate, Shard, StridedShard
+from fdtensor.layouts.errors import FdtensorError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Partial, Placement, Ragged, Replicate, Shard, StridedShard
+from fdtensor.layouts.tensor_type import TensorType
 from tests.hunt.records import Input, Line, Program, Setting, names_in, reachable
 from tests.hunt.values import kind_of
 

@@ -25,19 +25,19 @@ import attrs
 import torch
 
 from fdtensor import random
-from fdtensor.distribution import distribute, from_local
-from fdtensor.dtensor import DTensor
-from fdtensor.eager import call
-from fdtensor.errors import DataDependentError, RuleError
-from fdtensor.interpreter import run
-from fdtensor.layout import TensorType
-from fdtensor.mesh import Mesh
-from fdtensor.pins import constrain
-from fdtensor.simulator import SimulatedComm
-from fdtensor.spmd import spmd
+from fdtensor.layouts.errors import DataDependentError, RuleError
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.ops.pins import constrain
+from fdtensor.programs.tracer import trace
+from fdtensor.runtime.interpreter import run
+from fdtensor.runtime.simulator import SimulatedComm
+from fdtensor.tensors.call import call
+from fdtensor.tensors.distribution import distribute, from_local
+from fdtensor.tensors.dtensor import DTensor
+from fdtensor.tensors.spmd import spmd
 from fdtensor.testing.pool import GlooPool
 from fdtensor.testing.values import scatter
-from fdtensor.tracer import trace
 from tests.hunt.compare import Wrong, check_gradients, check_results
 from tests.hunt.layouts import drawn_layout
 from tests.hunt.plain import (

@@ -13,11 +13,12 @@ from collections.abc import Iterator
 
 import torch
 
-from fdtensor.errors import FdtensorError
-from fdtensor.layout import Layout, TensorType
-from fdtensor.mesh import Mesh
-from fdtensor.placement import Cut, Shard
-from fdtensor.program import Program
+from fdtensor.layouts.errors import FdtensorError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Cut, Shard
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.programs.program import Program
 from tests.operators.check import Checked
 from tests.operators.layouts import LINE, SQUARE
 from tests.operators.progress import bar

@@ -23,11 +23,12 @@ from torch.distributed.tensor import Replicate as TorchReplicate
 from torch.distributed.tensor import Shard as TorchShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from fdtensor.bench.count import Received
-from fdtensor.layout import Layout, TensorType
-from fdtensor.mesh import Mesh
-from fdtensor.placement import Partial, Shard
-from fdtensor.tree import flatten
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Partial, Shard
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.tree import flatten
+from tests.bench.count import Received
 from tests.operators.check import Checked, even, sharded
 from tests.operators.layouts import combinations
 from tests.operators.samples import Sample, entries, samples_of

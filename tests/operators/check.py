@@ -12,24 +12,25 @@ from typing import Any
 import attrs
 import torch
 
-from fdtensor.assembly import assembled
-from fdtensor.collective import Step, is_local
-from fdtensor.cost import NCCL
-from fdtensor.distribution import distribute
-from fdtensor.dtensor import DTensor
-from fdtensor.eager import call
-from fdtensor.errors import DataDependentError, FdtensorError, TraceError
-from fdtensor.graph import Full, Graph
-from fdtensor.layout import Layout, TensorType
-from fdtensor.line_checks import debug
-from fdtensor.program import Program, op_name
-from fdtensor.recorder import record
-from fdtensor.rewrite import rewritten
-from fdtensor.runner import run_lines
-from fdtensor.simulator import SimulatedComm
+from fdtensor.layouts.errors import DataDependentError, FdtensorError, TraceError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.tree import flatten
+from fdtensor.ops.graph import Full, Graph
+from fdtensor.ops.line_checks import debug
+from fdtensor.ops.recorder import record
+from fdtensor.ops.rewrite import rewritten
+from fdtensor.plans.collective import Step, is_local
+from fdtensor.plans.cost import NCCL
+from fdtensor.programs.assembly import assembled
+from fdtensor.programs.program import Program, op_name
+from fdtensor.runtime.runner import run_lines
+from fdtensor.runtime.simulator import SimulatedComm
+from fdtensor.tensors.call import call
+from fdtensor.tensors.distribution import distribute
+from fdtensor.tensors.dtensor import DTensor
 from fdtensor.testing.strides import Strides, strided
 from fdtensor.testing.values import block, scatter
-from fdtensor.tree import flatten
 from tests.hunt.values import forms_of, stored
 from tests.operators.samples import Sample, float_tensors
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 import torch
 
-from fdtensor.dtypes import reducible
-from fdtensor.layout import Layout
-from fdtensor.mesh import Mesh
-from fdtensor.placement import Partial, Placement, Replicate, Shard
+from fdtensor.layouts.dtypes import reducible
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Partial, Placement, Replicate, Shard
 
 __all__ = ["LINE", "SQUARE", "combinations", "single"]
 

@@ -22,15 +22,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, _dispatch, placement_types
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from fdtensor.discovery import discover
-from fdtensor.discovery.search import attempts
-from fdtensor.discovery.trial import Sample, run
-from fdtensor.errors import FdtensorError
-from fdtensor.graph import Call, Full, Var, substituted
-from fdtensor.notation.core import rule_of
-from fdtensor.placement import Partial, Placement, Shard
-from fdtensor.recorder import record
-from fdtensor.rules import Row
+from fdtensor.layouts.errors import FdtensorError
+from fdtensor.layouts.placement import Partial, Placement, Shard
+from fdtensor.ops.graph import Call, Full, Var, substituted
+from fdtensor.ops.notation.core import rule_of
+from fdtensor.ops.recorder import record
+from fdtensor.ops.rules import Row
+from fdtensor.testing.discovery import discover
+from fdtensor.testing.discovery.search import attempts
+from fdtensor.testing.discovery.trial import Sample, run
 from tests.operators.check import gradient_of, tensors_in
 from tests.operators.progress import bar
 from tests.operators.samples import entries, float_tensors, samples_of

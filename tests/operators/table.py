@@ -16,8 +16,9 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from fdtensor.layout import Layout, TensorType
-from fdtensor.placement import Partial
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.placement import Partial
+from fdtensor.layouts.tensor_type import TensorType
 from tests.operators.check import Checked, Result, sharded
 from tests.operators.layouts import LINE, combinations, single
 from tests.operators.samples import Sample, entries, samples_of

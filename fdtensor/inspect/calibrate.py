@@ -1,0 +1,180 @@
+"""`calibrate` measures a cost model where it runs; `estimate` prices a plan by one."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import Any
+
+import torch
+
+from fdtensor.layouts.errors import CommError, PlanError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Partial, Placement, Replicate, Shard
+from fdtensor.layouts.progress import working
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.plans.collective import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Collective,
+    ReduceScatter,
+    Step,
+)
+from fdtensor.plans.cost import CostModel, seconds
+from fdtensor.plans.fused import Fused
+from fdtensor.plans.planner import Plan
+from fdtensor.plans.traffic import most_received
+from fdtensor.plans.transitions import by_exchange
+from fdtensor.programs.program import Program
+from fdtensor.runtime.interpreter import run
+from fdtensor.runtime.simulator import SimulatedComm
+
+__all__ = ["calibrate", "estimate"]
+
+SMALL, LARGE = 1 << 10, 1 << 21
+"""Elements of the two float32 tensors that are timed: 4 KB and 8 MB."""
+
+
+def estimate(x: Plan | Fused | Program, cost: CostModel) -> float:
+    """The seconds that a plan takes by `cost`, which need not be the one it was made for.
+
+    Of a program it is the seconds of its collectives and moves, as `program.seconds`: what computes
+    while they run is not counted. Raises `PlanError` for anything else.
+    """
+    if not isinstance(x, (Plan, Fused, Program)) or not isinstance(cost, CostModel):
+        raise PlanError(
+            "estimate prices a plan or a program by a cost model.",
+            given=type(x).__name__,
+            cost=repr(cost),
+            hint="Write estimate(plan(src, dst), NCCL), or with the model of calibrate(comm).",
+        )
+    plans = x.plans if isinstance(x, Fused) else (x,)
+    return sum(seconds(step, cost) for found in plans for step in found.steps)
+
+
+def calibrate(comm: Any, *, rounds: int = 5) -> CostModel:
+    """A cost model of the processes and links of `comm`, by timing each kind of collective.
+
+    Collective over the mesh; takes a second or so, and every rank gets the same model. Latency and
+    bandwidth come from messages along each axis, the rest is relative to messages along the first
+    axis. Raises `CommError` on a simulated Comm and on a mesh of one rank.
+    """
+    mesh = comm.mesh
+    axes = [axis for axis in mesh.axes if mesh.axis_size(axis) > 1]
+    if isinstance(comm, SimulatedComm) or not axes:
+        raise CommError(
+            "there are no links to measure.",
+            comm=repr(comm),
+            hint="Calibrate on a real mesh of two ranks or more; GLOO and NCCL are ready-made.",
+        )
+    with working(f"measuring {mesh!r}"):
+        return _measured(comm, mesh, axes, rounds)
+
+
+def _measured(comm: Any, mesh: Mesh, axes: Sequence[str], rounds: int) -> CostModel:
+    links = {axis: _fit(comm, _message(mesh, axis), rounds) for axis in axes}
+    base, per_byte = links[axes[0]]
+    count = mesh.axis_size(axes[0])
+    latency = base / count  # a launch and a message for each of the others
+    launch, slowdown = [("peer_to_peer", latency)], []
+    for kind, make in _kinds(mesh, axes[0]).items():
+        start, slope = _fit(comm, make, rounds)
+        launch.append((kind, max(0.0, start - (count - 1) * latency)))
+        slowdown.append((kind, slope / per_byte))
+    block = torch.empty(LARGE, device=comm.device)
+    copying = _agreed(comm, _median(block.clone, rounds, comm.device))
+    square = torch.ones(512, 512, device=comm.device)
+    multiplying = _agreed(comm, _median(lambda: square @ square, rounds, comm.device))
+    return CostModel(
+        f"measured on {mesh!r}",
+        latency,
+        1 / per_byte,
+        2 * block.nbytes / copying,
+        2 * len(square) ** 3 / multiplying,
+        tuple(launch),
+        tuple(slowdown),
+        tuple((axis, s / mesh.axis_size(axis), 1 / slope) for axis, (s, slope) in links.items()),
+    )
+
+
+def _typed(mesh: Mesh, axis: str, numel: int, placement: Placement) -> TensorType:
+    numel = -(-numel // mesh.size) * mesh.size
+    placements = [placement if name == axis else Replicate() for name in mesh.axes]
+    return TensorType((numel, mesh.size), torch.float32, Layout(mesh, placements))
+
+
+def _message(mesh: Mesh, axis: str) -> Callable[[int], Step]:
+    return lambda numel: by_exchange(
+        _typed(mesh, axis, numel, Shard(0)), _typed(mesh, axis, numel, Replicate())
+    )
+
+
+def _kinds(mesh: Mesh, axis: str) -> dict[str, Callable[[int], Step]]:
+    """For each kind of collective, a step of about so many elements along `axis`."""
+
+    def step(collective: Collective, before: Placement, after: Placement) -> Callable[[int], Step]:
+        return lambda n: Step(
+            collective, _typed(mesh, axis, n, before), _typed(mesh, axis, n, after)
+        )
+
+    def packed(numel: int) -> Step:
+        src, dst = _typed(mesh, axis, numel, Shard(0)), _typed(mesh, axis, numel, Shard(1))
+        return by_exchange(src, dst, "all_to_all")
+
+    axes = (axis,)
+    return {
+        "all_gather": step(AllGather(axes, (0,)), Shard(0), Replicate()),
+        "all_to_all": step(AllToAll(axes, 0, 1), Shard(0), Shard(1)),
+        "all_reduce": step(AllReduce(axes, "sum"), Partial("sum"), Replicate()),
+        "reduce_scatter": step(ReduceScatter(axes, (0,), "sum"), Partial("sum"), Shard(0)),
+        "exchange": packed,
+    }
+
+
+def _fit(comm: Any, make: Callable[[int], Step], rounds: int) -> tuple[float, float]:
+    """The seconds of a small step, and the seconds for each byte more."""
+    times, sizes = [], []
+    for numel in (SMALL // comm.mesh.size, LARGE // comm.mesh.size):
+        step = make(numel)
+        call = functools.partial(
+            run,
+            Plan(step.src, step.dst, (step,), comm.cost),
+            torch.ones(step.src.local_shape(comm.rank), device=comm.device),
+            comm,
+        )
+        times.append(_agreed(comm, _median(call, rounds, comm.device)))
+        sizes.append(most_received((step,)))
+    slope = (times[1] - times[0]) / (sizes[1] - sizes[0])
+    return times[0], max(slope, 1e-15)
+
+
+def _median(call: Callable[[], object], rounds: int, device: torch.device) -> float:
+    call()  # groups and agreement
+    times = []
+    for _ in range(rounds):
+        _settle(device)
+        start = time.perf_counter()
+        call()
+        _settle(device)
+        times.append(time.perf_counter() - start)
+    return median(times)
+
+
+def _settle(device: torch.device) -> None:
+    """Waits for what an accelerator has under way."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
+
+
+def _agreed(comm: Any, value: float) -> float:
+    """The largest of the values of all ranks."""
+    mesh = comm.mesh
+    src = TensorType((1,), torch.float64, Layout(mesh, [Partial("max")] * mesh.ndim))
+    dst = src.cotangent()
+    axes = tuple(axis for axis in mesh.axes if mesh.axis_size(axis) > 1)
+    found = Plan(src, dst, (Step(AllReduce(axes, "max"), src, dst),), comm.cost)
+    return float(run(found, torch.tensor([value], dtype=torch.float64, device=comm.device), comm))

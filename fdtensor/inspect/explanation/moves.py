@@ -1,0 +1,80 @@
+"""`move_lines`: the collectives of a program, the most expensive first, with what they are for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from fdtensor.inspect.explanation.tables import columns, counted, microseconds
+from fdtensor.ops.graph import Var
+from fdtensor.plans.collective import Step
+from fdtensor.plans.cost import overlapped, seconds
+from fdtensor.plans.text import bytes_text
+from fdtensor.plans.traffic import most_received
+from fdtensor.programs.program import Program, Together, op_name
+
+__all__ = ["move_lines"]
+
+MOST = 12
+"""How many moves are told."""
+
+
+def move_lines(program: Program) -> list[str]:
+    """A title and a table: each move, its seconds and bytes, who makes the value and who reads it.
+
+    A title alone where nothing is sent.
+    """
+    price = overlapped(program.cost)
+    sent = [
+        (sum(seconds(step, price) for step in eqn.steps), eqn)
+        for eqn in program.eqns
+        if eqn.is_collective
+    ]
+    if not sent:
+        return ["nothing is sent"]
+    title = f"{counted(len(sent), 'move')}, {microseconds(sum(spent for spent, _ in sent))}"
+    if len(sent) > MOST:
+        title += f"; these {MOST} cost most"
+    makers, readers = _makers(program), _readers(program)
+    rows = [("", "", "received", "made by -> read by")]
+    for spent, eqn in sorted(sent, key=lambda move: -move[0])[:MOST]:
+        assert isinstance(eqn.op, (Step, Together))
+        made = [v for v in eqn.outs if v is not None]
+        ends = (
+            f"{_some([makers[v] for v in made])} -> {_some([r for v in made for r in readers[v]])}"
+        )
+        call = f"{_values(made)} = {eqn.op.collective} {_values(eqn.ins)}"
+        rows.append((call, microseconds(spent), bytes_text(most_received(eqn.steps)), ends))
+    return [title, *columns(rows, "<>><")]
+
+
+def _makers(program: Program) -> dict[Var, str]:
+    """The op that made each value, before it was moved."""
+    found = dict.fromkeys(program.inputs, "input")
+    found.update((v, "constant") for v, _ in program.constants)
+    for eqn in program.eqns:
+        if eqn.steps:
+            found.update((w, found[v]) for v, w in zip(eqn.ins, eqn.outs) if w is not None)
+        else:
+            found.update((v, op_name(eqn.op)) for v in eqn.outs if v is not None)
+    return found
+
+
+def _readers(program: Program) -> dict[Var, list[str]]:
+    """The ops that read each value, after it was moved on; "output" for the caller."""
+    found: dict[Var, list[str]] = {v: ["output"] for v in program.outs}
+    for eqn in reversed(program.eqns):
+        here = {v: [op_name(eqn.op)] for v in eqn.ins}
+        if eqn.steps:
+            here = {v: found.get(w, []) for v, w in zip(eqn.ins, eqn.outs) if w is not None}
+        for v, names in here.items():
+            found[v] = [*names, *found.get(v, [])]
+    return found
+
+
+def _values(values: Sequence[Var]) -> str:
+    return " ".join(map(str, values)) if len(values) < 4 else f"{values[0]} +{len(values) - 1}"
+
+
+def _some(names: Iterable[str]) -> str:
+    known = list(dict.fromkeys(names))
+    return ", ".join(known if len(known) < 2 else [known[0], f"{len(known) - 1} more"])

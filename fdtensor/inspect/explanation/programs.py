@@ -1,0 +1,131 @@
+"""`explained`: why the values of a program have their layouts, and what others would cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fdtensor.inspect.explanation.moves import move_lines
+from fdtensor.inspect.explanation.options import decisions
+from fdtensor.inspect.explanation.tables import counted
+from fdtensor.inspect.explanation.values import Block, blocks_of, laid, name_made_by
+from fdtensor.layouts.errors import TraceError
+from fdtensor.ops.graph import Var
+from fdtensor.ops.notation.core import rule_of
+from fdtensor.ops.pins import pinned
+from fdtensor.programs.assembly import Origin
+from fdtensor.programs.choice import Body
+from fdtensor.programs.program import Program
+
+__all__ = ["explained"]
+
+VALUES, ROWS = 8, 3
+"""How many values, and how many other rows of a value, are told at most."""
+
+LEGEND = "seconds as the choice saw them; + is what the whole would take more"
+
+
+def explained(program: Program, value: str | None = None) -> str:
+    """Why values have their layouts: the costly moves, the rows taken, what others would cost.
+
+    All of one value where `value` is its name in the program's text. A row is priced while all
+    other calls keep theirs: its compute, and the moves that only this call needs. Seconds are
+    those that the choice was made by: most of a launch passes behind other work.
+    Raises `TraceError` for a name that the program does not have.
+    """
+    if value is not None:
+        return _of_value(program, value)
+    lines = [f"{program.name} on {program.mesh!r}", "", *move_lines(program), ""]
+    if program.origin is None:
+        return "\n".join(
+            [*lines, "what the layouts were chosen from is not known: it was not traced here"]
+        )
+    blocks = blocks_of(program, ROWS)
+    if not blocks:
+        return "\n".join([*lines, "no layout was a choice: every call has one row"])
+    shown = sorted(blocks, key=lambda block: block.weight, reverse=True)[:VALUES]
+    shown.sort(key=lambda block: block.calls)
+    count = sum(len(block.calls) for block in blocks)
+    title = f"{counted(count, 'call')} with several rows"
+    if len(shown) < len(blocks):
+        title += "; these move most, or would"
+    lines += [title, f"({LEGEND})"]
+    lines += laid([row for block in shown for row in block.cells(program, ROWS)])
+    name = name_made_by(program, shown[0].calls[0])
+    return "\n".join([*lines, "", f"program.explain({name!r}) has all rows of one value"])
+
+
+def _of_value(program: Program, name: str) -> str:
+    """All about the value of this name: from where it was moved, what it was made by."""
+    found = next((Var(i) for i in range(len(program.types)) if str(Var(i)) == name), None)
+    if found is None:
+        raise TraceError(
+            f"{program.name} has no value {name!r}.",
+            values=f"a to {Var(len(program.types) - 1)}",
+            hint="Ask for a name that print(program) shows.",
+        )
+    moves = {
+        after: (before, step.collective)
+        for eqn in program.eqns
+        for step, before, after in zip(eqn.steps, eqn.ins, eqn.outs)
+    }
+    head, lines = f"{found}:{program.type_of(found)}", []
+    lines += [f"  {found} {why}" for why in _asked_for(program, found)]
+    while found in moves:
+        before, collective = moves[found]
+        lines.append(f"  {found} is {before} moved: {collective}")
+        found = before
+    if found in program.inputs:
+        lines.append(f"  {found} is an input: its layout is given")
+    elif any(found == v for v, _ in program.constants):
+        lines.append(f"  {found} is a tensor that {program.name} closes over: replicated")
+    elif program.origin is None:
+        lines.append("  is not known to be chosen: the program was not traced here")
+    else:
+        made = _made(program, found)
+        if not lines and made[0].strip().startswith(head):
+            return "\n".join(made).lstrip()
+        lines += made
+    return "\n".join([head, *lines])
+
+
+def _asked_for(program: Program, v: Var) -> Iterator[str]:
+    """What the caller and the function said of a value's layout."""
+    if program.origin is None:
+        return
+    origin: Origin = program.origin
+    for i, (out, want) in enumerate(zip(program.outs, origin.wants)):
+        if out == v:
+            yield f"is output {i}, its layout " + ("chosen" if want is None else "asked for")
+    pins = [call.outs[0] for call in origin.graph.calls if pinned(call) is not None]
+    if any(p is not None and origin.values[p] == v for p in pins):
+        yield "is pinned by constrain"
+
+
+def _made(program: Program, found: Var) -> list[str]:
+    """The call that made a value, with all its rows; or in whose decomposition it was made."""
+    origin: Origin = program.origin
+    made = [
+        (i, [origin.values[v] for v in call.outs if v is not None])
+        for i, call in enumerate(origin.graph.calls)
+        if pinned(call) is None
+    ]
+    i, outs = next((i, vs) for i, vs in made if any(v.index >= found.index for v in vs))
+    call = origin.graph.calls[i]
+    lines = []
+    if found not in outs:
+        lines.append(f"  {found} is a line of the decomposition that makes {outs[0]}")
+    of_call = tuple(d for d in decisions(program) if d.call == i)
+    title, *rows = Block((i,), of_call).cells(program)
+    head, *table = laid(rows)
+    rule = rule_of(call.op)
+    formula = (rule.rows.__doc__ or "").strip().partition("\n")[0] if rule else ""
+    lines += [
+        f"  {title[0]}",
+        *([f"  {formula}"] if formula else []),
+        f"  ({LEGEND})",
+        head,
+        *table,
+    ]
+    if any(isinstance(d.taken.option.note, Body) for d in of_call):
+        lines.append("  compute of a decomposition has the moves inside")
+    return lines

@@ -1,0 +1,94 @@
+"""`of_plan`: what the picture of a plan says: blocks around each step, bytes and bound."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fdtensor.inspect.pictures.facts import Description, Facts, Move, Note, Row, Section, Table
+from fdtensor.inspect.pictures.panels import MOST_CELLS, blocks_of
+from fdtensor.inspect.pictures.types import legend
+from fdtensor.plans.collective import Step, is_local
+from fdtensor.plans.cost import CostModel, seconds
+from fdtensor.plans.planner import Plan
+from fdtensor.plans.text import bytes_text, listing, time_text
+from fdtensor.plans.traffic import all_received, most_received
+
+__all__ = ["of_plan"]
+
+
+def of_plan(found: Plan, cost: CostModel | None = None) -> Description:
+    """The blocks before and after each step, with bytes of the busiest rank, the bound, the peak.
+
+    Seconds are those of `cost`, by default of the model that the plan was made for.
+    """
+    cost = cost or found.cost
+    title, _, _ = listing(found)
+    parts = _bytes(found), _facts(found, cost), *_steps(found, cost), *_stages(found, cost)
+    return Description(title, parts)
+
+
+def _bytes(found: Plan) -> Table:
+    """What the busiest rank receives, beside the bound."""
+    most, least = found.received_bytes, found.lower_bound_bytes
+    reached = "reached" if most <= least else f"{bytes_text(most - least)} less"
+    rows = (
+        Row(("received", bytes_text(most), "by the busiest rank"), 1.0 if most else None),
+        Row(("bound", bytes_text(least), reached), min(1.0, least / most) if most else None),
+    )
+    return Table(("", "", ""), rows, "<><", bars=True)
+
+
+def _facts(found: Plan, cost: CostModel) -> Facts:
+    total, least = found.total_bytes, found.least_total_bytes
+    reached = "reached" if total <= least else f"{bytes_text(total - least)} less"
+    time = sum(seconds(step, cost) for step in found.steps)
+    return Facts(
+        (
+            ("in all", f"{bytes_text(total)} received; bound {bytes_text(least)}, {reached}"),
+            ("sent", f"{bytes_text(found.sent_bytes)} by the busiest rank"),
+            ("peak", f"{bytes_text(found.peak_bytes)} held at once by a rank"),
+            ("time", f"{time_text(time)} by the cost model {cost.name!r}"),
+        )
+    )
+
+
+def _steps(found: Plan, cost: CostModel) -> Iterator[Section]:
+    if not found.steps:
+        yield Note("nothing to do: the types are the same")
+        return
+    counts = [most_received((step,)) for step in found.steps]
+    total = sum(counts)
+    rows = [
+        Row(
+            (
+                str(i),
+                str(step.collective),
+                str(step.dst),
+                bytes_text(count),
+                time_text(seconds(step, cost)),
+            ),
+            count / total if total else None,
+        )
+        for i, (step, count) in enumerate(zip(found.steps, counts), 1)
+    ]
+    yield Table(("", "step", "gives", "received", "time"), tuple(rows), "><<>>")
+
+
+def _stages(found: Plan, cost: CostModel) -> Iterator[Section]:
+    most = max(48, MOST_CELLS // (len(found.steps) + 1))
+    yield blocks_of(found.src, f"before: {found.src}", most=most)
+    for i, step in enumerate(found.steps, 1):
+        yield Move(f"{i}. {step.collective}", _moved(step, cost))
+        where = "after" if i == len(found.steps) else f"after {i}"
+        yield blocks_of(step.dst, f"{where}: {step.dst}", most=most)
+    yield from legend(found.src, *(step.dst for step in found.steps))
+
+
+def _moved(step: Step, cost: CostModel) -> str:
+    if is_local(step):
+        return f"nothing is sent, {time_text(seconds(step, cost))}"
+    most, total = most_received((step,)), all_received((step,))
+    return (
+        f"{bytes_text(most)} received by the busiest rank, {bytes_text(total)} by all, "
+        f"{time_text(seconds(step, cost))}"
+    )

@@ -1,0 +1,21 @@
+"""Checkpoints: pytrees of DTensors as `torch.distributed.checkpoint` stores them, for any mesh.
+
+Each file defines one thing, in this order:
+
+    names            a pytree as named leaves, with the names of torch's state dicts
+    stored contents  what files hold: names, shapes and dtypes
+    headers          the same of safetensors files
+    boxes            blocks as rectangles, the pieces that files have
+    request          what is asked of files against what they hold; every mistake at once
+    fresh            memory that is filled piece by piece
+    together         how all ranks fail where one does
+    fingerprint same what ranks claim to hold alike
+    save load        the planners of torch.distributed.checkpoint, and what calls them
+"""
+
+from fdtensor.io.checkpoint.contents import checkpoint_contents
+from fdtensor.io.checkpoint.load import load_checkpoint
+from fdtensor.io.checkpoint.save import save_checkpoint
+from fdtensor.io.checkpoint.stored import Contents, Stored
+
+__all__ = ["Contents", "Stored", "checkpoint_contents", "load_checkpoint", "save_checkpoint"]

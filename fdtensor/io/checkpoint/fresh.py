@@ -1,0 +1,78 @@
+"""`Fresh`: new memory for a tensor that is read piece by piece from files."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import prod
+from typing import Any
+
+import attrs
+import torch
+
+from fdtensor.io.checkpoint.boxes import bounding, held, rectangles, shared, view
+from fdtensor.io.checkpoint.request import Asked
+from fdtensor.layouts.blocks import Box, length, whole
+from fdtensor.layouts.errors import CheckpointError
+from fdtensor.runtime.kernel import empty
+from fdtensor.tensors.dtensor import DTensor
+
+__all__ = ["Fresh"]
+
+
+@attrs.frozen
+class Fresh:
+    """A tensor whose elements are still to be read, and the blocks of it that this process has."""
+
+    asked: Asked
+    tensor: Any
+    """A DTensor without pending terms, or a plain tensor."""
+    blocks: list[tuple[Box, torch.Tensor]]
+
+    @classmethod
+    def of(cls, asked: Asked) -> Fresh:
+        """Memory for an entry, with any values."""
+        assert asked.stored is not None
+        if asked.type is None:
+            shape = asked.stored.shape
+            tensor = torch.empty(shape, dtype=asked.stored.dtype, device=asked.device)
+            return cls(asked, tensor, [(tuple(map(whole, shape)), tensor)])
+        assert asked.comm is not None
+        type, comm = asked.type.cotangent(), asked.comm
+        device = getattr(comm, "device", torch.device("cpu"))
+        local = comm.each(type, partial(empty, type, like=device))
+        made = DTensor(local, type, comm)  # type: ignore[call-arg]
+        return cls(asked, made, held(made))
+
+    def needed(self, source: Box) -> Box | None:
+        """The least rectangle of a piece in a file that has all elements wanted of it, if any."""
+        return bounding([shared(box, source) for box, _ in self.blocks])
+
+    def target(self, needed: Box) -> torch.Tensor | None:
+        """The memory of such a rectangle, where one block has it in one piece."""
+        if len(self.blocks) != 1 or shared(self.blocks[0][0], needed) != needed:
+            return None
+        ((box, local),) = self.blocks
+        return view(local, box, tuple(held for (held,) in needed))
+
+    def fill(self, needed: Box, read: torch.Tensor) -> None:
+        """Copies what was read to the blocks that want it."""
+        for box, local in self.blocks:
+            for piece in rectangles(shared(box, needed)):
+                view(local, box, piece).copy_(view(read, needed, piece))
+
+    def check_covered(self, name: str, sources: list[Box]) -> None:
+        """Raises `CheckpointError` where the pieces in the files leave elements of a block out."""
+        for box, _ in self.blocks:
+            size = prod(map(length, box))
+            there = sum(prod(map(length, shared(box, source))) for source in sources)
+            if there < size:
+                raise CheckpointError(
+                    f"{name} is stored in part: {there} of {size} elements of a block are there.",
+                    stored=self.asked.stored,
+                    hint="Write the checkpoint again: some rank had not written its pieces.",
+                )
+
+    def value(self) -> Any:
+        """The tensor, once all is read, with its terms pending as they were asked for."""
+        wanted = self.asked.type
+        return self.tensor.redistribute(wanted) if wanted and wanted.layout.partial else self.tensor

@@ -1,0 +1,108 @@
+"""Names: a pytree as a flat list of named leaves, named as torch's state dicts are stored.
+
+The keys on the way to a leaf are joined by dots: `{"model": {"w": ...}}` has `model.w`, and
+`{"layers": [{"w": ...}]}` has `layers.0.w`. As there, a list without tensors is one leaf, and so is
+a tuple without DTensors; None is a leaf as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import optree
+import torch
+
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.tree import flatten
+from fdtensor.tensors.dtensor import DTensor
+
+__all__ = ["Leaf", "Path", "joined", "named", "nested"]
+
+Path = tuple[str | int, ...]
+"""The keys on the way to a leaf: a str for an entry of a dict, an int for one of a list."""
+
+
+@attrs.frozen
+class Leaf:
+    """A leaf of a pytree, with the keys on the way to it."""
+
+    path: Path
+    value: Any
+
+    @property
+    def name(self) -> str:
+        """The keys joined by dots; empty for a pytree that is itself a leaf."""
+        return joined(self.path)
+
+
+def joined(path: Path) -> str:
+    """The name of a leaf at these keys."""
+    return ".".join(map(str, path))
+
+
+def named(tree: Any) -> tuple[list[Leaf], optree.PyTreeSpec]:
+    """The leaves of a pytree with their keys, and its structure."""
+    leaves, spec = flatten(tree, is_leaf=_is_leaf)
+    paths = [tuple(map(_key, accessor)) for accessor in spec.accessors()]
+    return [Leaf(path, leaf) for path, leaf in zip(paths, leaves, strict=True)], spec
+
+
+def nested(values: Sequence[tuple[Path, Any]]) -> Any:
+    """Dicts and lists that have these values at these keys; a value alone, without keys, itself.
+
+    As in torch, an entry of a list that has no value is None.
+    """
+    if len(values) == 1 and not values[0][0]:
+        return values[0][1]
+    groups: dict[str | int, list[tuple[Path, Any]]] = {}
+    for path, value in values:
+        groups.setdefault(path[0], []).append((path[1:], value))
+    made = {key: nested(group) for key, group in groups.items()}
+    if made and all(isinstance(key, int) for key in made):
+        return [made.get(i) for i in range(max(made) + 1)]  # type: ignore[operator]
+    return made
+
+
+def _key(entry: Any) -> str | int:
+    if isinstance(entry, optree.NamedTupleEntry):
+        return entry.field
+    if isinstance(entry, (optree.SequenceEntry, optree.FlattenedEntry)):
+        return int(entry.entry)
+    return str(entry.entry)
+
+
+def _is_leaf(node: object) -> bool:
+    match node:
+        case None:
+            return True
+        case list():
+            return not _splits(node)
+        case tuple():
+            return not _has_ours(node)
+        case _:
+            return _is_ours(node)
+
+
+def _splits(node: list[Any]) -> bool:
+    """Whether torch stores the entries of a list one by one."""
+    return any(
+        _splits(entry)
+        if isinstance(entry, list)
+        else isinstance(entry, (Mapping, torch.Tensor)) or _has_ours(entry)
+        for entry in node
+    )
+
+
+def _has_ours(node: object) -> bool:
+    if isinstance(node, Mapping):
+        return any(map(_has_ours, node.values()))
+    if isinstance(node, (list, tuple)):
+        return any(map(_has_ours, node))
+    return _is_ours(node)
+
+
+def _is_ours(node: object) -> bool:
+    return isinstance(node, (DTensor, TensorType, Layout))

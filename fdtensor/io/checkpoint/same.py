@@ -1,0 +1,115 @@
+"""`differences`: what ranks claim to hold alike and do not, of replicas and plain values."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from fdtensor.io.checkpoint.fingerprint import fingerprint
+from fdtensor.io.checkpoint.together import gathered, together
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.placement import Partial, Replicate
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.plans.planner import plan
+from fdtensor.runtime.comm import Comm
+from fdtensor.runtime.interpreter import run
+from fdtensor.runtime.simulator import SimulatedComm
+from fdtensor.tensors.dtensor import DTensor
+
+__all__ = ["differences"]
+
+WORDS = 4
+"""How many numbers of 32 bits all ranks add up."""
+
+Key = tuple[str, int]
+"""The name of a value, and the first rank of those that claim to hold the same block of it."""
+
+
+@attrs.frozen
+class Claim:
+    """That `rank` holds of a value what all of `ranks` hold."""
+
+    key: Key
+    ranks: Sequence[int]
+    rank: int
+    print: bytes
+
+
+def differences(values: Mapping[str, Any], comm: Comm[Any]) -> dict[str, str]:
+    """By the names of values that ranks should hold alike and do not: which ranks agree.
+
+    Collective: one reduction of a few bytes, and only where it finds something, or where ranks have
+    other names, all of them tell what they have.
+    """
+    claims = together(
+        "save_checkpoint", comm, lambda: [c for n, v in values.items() for c in _claims(n, v, comm)]
+    )
+    if isinstance(comm, SimulatedComm):
+        return _unlike([(c.rank, c.key, c.print) for c in claims])
+    if comm.mesh.size == 1 or _all_alike(claims, comm):
+        return {}
+    told = gathered([(c.rank, c.key, c.print) for c in claims], comm)
+    return _unlike([claim for some in told for claim in some])
+
+
+def _claims(name: str, value: Any, comm: Any) -> Iterator[Claim]:
+    own = getattr(comm, "rank", None)
+    if isinstance(value, DTensor):
+        mesh = value.mesh
+        replicated = [a for a, p in zip(mesh.axes, value.layout.placements) if p == Replicate()]
+        held = mesh.order if own is None else [own] if mesh.coord(own) is not None else []
+        for rank, local in zip(held, value.comm.leaves(value.local)):
+            ranks = mesh.coset(tuple(replicated), mesh.coord(rank) or ())
+            if len(ranks) > 1:
+                yield Claim((name, min(ranks)), ranks, rank, fingerprint(local))
+    elif own is not None and _is_plain(value):
+        ranks = sorted(comm.mesh.order)
+        yield Claim((name, ranks[0]), ranks, own, fingerprint(value))
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is stored as it is: not by a subclass of tensors that has its own way."""
+    return not isinstance(value, torch.Tensor) or type(value) in (torch.Tensor, torch.nn.Parameter)
+
+
+def _all_alike(claims: Sequence[Claim], comm: Any) -> bool:
+    """Whether sums over all ranks are 0, to which the first of n ranks adds n - 1 times a word.
+
+    The others take it away once each. Words are added modulo 2^32, so that no sum overflows.
+    """
+    totals = [0] * WORDS
+    for claim in claims:
+        share = len(claim.ranks) - 1 if claim.rank == claim.ranks[0] else -1
+        found = hashlib.blake2b(repr(claim.key).encode() + claim.print).digest()
+        for i in range(WORDS):
+            totals[i] += share * int.from_bytes(found[4 * i : 4 * i + 4], "little")
+    words = torch.tensor([t % 2**32 for t in totals], device=comm.device)
+    pending = Layout(comm.mesh, [Partial("sum")] * comm.mesh.ndim)
+    src = TensorType((WORDS,), torch.int64, pending)
+    summed = run(plan(src, comm.mesh.layout(), cost=comm.cost), words, comm)
+    return all(total % 2**32 == 0 for total in summed.tolist())
+
+
+def _unlike(claims: Sequence[tuple[int, Key, bytes]]) -> dict[str, str]:
+    """For each name with different prints the ranks that have the same ones."""
+    groups: dict[Key, dict[bytes, list[int]]] = {}
+    for rank, key, print in claims:
+        groups.setdefault(key, {}).setdefault(print, []).append(rank)
+    found: dict[str, list[str]] = {}
+    for (name, _), prints in sorted(groups.items()):
+        if len(prints) > 1:
+            said = [_some(sorted(ranks)) for ranks in sorted(prints.values(), key=min)]
+            found.setdefault(name, []).append(" | ".join(said))
+    return {
+        name: said[0] + (f", and {len(said) - 1} other blocks" if len(said) > 1 else "")
+        for name, said in found.items()
+    }
+
+
+def _some(ranks: Sequence[int], most: int = 8) -> str:
+    text = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:most]))}"
+    return f"{text} and {len(ranks) - most} more" if len(ranks) > most else text

@@ -1,0 +1,59 @@
+"""`Stored` and `Contents`: the tensors and other objects that files hold, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import prod
+
+import attrs
+import torch
+
+from fdtensor.io.checkpoint.names import Path
+from fdtensor.layouts.dtypes import dtype_name
+
+__all__ = ["Contents", "Stored"]
+
+
+@attrs.frozen
+class Stored:
+    """A tensor in files, printed `f32[8,16]`."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of its elements."""
+        return prod(self.shape) * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{dtype_name(self.dtype)}[{','.join(map(str, self.shape))}]"
+
+
+@attrs.frozen(repr=False)
+class Contents(Mapping[str, Stored | None]):
+    """What files hold, by name: a `Stored`, or None for what is no tensor. Prints as a table."""
+
+    entries: Mapping[str, Stored | None]
+    paths: Mapping[str, Path] = attrs.field(factory=dict, eq=False)
+    """The keys that were joined to a name, where that is known."""
+
+    def __getitem__(self, name: str) -> Stored | None:
+        return self.entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def path(self, name: str) -> Path:
+        """The keys on the way to an entry: the whole name where they are not known."""
+        return self.paths.get(name, (name,))
+
+    def __repr__(self) -> str:
+        width = max(map(len, self), default=0)
+        lines = [f"{name:<{width}}  {entry or 'object'}" for name, entry in sorted(self.items())]
+        nbytes = sum(entry.nbytes for entry in self.values() if entry)
+        entries = "entry" if len(self) == 1 else "entries"
+        return "\n".join([*lines, f"{len(self)} {entries}, {nbytes} B of tensors"])

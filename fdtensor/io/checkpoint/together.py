@@ -1,0 +1,88 @@
+"""`together`: what every rank works out for itself, and where all fail if one does."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+
+from fdtensor.layouts.errors import CheckpointError, CommError, FdtensorError
+from fdtensor.runtime.comm import Comm
+from fdtensor.runtime.interpreter import digest_of
+from fdtensor.runtime.process_groups import group_of
+from fdtensor.runtime.simulator import SimulatedComm
+
+__all__ = ["gathered", "inside", "storing", "together"]
+
+T = TypeVar("T")
+
+
+def together(about: str, comm: Comm[Any], make: Callable[[], T]) -> T:
+    """What `make` gives on this rank. Collective: where it raises on one rank, all ranks raise.
+
+    A rank that has an error of its own raises that one, the others a `CheckpointError` about it.
+    """
+    made: Any = None
+    problem: Exception | None = None
+    try:
+        made = make()
+    except Exception as error:
+        problem = error
+    try:
+        comm.agree(about, digest_of(about), [comm.mesh], _told(comm, problem))
+    except CommError as error:
+        if problem is None:
+            raise CheckpointError(
+                error.sentence,
+                hint="All ranks must see the same files and ask for the same; the error of the "
+                "rank that is named has the details.",
+            ) from None
+    if problem is not None:
+        raise problem
+    return made
+
+
+def gathered(value: T, comm: Comm[Any]) -> list[T]:
+    """What each rank of a real Comm has, in the order of ranks. Collective."""
+    ranks = tuple(sorted(comm.mesh.order))
+    found: list[Any] = [None] * len(ranks)
+    dist.all_gather_object(found, value, group=_group(ranks))
+    return found
+
+
+def _told(comm: Comm[Any], problem: Exception | None) -> str | None:
+    if problem is None:
+        return None
+    said = problem.sentence if isinstance(problem, FdtensorError) else repr(problem)
+    return f"rank {getattr(comm, 'rank', 0)}: {said.removesuffix('.')}"
+
+
+def inside(comm: Comm[Any]) -> bool:
+    """Whether this process has a rank of the Comm."""
+    return isinstance(comm, SimulatedComm) or comm.mesh.position(comm.rank) is not None  # type: ignore[attr-defined]
+
+
+@contextmanager
+def storing(comm: Comm[Any], what: str) -> Iterator[dict[str, Any]]:
+    """The arguments that let torch.distributed.checkpoint run on the ranks of a Comm.
+
+    What it raises, on all ranks, becomes a `CheckpointError` that begins with `what`.
+    """
+    alone = isinstance(comm, SimulatedComm) or comm.mesh.size == 1
+    group = None if alone else _group(tuple(sorted(comm.mesh.order)))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        try:
+            yield {"process_group": group, "no_dist": alone}
+        except CheckpointException as failed:
+            told = {f"rank {r}": repr(error) for r, (error, _) in failed.failures.items()}
+            raise CheckpointError(f"{what}.", **told) from failed
+
+
+def _group(ranks: tuple[int, ...]) -> Any:
+    return torch._C._distributed_c10d._resolve_process_group(group_of(ranks))  # type: ignore[attr-defined]

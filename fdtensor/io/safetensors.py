@@ -1,0 +1,226 @@
+"""`load_safetensors` and `save_safetensors`: DTensors from and to files of whole tensors."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+
+from fdtensor.io.checkpoint.boxes import rectangles, view
+from fdtensor.io.checkpoint.fresh import Fresh
+from fdtensor.io.checkpoint.headers import DTYPES, Header, headers, opened
+from fdtensor.io.checkpoint.names import Leaf, named
+from fdtensor.io.checkpoint.request import Request, request
+from fdtensor.io.checkpoint.stored import Contents, Stored
+from fdtensor.io.checkpoint.together import inside, together
+from fdtensor.layouts.dtypes import dtype_name
+from fdtensor.layouts.errors import CheckpointError, ValueTreeError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Replicate
+from fdtensor.runtime.comm import Comm
+from fdtensor.runtime.interpreter import digest_of
+from fdtensor.tensors.connect import redistribute
+from fdtensor.tensors.dtensor import DTensor
+
+__all__ = ["load_safetensors", "save_safetensors"]
+
+
+def load_safetensors(path: Any, layouts: Any, comm: Comm[Any], *, strict: bool = True) -> Any:
+    """DTensors from safetensors files, as a pytree like `layouts`; a rank reads only its blocks.
+
+    `path` is a file, several files, an index or a directory. `layouts` maps names to layouts, or
+    to types, which are checked; dicts may be nested, their keys joined by dots, and tensors stand
+    for plain ones like them. One layout, or a function that gives one for a name and its `Stored`,
+    stands for all names below its place: alone it gives a flat dict of all.
+
+    Collective over the ranks of `comm`, but nothing is sent but whether all is well. Raises one
+    `CheckpointError` on all ranks for whatever is missing, of another shape or dtype, or, where
+    `strict`, left over.
+    """
+    about = "load_safetensors"
+    where, wanted, fresh = together(about, comm, lambda: _prepared(path, layouts, comm, strict))
+    together(about, comm, lambda: _read(where, fresh))
+    return wanted.filled({name: x.value() for name, x in fresh.items()})
+
+
+def _prepared(
+    path: Any, layouts: Any, comm: Comm[Any], strict: bool
+) -> tuple[dict[str, Header], Request, dict[str, Fresh]]:
+    where = headers(path)
+    contents = Contents({name: header.stored for name, header in where.items()})
+    wanted = request(layouts, contents, comm, strict, "the files")
+    return where, wanted, {name: Fresh.of(asked) for name, asked in wanted.asked.items()}
+
+
+def _read(where: Mapping[str, Header], fresh: Mapping[str, Fresh]) -> None:
+    """Reads what the blocks here hold, each rectangle once for all replicas."""
+    for file in dict.fromkeys(where[name].file for name in fresh):
+        with opened(file) as tensors:
+            for name, x in fresh.items():
+                if where[name].file != file:
+                    continue
+                source = tensors.get_slice(name)
+                for box in dict.fromkeys(box for box, _ in x.blocks):
+                    same = [local for other, local in x.blocks if other == box]
+                    for piece in rectangles(box):
+                        part = source[tuple(slice(*ends) for ends in piece) or ...]
+                        for local in same:
+                            view(local, box, piece).copy_(part)
+
+
+# --- writing ---------------------------------------------------------------------------------
+
+
+def save_safetensors(tree: Any, path: Any, comm: Comm[Any], *, overwrite: bool = False) -> None:
+    """Writes a pytree of DTensors and plain tensors as safetensors files of whole tensors.
+
+    Collective over the ranks of `comm`. To a path that ends with `.safetensors` its first rank
+    writes one file; to a directory each rank writes the tensors that come to it, of about as many
+    bytes as any other's, beside an index that is written last. Names are keys joined by dots.
+    Each tensor is redistributed to the rank that writes it, which holds its share at once. Raises
+    `CheckpointError` where there are such files already, unless `overwrite`, and `ValueTreeError`
+    for leaves that are no tensors, or of a dtype that the format lacks.
+    """
+    about = "save_safetensors"
+    target = Path(path)
+    leaves = together(about, comm, lambda: _checked(tree, target, overwrite))
+    files = _shared_out(leaves, target, comm)
+    facts = [(leaf.name, str(_kind(leaf.value))) for leaf in leaves]
+    comm.agree(about, digest_of(f"{facts} {files}"), [comm.mesh], None)
+    tensors = {leaf.name: leaf.value for leaf in leaves}
+    spread = {name: x.detach() for name, x in tensors.items() if isinstance(x, DTensor)}
+    owner = {name: file.rank for file in files for name in file.names}
+    whole = redistribute(spread, {name: _alone(owner[name]) for name in spread})
+    if not inside(comm):
+        return
+    together(about, comm, lambda: _cleared(target, comm))
+    mine = [f for f in files if getattr(comm, "rank", f.rank) == f.rank]
+    together(about, comm, lambda: _write(target, mine, {**tensors, **whole}))
+    together(about, comm, lambda: _index(target, files, leaves, comm))
+
+
+@attrs.frozen
+class _File:
+    """A file, the rank that writes it and the tensors in it."""
+
+    path: Path
+    rank: int
+    names: tuple[str, ...]
+
+
+def _checked(tree: Any, target: Path, overwrite: bool) -> list[Leaf]:
+    if not overwrite and _old(target):
+        raise CheckpointError(
+            f"there are safetensors files at {str(target)!r} already.",
+            hint="Save to another place, or pass overwrite=True.",
+        )
+    leaves, _ = named(tree)
+    names = Counter(leaf.name for leaf in leaves)
+    problems: dict[str, str] = {}
+    for leaf in leaves:
+        kind = _kind(leaf.value)
+        if kind is None:
+            problems[leaf.name] = f"is not a tensor: {type(leaf.value).__name__}"
+        elif kind.dtype not in DTYPES:
+            problems[leaf.name] = f"is {kind}: safetensors files have no {dtype_name(kind.dtype)}"
+        elif not leaf.path:
+            problems["tree"] = "has no name: pass a dict"
+        elif names[leaf.name] > 1:
+            problems[leaf.name] = "is the name of two leaves"
+    if problems:
+        raise ValueTreeError(
+            f"{len(problems)} of {len(leaves)} leaves cannot be in safetensors files.",
+            **problems,
+            hint="Leave them out; save_checkpoint stores objects and any dtype.",
+        )
+    return leaves
+
+
+def _kind(value: Any) -> Stored | None:
+    """Shape and dtype of a tensor of either kind; None for anything else."""
+    if isinstance(value, DTensor):
+        return Stored(value.shape, value.dtype)
+    plain = isinstance(value, torch.Tensor) and type(value) in (torch.Tensor, torch.nn.Parameter)
+    return Stored(tuple(value.shape), value.dtype) if plain else None
+
+
+def _shared_out(leaves: Sequence[Leaf], target: Path, comm: Comm[Any]) -> list[_File]:
+    """The files: largest tensors first, each to the rank of its mesh that has least to write."""
+    loads = dict.fromkeys(sorted(comm.mesh.order), 0)
+    sizes = {leaf.name: (_kind(leaf.value) or Stored((), torch.bool)).nbytes for leaf in leaves}
+    names: dict[int, list[str]] = {rank: [] for rank in loads}
+    for leaf in sorted(leaves, key=lambda leaf: (-sizes[leaf.name], leaf.name)):
+        ranks = [min(loads)] if target.suffix == ".safetensors" else sorted(_holders(leaf, comm))
+        rank = min(ranks, key=lambda r: loads[r])
+        loads[rank] += sizes[leaf.name]
+        names[rank].append(leaf.name)
+    used = [rank for rank in names if names[rank]] or [min(loads)]
+    paths = [target] if target.suffix == ".safetensors" else _paths(target, len(used))
+    return [_File(p, r, tuple(sorted(names[r]))) for p, r in zip(paths, used, strict=True)]
+
+
+def _holders(leaf: Leaf, comm: Comm[Any]) -> Sequence[int]:
+    return leaf.value.mesh.order if isinstance(leaf.value, DTensor) else comm.mesh.order
+
+
+def _paths(target: Path, count: int) -> list[Path]:
+    if count == 1:
+        return [target / "model.safetensors"]
+    return [target / f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
+
+
+def _alone(rank: int) -> Layout:
+    return Layout(Mesh.from_ranks([rank], "file"), [Replicate()])
+
+
+def _old(target: Path) -> list[Path]:
+    """The files that a new set would replace, the index first."""
+    if target.suffix == ".safetensors":
+        return [target] if target.exists() else []
+    return [*target.glob("*.safetensors.index.json"), *target.glob("*.safetensors")]
+
+
+def _is_first(comm: Comm[Any]) -> bool:
+    return getattr(comm, "rank", None) in (None, min(comm.mesh.order))
+
+
+def _cleared(target: Path, comm: Comm[Any]) -> None:
+    if _is_first(comm):
+        for file in _old(target):
+            file.unlink()
+
+
+def _write(target: Path, files: Sequence[_File], values: Mapping[str, Any]) -> None:
+    from safetensors.torch import save_file
+
+    for file in files:
+        file.path.parent.mkdir(parents=True, exist_ok=True)
+        tensors = {name: _whole(values[name]) for name in file.names}
+        draft = file.path.with_name(f"{file.path.name}.tmp")
+        save_file(tensors, draft, metadata={"format": "pt"})
+        draft.replace(file.path)
+
+
+def _whole(value: Any) -> torch.Tensor:
+    """A tensor that shares no memory with others of the file."""
+    if isinstance(value, DTensor):
+        return value.comm.leaves(value.local)[0].cpu()
+    return value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
+def _index(target: Path, files: Sequence[_File], leaves: Sequence[Leaf], comm: Comm[Any]) -> None:
+    """Writes which file has which tensor, where there are several files."""
+    if len(files) == 1 or not _is_first(comm):
+        return
+    total = sum(kind.nbytes for leaf in leaves if (kind := _kind(leaf.value)))
+    weights = {name: file.path.name for file in files for name in file.names}
+    text = json.dumps({"metadata": {"total_size": total}, "weight_map": weights}, indent=2)
+    draft = target / "model.safetensors.index.json.tmp"
+    draft.write_text(text + "\n")
+    draft.replace(target / "model.safetensors.index.json")

@@ -1,0 +1,127 @@
+"""Blocks: which indices of a dim a cut leaves to each rank.
+
+In each dim a rank's block is an ascending tuple of intervals `(start, stop)`: one for shards,
+several for strided ones, none for an empty block. Every cut takes some of the positions of what
+the cuts before it left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fdtensor.layouts.placement import Cut, Ragged, Shard, Spans, StridedShard
+
+__all__ = [
+    "Box",
+    "Intervals",
+    "chunk",
+    "cut",
+    "intersect",
+    "length",
+    "locate",
+    "merged",
+    "select",
+    "whole",
+]
+
+Intervals = tuple[tuple[int, int], ...]
+"""Ascending, disjoint, non-empty ranges `(start, stop)`."""
+
+Box = tuple[Intervals, ...]
+"""The indices of a block: intervals for each dim."""
+
+
+def length(intervals: Intervals) -> int:
+    """How many indices the intervals hold."""
+    return sum(stop - start for start, stop in intervals)
+
+
+def select(intervals: Intervals, start: int, stop: int) -> Intervals:
+    """The indices at positions `start` to `stop` of the intervals."""
+    if len(intervals) == 1:
+        first = intervals[0][0]
+        return ((first + start, first + stop),) if start < stop else ()
+    taken = []
+    for low, high in intervals:
+        a, b = max(start, 0), min(stop, high - low)
+        if a < b:
+            taken.append((low + a, low + b))
+        start, stop = start - (high - low), stop - (high - low)
+    return tuple(taken)
+
+
+def merged(intervals: Sequence[tuple[int, int]]) -> Intervals:
+    """The ascending intervals with those that touch joined."""
+    joined: list[tuple[int, int]] = []
+    for start, stop in intervals:
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], stop)
+        elif start < stop:
+            joined.append((start, stop))
+    return tuple(joined)
+
+
+def intersect(a: Intervals, b: Intervals) -> Intervals:
+    """The indices in both."""
+    if len(a) == 1 and len(b) == 1:
+        start, stop = max(a[0][0], b[0][0]), min(a[0][1], b[0][1])
+        return ((start, stop),) if start < stop else ()
+    both, i, j = [], 0, 0
+    while i < len(a) and j < len(b):
+        start, stop = max(a[i][0], b[j][0]), min(a[i][1], b[j][1])
+        if start < stop:
+            both.append((start, stop))
+        if a[i][1] < b[j][1]:
+            i += 1
+        else:
+            j += 1
+    return tuple(both)
+
+
+def locate(intervals: Intervals, part: Intervals) -> Intervals:
+    """The positions at which `intervals` hold the indices of `part`, all of which they have.
+
+    One interval of positions for each of `part`, each of which must lie within one of `intervals`.
+    """
+    if len(intervals) == 1:
+        first = intervals[0][0]
+        return tuple((start - first, stop - first) for start, stop in part)
+    positions, passed, i = [], 0, 0
+    for start, stop in part:
+        while intervals[i][1] <= start:
+            passed += intervals[i][1] - intervals[i][0]
+            i += 1
+        position = passed + start - intervals[i][0]
+        positions.append((position, position + stop - start))
+    return tuple(positions)
+
+
+def chunk(size: int, count: int, index: int) -> tuple[int, int]:
+    """The range of block `index`, of `count`, in `size` positions: `ceil(size / count)` each."""
+    step = -(-size // count)
+    return min(size, step * index), min(size, step * (index + 1))
+
+
+def cut(intervals: Intervals, placement: Cut, count: int, index: int) -> Intervals:
+    """What index `index`, of `count`, keeps of the intervals."""
+    size = length(intervals)
+    match placement:
+        case Shard():
+            return select(intervals, *chunk(size, count, index))
+        case Ragged(_, sizes):
+            start = sum(sizes[:index])
+            return select(intervals, start, start + sizes[index])
+        case StridedShard(_, factor):
+            kept: list[tuple[int, int]] = []
+            for j in range(min(factor, size)):
+                start, stop = chunk(size, factor, j)
+                low, high = chunk(stop - start, count, index)
+                kept += select(intervals, start + low, start + high)
+            return merged(kept)
+        case Spans(_, spans):
+            return spans[index]  # it is the first cut of its dim
+
+
+def whole(size: int) -> Intervals:
+    """All indices of a dim."""
+    return ((0, size),) if size else ()

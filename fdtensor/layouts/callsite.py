@@ -1,0 +1,72 @@
+"""`user_line`: where in the user's own code something was called, for errors."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import sysconfig
+from types import FrameType
+
+import optree
+import torch
+
+__all__ = ["user_line", "user_line_of", "user_place"]
+
+
+def _folder(file: str | None) -> str:
+    return os.path.dirname(os.path.abspath(file or "")) + os.sep
+
+
+_OWN = (
+    *map(_folder, (os.path.dirname(os.path.abspath(__file__)), torch.__file__, optree.__file__)),
+    *("<fdtensor ", "<frozen ", "<attrs generated ", "<eval_with_key>"),
+)
+"""How the names of files begin whose lines nobody has to mend."""
+
+_PYTHON = sysconfig.get_path("stdlib") + os.sep
+_PACKAGES = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
+
+
+def user_line() -> str | None:
+    """The innermost line of the stack that is not of fdtensor, torch or Python: `f.py:4: x[0]`."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if _is_user(frame.f_code.co_filename):
+            return _text(frame, frame.f_lineno)
+        frame = frame.f_back
+    return None
+
+
+def user_place() -> str | None:
+    """The file and number of that line: `f.py:4`, the same wherever the file lies."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if _is_user(frame.f_code.co_filename):
+            return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None
+
+
+def user_line_of(error: BaseException) -> str | None:
+    """The innermost such line of where an error was raised."""
+    line, step = None, error.__traceback__
+    while step is not None:
+        if _is_user(step.tb_frame.f_code.co_filename):
+            line = _text(step.tb_frame, step.tb_lineno)
+        step = step.tb_next
+    return line
+
+
+def _is_user(file: str) -> bool:
+    if file.startswith(_OWN):
+        return False
+    return not file.startswith(_PYTHON) or any(part in file for part in _PACKAGES)
+
+
+def _text(frame: FrameType, number: int) -> str:
+    file = frame.f_code.co_filename
+    code = linecache.getline(file, number, frame.f_globals).strip()
+    near = os.path.relpath(file) if os.path.isabs(file) else file
+    place = f"{min(near, file, key=len)}:{number}"
+    return f"{place}: {code}" if code else place

@@ -1,0 +1,248 @@
+"""`TensorType`: the shape, dtype and layout of a tensor spread over a mesh, as a value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import attrs
+import torch
+
+from fdtensor.layouts.blocks import Box, Intervals, cut, length, whole
+from fdtensor.layouts.display import display
+from fdtensor.layouts.dtypes import dtype_name, known, reducible
+from fdtensor.layouts.errors import LayoutError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Coord, Mesh
+from fdtensor.layouts.placement import (
+    Partial,
+    Placement,
+    Ragged,
+    Replicate,
+    Spans,
+    StridedShard,
+)
+from fdtensor.layouts.record import Record, integer
+
+__all__ = ["TensorType"]
+
+LARGEST = 2**63 - 1
+"""The most bytes of a tensor, where a dim of 0 counts as 1: torch counts strides so."""
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    try:
+        shape = tuple(integer(size) for size in value)
+    except (TypeError, AttributeError):
+        shape = (-1,)
+    if any(size < 0 for size in shape):
+        raise LayoutError(
+            f"{value!r} is not a shape.", hint="A shape is a tuple of ints, 0 or more."
+        )
+    return shape
+
+
+@attrs.frozen(eq=False, repr=False)
+class TensorType(Record):
+    """A tensor spread over a mesh, but for its values: the full shape, the dtype and the layout.
+
+    Raises `LayoutError` for a dim out of range, ragged sizes that do not add up to the dim, a
+    reduce op that the dtype lacks, and 2**63 bytes or more, of which torch can make no tensor.
+    """
+
+    shape: tuple[int, ...] = attrs.field(converter=_shape)
+    dtype: torch.dtype
+    layout: Layout
+
+    def __attrs_post_init__(self) -> None:
+        _check_type(self)
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh of the layout."""
+        return self.layout.mesh
+
+    @property
+    def numel(self) -> int:
+        """How many elements the full tensor has."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the full tensor."""
+        return self.numel * self.dtype.itemsize
+
+    @property
+    def ndim(self) -> int:
+        """How many dims the full tensor has."""
+        return len(self.shape)
+
+    def box(self, coord: Coord) -> Box:
+        """The indices that the rank at `coord` holds, as intervals for each dim."""
+        return tuple([_held(self, d, coord) for d in range(len(self.shape))])
+
+    def local_shape(self, rank: int) -> tuple[int, ...]:
+        """The shape of what `rank` holds; raises `LayoutError` for a rank outside the mesh."""
+        return tuple([length(intervals) for intervals in self.box(_coord(self, rank))])
+
+    def local_nbytes(self, rank: int) -> int:
+        """The bytes of what `rank` holds."""
+        return prod(self.local_shape(rank)) * self.dtype.itemsize
+
+    def offset(self, rank: int) -> tuple[int, ...]:
+        """The first index that `rank` holds in each dim; the dim's size where it holds none."""
+        box = self.box(_coord(self, rank))
+        return tuple(
+            [held[0][0] if held else size for held, size in zip(box, self.shape, strict=True)]
+        )
+
+    def index(self, rank: int) -> tuple[Sequence[int], ...]:
+        """The indices that `rank` holds in each dim, ascending: a range if they are contiguous."""
+        box = self.box(_coord(self, rank))
+        return tuple([_indices(held, size) for held, size in zip(box, self.shape, strict=True)])
+
+    def with_layout(self, layout: Layout) -> TensorType:
+        """The same tensor under another layout."""
+        return TensorType(self.shape, self.dtype, layout)
+
+    def placed(self, axis: str, placement: Placement) -> TensorType:
+        """The same tensor with `placement` on `axis`."""
+        return self.with_layout(self.layout.placed(axis, placement))
+
+    def cotangent(self) -> TensorType:
+        """The type of a derivative with respect to this: the same, with Replicate for Partial."""
+        layout = self.layout
+        for axis in layout.partial:
+            layout = layout.placed(axis, Replicate())
+        return self.with_layout(layout)
+
+    def __repr__(self) -> str:
+        return f"TensorType({self.shape!r}, {self.dtype!r}, {self.layout!r})"
+
+    def __str__(self) -> str:
+        dims = ",".join(f"{size}{_at(self.layout, d)}" for d, size in enumerate(self.shape))
+        pending = ",".join(f"{op}:{axis}" for axis, op in self.layout.partial.items())
+        return f"{dtype_name(self.dtype)}[{dims}]" + (f"{{{pending}}}" if pending else "")
+
+    def _repr_html_(self) -> str:
+        return display("html", self)
+
+
+def _at(layout: Layout, dim: int) -> str:
+    """How the cuts of a dim are written: `@dp`, `@(tp,dp)`, `@dp/2` strided, `@dp:3:5` ragged."""
+    axes = []
+    for axis in layout.cuts(dim):
+        match layout[axis]:
+            case StridedShard(_, factor):
+                axes.append(f"{axis}/{factor}")
+            case Ragged(_, sizes):
+                axes.append(":".join([axis, *map(str, sizes)]))
+            case Spans():
+                axes.append(f"{axis} {str(layout[axis])[2:-1].partition(', ')[2]}")
+            case _:
+                axes.append(axis)
+    if len(axes) > 1:
+        return f"@({','.join(axes)})"
+    return f"@{axes[0]}" if axes else ""
+
+
+def _indices(held: Intervals, size: int) -> Sequence[int]:
+    if not held:
+        return range(size, size)
+    if len(held) == 1:
+        return range(*held[0])
+    return tuple(i for start, stop in held for i in range(start, stop))
+
+
+def _coord(type: TensorType, rank: int) -> Coord:
+    coord = type.mesh.coord(rank)
+    if coord is None:
+        raise LayoutError(
+            f"rank {rank} holds nothing of this tensor: it is not in the mesh.",
+            type=type,
+            mesh=type.mesh,
+            hint="Ask for a rank of the mesh.",
+        )
+    return coord
+
+
+def _held(type: TensorType, dim: int, coord: Coord) -> Intervals:
+    layout, mesh = type.layout, type.mesh
+    held = whole(type.shape[dim])
+    for axis in layout.cuts(dim):
+        i = mesh.axes.index(axis)
+        held = cut(held, layout.placements[i], mesh.sizes[i], coord[i])  # type: ignore[arg-type]
+    return held
+
+
+def _too_large(type: TensorType) -> bool:
+    nbytes = type.dtype.itemsize
+    for size in type.shape:  # one by one, for a product of millions of sizes takes long
+        nbytes *= max(1, size)
+        if nbytes > LARGEST:
+            return True
+    return False
+
+
+def _check_type(type: TensorType) -> None:
+    if not isinstance(type.dtype, torch.dtype):
+        raise LayoutError(f"{type.dtype!r} is not a dtype.", hint="Use torch.float32 and the like.")
+    if not isinstance(type.layout, Layout):
+        raise LayoutError(
+            f"{type.layout!r} is not a Layout.", hint="Write Layout(mesh, placements)."
+        )
+    if not known(type.dtype):
+        raise LayoutError(
+            f"tensors of {type.dtype} cannot be laid out: its elements are not whole bytes of a "
+            "plain dtype.",
+            hint="Convert it, or view it as uint8 first.",
+        )
+    if _too_large(type):
+        raise LayoutError(
+            f"{dtype_name(type.dtype)}{list(type.shape)} has 2**63 bytes or more, empty dims left "
+            "out.",
+            largest=f"{LARGEST} bytes",
+            hint="Give a shape that torch can make a tensor of.",
+        )
+    ndim = len(type.shape)
+    for axis, placement in zip(type.mesh.axes, type.layout.placements, strict=True):
+        match placement:
+            case Replicate():
+                pass
+            case Partial(reduce_op):
+                if not reducible(type.dtype, reduce_op):
+                    raise LayoutError(
+                        f"{dtype_name(type.dtype)} has no {reduce_op}, which mesh axis {axis!r} "
+                        "has pending.",
+                        layout=type.layout,
+                        hint=f"Use another reduce op, or a dtype that has {reduce_op}.",
+                    )
+            case _ if placement.dim >= ndim:
+                raise LayoutError(
+                    f"mesh axis {axis!r} shards dim {placement.dim} of a tensor that has "
+                    f"{ndim} dims.",
+                    shape=type.shape,
+                    layout=type.layout,
+                    mesh=type.mesh,
+                    hint=f"Shard one of dims 0 to {ndim - 1}, or leave {axis!r} as Replicate()."
+                    if ndim
+                    else f"A tensor without dims can only be replicated: leave {axis!r} as "
+                    "Replicate().",
+                )
+            case Spans(dim, spans) if any(held and held[-1][1] > type.shape[dim] for held in spans):
+                raise LayoutError(
+                    f"the ranges of mesh axis {axis!r} reach beyond dim {dim}, which has "
+                    f"{type.shape[dim]}.",
+                    shape=type.shape,
+                    layout=type.layout,
+                    hint="Keep the ranges within the dim.",
+                )
+            case Ragged(dim, sizes) if sum(sizes) != type.shape[dim]:
+                raise LayoutError(
+                    f"the ragged sizes of mesh axis {axis!r} add up to {sum(sizes)}, but dim {dim} "
+                    f"has {type.shape[dim]}.",
+                    shape=type.shape,
+                    sizes=sizes,
+                    hint="Make the sizes add up to the size of the dim.",
+                )

@@ -1,0 +1,147 @@
+"""Products of groups of rows, each with a matrix of its own: what layers of experts are made of.
+
+Torch's `_grouped_mm` leaves rows without a group as they are in memory and says its shapes for some
+dtypes only. Here such rows are zero, and groups are given by where they start and end, so that they
+may be cut: a rank that holds some of the groups, or of the rows, computes just those.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fdtensor.ops.notation.core import P, R, S, rule
+from fdtensor.ops.transparent import recorded_as
+
+Tensor = torch.Tensor
+
+
+def _product(x: Tensor, w: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
+    out = x.new_zeros(x.shape[0], w.shape[2])
+    for matrix, start, end in zip(w, starts.tolist(), ends.tolist()):
+        if start < end:
+            torch.mm(x[start:end], matrix, out=out[start:end])
+    return out
+
+
+def _outer(x: Tensor, y: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
+    out = x.new_zeros(len(starts), x.shape[1], y.shape[1])
+    for matrix, start, end in zip(out, starts.tolist(), ends.tolist()):
+        if start < end:
+            torch.mm(x[start:end].T, y[start:end], out=matrix)
+    return out
+
+
+for _name, _run, _fake in [
+    ("grouped_mm", _product, lambda x, w, *_: x.new_empty(x.shape[0], w.shape[2])),
+    (
+        "grouped_outer",
+        _outer,
+        lambda x, y, starts, _: x.new_empty(len(starts), x.shape[1], y.shape[1]),
+    ),
+]:
+    torch.library.define(
+        f"fdtensor::{_name}", "(Tensor x, Tensor y, Tensor starts, Tensor ends) -> Tensor"
+    )
+    torch.library.impl(f"fdtensor::{_name}", "CompositeExplicitAutograd", _run)
+    torch.library.register_fake(f"fdtensor::{_name}", _fake)
+
+GROUPED_MM = torch.ops.fdtensor.grouped_mm.default
+"""`out[s, j] = sum_k x[s, k] * w[g, k, j]` for the rows `s` of group `g`, 0 for those of none."""
+
+GROUPED_OUTER = torch.ops.fdtensor.grouped_outer.default
+"""`out[g, k, j] = sum_s x[s, k] * y[s, j]` over the rows `s` of group `g`."""
+
+
+def _of_rows(op: Any) -> Any:
+    """The op on a block of rows, in which groups start and end elsewhere."""
+
+    def local(at: Any, x: Tensor, y: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
+        first, count = at.ins[0].start[0], at.ins[0].shape[0]
+        if count != at.ins[0].full[0]:
+            starts, ends = ((t - first).clamp(0, count) for t in (starts, ends))
+        return op(x, y, starts, ends)
+
+    return local
+
+
+@rule(GROUPED_MM, local=_of_rows(GROUPED_MM), contiguous=True)
+def grouped_mm_rows(x, w, starts, ends):
+    """`out[s, j] = sum_k x[s, k] * w[g, k, j]` for the rows `s` of group `g`"""
+    yield (S(0), R, R, R), S(0)  # s
+    yield (R, S(2), R, R), S(1)  # j
+    yield (S(1), S(1), R, R), P  # k
+    yield (R, S(0), S(0), S(0)), P  # g: rows of other groups are zero
+    yield (P, R, R, R), P
+    yield (R, P, R, R), P
+
+
+@rule(GROUPED_OUTER, local=_of_rows(GROUPED_OUTER), contiguous=True)
+def grouped_outer_rows(x, y, starts, ends):
+    """`out[g, k, j] = sum_s x[s, k] * y[s, j]` over the rows `s` of group `g`"""
+    yield (S(0), S(0), R, R), P  # s
+    yield (S(1), R, R, R), S(1)  # k
+    yield (R, S(1), R, R), S(2)  # j
+    yield (R, R, S(0), S(0)), S(0)  # g
+    yield (P, R, R, R), P
+    yield (R, P, R, R), P
+
+
+class _Grouped(torch.autograd.Function):
+    """One of the two ops, whose derivatives are made of both."""
+
+    @staticmethod
+    def forward(op: Any, x: Tensor, y: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
+        return op(x, y, starts, ends)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.op, *operands = inputs
+        ctx.save_for_backward(*operands)
+        ctx.save_for_forward(*operands)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        x, y, *groups = ctx.saved_tensors
+        if ctx.op is GROUPED_MM:
+            of_x = _Grouped.apply(GROUPED_MM, grad, y.mT, *groups)
+            of_y = _Grouped.apply(GROUPED_OUTER, x, grad, *groups)
+        else:
+            of_x = _Grouped.apply(GROUPED_MM, y, grad.mT, *groups)
+            of_y = _Grouped.apply(GROUPED_MM, x, grad, *groups)
+        return None, of_x, of_y, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, _op: None, dx: Any, dy: Any, *_: None) -> Any:  # type: ignore[override]
+        x, y, *groups = ctx.saved_tensors
+        return _Grouped.apply(ctx.op, dx, y, *groups) + _Grouped.apply(ctx.op, x, dy, *groups)
+
+
+@recorded_as(
+    torch._grouped_mm,  # type: ignore[attr-defined]
+    torch.ops.aten._grouped_mm,
+    torch.ops.aten._grouped_mm.default,
+    "transformers::grouped_mm_fallback",
+)
+def grouped_mm(
+    x: Tensor,
+    w: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """The products of groups that end at `offs`: of rows, of columns, or of what is summed over."""
+    if offs is None:
+        out = torch.bmm(x, w)
+    else:
+        groups = torch.cat([offs.new_zeros(1), offs[:-1]]), offs
+        match x.ndim, w.ndim:
+            case 2, 3:
+                out = _Grouped.apply(GROUPED_MM, x, w, *groups)
+            case 3, 2:
+                out = _Grouped.apply(GROUPED_MM, w.mT, x.mT, *groups).mT  # type: ignore[union-attr]
+            case _:
+                out = _Grouped.apply(GROUPED_OUTER, x.mT, w, *groups)
+    out = out if bias is None else out + bias
+    return out if out_dtype is None else out.to(out_dtype)

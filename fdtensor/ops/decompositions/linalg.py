@@ -1,0 +1,62 @@
+"""Transforms of several dims one by one, and distances as norms, so that any dim may be cut."""
+
+from __future__ import annotations
+
+import torch
+
+from fdtensor.ops.decompositions.core import decomposition
+
+aten = torch.ops.aten
+
+
+def _others(x, dims, normalization, forward):
+    """The transforms of the other dims, one by one: the cut moves from one to another in between.
+
+    The last dim comes first, and inversely the first: from rows, by way of columns, to rows again.
+    """
+    if not dims:
+        raise NotImplementedError("the transform of one dim has no pieces")
+    for d in reversed(dims) if forward else dims:
+        x = aten._fft_c2c(x, [d], normalization, forward)
+    return x
+
+
+@decomposition(aten._fft_c2c.default)
+def fft_c2c(x, dim, normalization, forward):
+    """`out[k] = sum_j w^(j * k) * x[j]`, one dim after the other."""
+    first, others = (dim[-1:], dim[:-1]) if forward else (dim[:1], dim[1:])
+    x = aten._fft_c2c(x, first, normalization, forward)
+    return _others(x, others, normalization, forward)
+
+
+@decomposition(aten._fft_r2c.default)
+def fft_r2c(x, dim, normalization, onesided):
+    """The last dim from real numbers, then the others."""
+    x = aten._fft_r2c(x, dim[-1:], normalization, onesided)
+    return _others(x, dim[:-1], normalization, True)
+
+
+@decomposition(aten._fft_c2r.default)
+def fft_c2r(x, dim, normalization, last_dim_size):
+    """The other dims, then the last one to real numbers."""
+    x = _others(x, dim[:-1], normalization, False)
+    return aten._fft_c2r(x, dim[-1:], normalization, last_dim_size)
+
+
+@decomposition(aten.dist.default)
+def dist(a, b, p=2):
+    """`c = norm(a - b)`"""
+    return torch.linalg.vector_norm(a - b, p)
+
+
+@decomposition(aten._cdist_forward.default)
+def cdist(a, b, p, compute_mode):
+    """`c[i, j] = norm(a[i] - b[j])`"""
+    return torch.linalg.vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), p, -1)
+
+
+@decomposition(aten._pdist_forward.default)
+def pdist(a, p=2):
+    """`c[i, j] = norm(a[i] - a[j])` for `i < j`"""
+    i, j = torch.triu_indices(a.shape[0], a.shape[0], 1, device=a.device)
+    return torch.linalg.vector_norm(a[i] - a[j], p, -1)

@@ -1,0 +1,50 @@
+"""Functions of torch that look at values only to check them, in ops that look at none."""
+
+from __future__ import annotations
+
+import torch
+
+from fdtensor.ops.transparent import recorded_as
+from fdtensor.ops.value_checks import require
+
+Tensor = torch.Tensor
+
+
+@recorded_as(torch.nn.functional.one_hot)
+def one_hot(x, num_classes=-1):
+    """`out[i, c] = x[i] == c`"""
+    if num_classes <= 0:  # as many as the values need
+        return torch.nn.functional.one_hot(x, num_classes)
+    require((x >= 0) & (x < num_classes), f"index of one_hot, 0 to {num_classes - 1}")
+    return (x.unsqueeze(-1) == torch.arange(num_classes, device=x.device)).long()
+
+
+@recorded_as(torch.cov, torch.Tensor.cov)
+def cov(x, *, correction=1, fweights=None, aweights=None):
+    """`c[i, j] = sum_n w[n] * (x[i, n] - mean[i]) * conj(x[j, n] - mean[j]) / freedom`"""
+    x = x.reshape(1, -1) if x.ndim < 2 else x
+    total, freedom, w = x.shape[1], x.shape[1] - correction, None
+    if fweights is not None or aweights is not None:
+        given = [t for t in (fweights, aweights) if t is not None]
+        w = given[0] if len(given) == 1 else given[0] * given[1]
+        total = w.sum()
+        spread = total if aweights is None else (w * aweights).sum() / total
+        freedom = total - correction * (1 if aweights is None else spread)
+    mean = (x if w is None else x * w).sum(1, keepdim=True) / total
+    apart = x - mean
+    weighted = apart if w is None else apart * w
+    freedom = freedom.clamp(min=0) if isinstance(freedom, Tensor) else max(0, freedom)
+    return (apart @ weighted.mH / freedom).squeeze()
+
+
+@recorded_as(torch.corrcoef, torch.Tensor.corrcoef)
+def corrcoef(x):
+    """`r[i, j] = c[i, j] / sqrt(c[i, i] * c[j, j])`"""
+    c = cov(x)
+    if not c.ndim:
+        return c / c
+    deviation = c.diagonal().real.sqrt() if c.is_complex() else c.diagonal().sqrt()
+    r = c / deviation.unsqueeze(1) / deviation
+    if r.is_complex():
+        return torch.complex(r.real.clip(-1, 1), r.imag.clip(-1, 1))
+    return r.clip(-1, 1)

@@ -1,0 +1,232 @@
+"""`lifted`: the types of a call whose axes each follow a row of its rule.
+
+Rows hold for blocks of any size, so rows of several axes combine as long as the axes that cut the
+same dim do so in the same order everywhere. Rows that hold for just certain cuts of whole dims
+(merged and split dims, slices) combine only where the indices that every rank holds prove it, or
+where all axes cut evenly and the row holds for one axis of as many ranks.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from typing import Any
+
+import torch
+
+from fdtensor.layouts.blocks import whole
+from fdtensor.layouts.errors import LayoutError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Cut, Partial, Placement, Ragged, Shard, Spans
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.ops.graph import Call, Full
+from fdtensor.ops.notation.core import Row
+from fdtensor.ops.notation.reshape import groups
+from fdtensor.ops.rows import rows_of
+
+__all__ = ["agreeable", "kept_cuts", "layout_of", "lifted"]
+
+aten = torch.ops.aten
+
+Types = tuple[tuple[TensorType, ...], tuple[TensorType | None, ...]]
+
+RESHAPES = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
+
+
+def agreeable(
+    call: Call, mesh: Mesh, rows: Mapping[str, Row], axis: str, row: Row, types: Sequence[Full]
+) -> bool:
+    """Whether the call may follow `row` on `axis` beside the rows of other axes."""
+    along = (*rows.values(), row)
+    pending = {p.reduce_op for r in along for p in (*r.ins, *r.outs) if isinstance(p, Partial)}
+    if len(pending) < 2 and not any(map(_particular, along)):
+        return True
+    some = Mesh(**{a: mesh.axis_size(a) for a in mesh.axes if a in rows or a == axis})
+    return lifted(call, some, {**rows, axis: row}, types) is not None
+
+
+def lifted(
+    call: Call,
+    mesh: Mesh,
+    rows: Mapping[str, Row],
+    types: Sequence[Full],
+    first: Sequence[str] = (),
+) -> Types | None:
+    """The types that the call takes and gives when each axis follows its row, or None.
+
+    Axes that cut the same dim come in the order of `first`, else in that of the mesh, else in any
+    order that is right.
+    """
+    ins = tuple(types[v.index] for v in call.ins)
+    outs = tuple(None if v is None else types[v.index] for v in call.outs)
+    along = tuple(rows[axis] for axis in mesh.axes)
+    touching = _touching(along) and not _as_one(call, types, mesh, along)
+    return _lifted(call.op, ins, outs, mesh, along, tuple(first) or mesh.axes, touching)
+
+
+@functools.lru_cache(maxsize=65536)
+def _lifted(
+    op: Any,
+    ins: tuple[Full, ...],
+    outs: tuple[Full | None, ...],
+    mesh: Mesh,
+    rows: tuple[Row, ...],
+    first: tuple[str, ...],
+    touching: bool,
+) -> Types | None:
+    if touching and op not in RESHAPES:
+        return None
+    for order in dict.fromkeys([first, mesh.axes, *_orders(mesh, rows)]):
+        try:
+            before = tuple(
+                _typed(full, mesh, [row.ins[i] for row in rows], order)
+                for i, full in enumerate(ins)
+            )
+            after = tuple(
+                None if full is None else _typed(full, mesh, [row.outs[i] for row in rows], order)
+                for i, full in enumerate(outs)
+            )
+        except LayoutError:
+            continue
+        if not touching or after[0] is None or _same(before[0], after[0]):
+            return before, after
+    return None
+
+
+def _particular(row: Row) -> bool:
+    """Whether the order of axes may matter to a row."""
+    return row.exact or any(isinstance(p, Ragged) for p in (*row.ins, *row.outs))
+
+
+def _orders(mesh: Mesh, rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+    if any(map(_particular, rows)):
+        yield from itertools.permutations(mesh.axes)
+
+
+def _touching(rows: Sequence[Row]) -> bool:
+    """Whether an axis with an exact row cuts a dim that another axis cuts too."""
+    return any((a.exact or b.exact) and _meet(a, b) for a, b in itertools.combinations(rows, 2))
+
+
+def _meet(a: Row, b: Row) -> bool:
+    pairs = zip((*a.ins, *a.outs), (*b.ins, *b.outs))
+    return any(_dim(p) is not None and _dim(p) == _dim(q) for p, q in pairs)
+
+
+def _as_one(call: Call, types: Sequence[Full], mesh: Mesh, along: Sequence[Row]) -> bool:
+    """Whether the axes that cut a dim do so as one axis of as many ranks may, all evenly."""
+    sizes: dict[Row, int] = {}
+    for axis, row in zip(mesh.axes, along):
+        sizes[row] = sizes.get(row, 1) * mesh.axis_size(axis)
+    if _touching(tuple(sizes)):
+        return False
+    fulls = [None if v is None else types[v.index] for v in (*call.ins, *call.outs)]
+    return all(
+        row in rows_of(call, types, count)
+        and all(
+            isinstance(p, Shard) and full.shape[p.dim] % count == 0
+            for p, full in zip((*row.ins, *row.outs), fulls)
+            if isinstance(p, Cut) and full is not None
+        )
+        for row, count in sizes.items()
+        if row.exact
+    )
+
+
+def _dim(p: Placement) -> int | None:
+    return p.dim if isinstance(p, Cut) else None
+
+
+def _typed(
+    full: Full, mesh: Mesh, placements: Sequence[Placement], order: Sequence[str]
+) -> TensorType:
+    cuts: dict[int, list[str]] = {}
+    for axis in order:
+        dim = _dim(placements[mesh.axis(axis)])
+        if dim is not None:
+            cuts.setdefault(dim, []).append(axis)
+    several = {dim: axes for dim, axes in cuts.items() if len(axes) > 1}
+    return TensorType(full.shape, full.dtype, Layout(mesh, placements, several))
+
+
+def kept_cuts(layout: Layout, wanted: Mapping[str, Placement]) -> tuple[str, ...]:
+    """The axes that cut as they shall, outermost first: cuts that come after them move nothing."""
+    cuts = dict.fromkeys(axis for d in range(_dims(layout)) for axis in layout.cuts(d))
+    return tuple(axis for axis in cuts if layout[axis] is wanted[axis])
+
+
+def _dims(layout: Layout) -> int:
+    return 1 + max((d for d in map(_dim, layout.placements) if d is not None), default=-1)
+
+
+@functools.lru_cache(maxsize=16384)
+def layout_of(mesh: Mesh, placements: tuple[Placement, ...], first: tuple[str, ...] = ()) -> Layout:
+    """The layout with these placements: ragged cuts first, then `first`, then as in the mesh."""
+    cuts: dict[int, list[str]] = {}
+    for axis in (*first, *(a for a in mesh.axes if a not in first)):
+        p = placements[mesh.axis(axis)]
+        if isinstance(p, (Ragged, Spans)):
+            cuts.setdefault(p.dim, []).insert(0, axis)
+        elif isinstance(p, Cut):
+            cuts.setdefault(p.dim, []).append(axis)
+    return Layout(mesh, placements, {d: axes for d, axes in cuts.items() if len(axes) > 1})
+
+
+@functools.lru_cache(maxsize=16384)
+def _same(src: TensorType, dst: TensorType) -> bool:
+    """Whether every rank holds the same elements, in the same order, before and after a reshape.
+
+    False also where that takes more than `MOST_RUNS` ranges to see.
+    """
+    for before, after in groups(src.shape, dst.shape):
+        cut = any(src.layout.cuts(d) for d in before) or any(dst.layout.cuts(d) for d in after)
+        if cut and not all(
+            _equal(_places(src, before, rank), _places(dst, after, rank)) for rank in src.mesh.order
+        ):
+            return False
+    return True
+
+
+MOST_RUNS = 1 << 20
+
+
+def _equal(first: Iterator[tuple[int, int]], second: Iterator[tuple[int, int]]) -> bool:
+    pairs = itertools.islice(itertools.zip_longest(first, second), MOST_RUNS)
+    return all(a == b for a, b in pairs) and next(first, None) is None
+
+
+def _places(type: TensorType, dims: Sequence[int], rank: int) -> Iterator[tuple[int, int]]:
+    """The places of a rank's elements in these dims, counted in row-major order, as ranges."""
+    coord = type.mesh.coord(rank)
+    assert coord is not None
+    box = type.box(coord)
+    shape, held = [type.shape[d] for d in dims], [box[d] for d in dims]
+    last = max((i for i, h in enumerate(held) if h != whole(shape[i])), default=0)
+
+    def walk(i: int, start: int) -> Iterator[tuple[int, int]]:
+        step = prod(shape[i + 1 :])
+        for a, b in held[i]:
+            if i == last:  # what is inside of it is whole
+                yield start + a * step, start + b * step
+            else:
+                for j in range(a, b):
+                    yield from walk(i + 1, start + j * step)
+
+    return _joined(walk(0, 0)) if all(held) and held else iter(())
+
+
+def _joined(runs: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """The ranges, with those that touch as one."""
+    held = next(runs, None)
+    for run in runs:
+        assert held is not None
+        if run[0] == held[1]:
+            held = held[0], run[1]
+        else:
+            yield held
+            held = run
+    if held is not None:
+        yield held

@@ -1,0 +1,66 @@
+"""`debug`: every line of every run is compared with what its program says, by a `LineCheck`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import attrs
+import torch
+
+from fdtensor.layouts.dtypes import dtype_name
+from fdtensor.layouts.errors import TraceError
+from fdtensor.layouts.tensor_type import TensorType
+
+__all__ = ["LineCheck", "debug", "debugging"]
+
+_STATE = [os.environ.get("FDTENSOR_DEBUG", "0") not in ("", "0")]
+
+
+def debugging() -> bool:
+    """Whether lines are compared now."""
+    return _STATE[0]
+
+
+@contextlib.contextmanager
+def debug(on: bool = True) -> Iterator[None]:
+    """A context in which each rank checks each line of what runs.
+
+    Of what a line gives, the local shape and dtype must be those of its type, and a collective must
+    give contiguous blocks. Raises `TraceError` with the first line that differs: its rule, or the
+    kernel of its op, is wrong. The environment variable `FDTENSOR_DEBUG=1` does so everywhere.
+    """
+    before = _STATE[0]
+    _STATE[0] = on
+    try:
+        yield
+    finally:
+        _STATE[0] = before
+
+
+@attrs.frozen(eq=False)
+class LineCheck:
+    """Compares a value of a rank with its type; a line that gives nothing."""
+
+    program: str
+    line: str
+    type: TensorType
+    rank: int
+    contiguous: bool
+
+    def __call__(self, local: torch.Tensor) -> None:
+        """Raises `TraceError` where the local tensor is not of the type."""
+        shape, dtype = self.type.local_shape(self.rank), self.type.dtype
+        held = f"{dtype_name(local.dtype)}{list(local.shape)}"
+        if (tuple(local.shape), local.dtype) == (shape, dtype):
+            if not self.contiguous or local.is_contiguous():
+                return
+            held += f" with strides {local.stride()}"
+        raise TraceError(
+            f"rank {self.rank} has {held} for a value of {self.program} that is "
+            f"{dtype_name(dtype)}{list(shape)}{' and contiguous' * self.contiguous}.",
+            line=self.line,
+            type=self.type,
+            hint="The rule of the op or its kernel is wrong: verify(op, samples) runs its rows.",
+        )

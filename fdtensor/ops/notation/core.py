@@ -1,0 +1,283 @@
+"""`rule`: which layouts an op allows along one mesh axis, as rows of placements.
+
+A rule is a generator of rows `(ins, outs)`: a placement for each tensor argument (those of lists
+too, in order) and one for each tensor that the op returns. The row of all `R` needs no mention.
+
+    R            the whole on every rank
+    S(d)         any cut of dim d; all the S of a row are the same cut of equally long dims
+    U(d, unit)   contiguous blocks of whole units, as `torch.chunk` cuts the units
+    U(d, unit, n)  the same in each of n blocks of the dim; no row where no StridedShard is that
+    Window(d..)  what the blocks of a dim leave of a slice of it, or gain by padding
+    Needs(d..)   the part of a dim that each block of another one is made from, with its halo
+    P            a term of a pending sum (in `ins` also of an average: such a row is linear)
+    MAX, MIN..   a term of a pending maximum, minimum or product
+
+Other placements stand for themselves. A row must hold for any blocks of the dims that it leaves
+alone: that is what lets rows of several axes be combined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from fdtensor.layouts.blocks import Box, Intervals, chunk, length
+from fdtensor.layouts.errors import RuleError
+from fdtensor.layouts.placement import (
+    Partial,
+    Placement,
+    Ragged,
+    Replicate,
+    Shard,
+    Spans,
+    StridedShard,
+)
+from fdtensor.layouts.record import Record
+
+__all__ = [
+    "At",
+    "Block",
+    "MAX",
+    "MIN",
+    "Needs",
+    "P",
+    "PRODUCT",
+    "R",
+    "Row",
+    "Rule",
+    "S",
+    "U",
+    "Window",
+    "rule",
+    "rule_of",
+]
+
+R = Replicate()
+S = Shard
+P = Partial("sum")
+MAX = Partial("max")
+MIN = Partial("min")
+PRODUCT = Partial("product")
+
+
+@attrs.frozen(eq=False)
+class U(Record):
+    """Blocks of dim `dim`, or of each of `blocks` of it, in whole units of `unit` elements."""
+
+    dim: int
+    unit: int
+    blocks: int = 1
+
+    def of(self, size: int, count: int) -> Placement | None:
+        """The placement that this is on a dim of `size` over an axis of `count` ranks."""
+        if self.blocks > 1:
+            block = size // self.blocks
+            even = -(-block // count) == self.unit * -(-block // (self.unit * count))
+            return StridedShard(self.dim, self.blocks) if even else None
+        units = -(-size // self.unit)
+        ends = [chunk(units, count, i) for i in range(count)]
+        sizes = [min(size, b * self.unit) - min(size, a * self.unit) for a, b in ends]
+        return _contiguous(self.dim, sizes)
+
+
+@attrs.frozen(eq=False)
+class Window(Record):
+    """Positions `range(start, stop, step)` of a dim of `size` that is cut as S, each where it was.
+
+    They are dim `dim` of this tensor. Positions before the dim are with its first block, those
+    after it with the last one, or with whom they make it a plain S.
+    """
+
+    dim: int
+    size: int
+    start: int
+    stop: int
+    step: int = 1
+
+    def of(self, size: int, count: int) -> Placement:
+        """The placement that this is on a dim of `size` over an axis of `count` ranks."""
+
+        def passed(end: int) -> int:
+            return min(size, max(0, -(-(end - self.start) // self.step)))
+
+        ends = [passed(chunk(self.size, count, i)[1]) for i in range(count - 1)]
+        plain = [chunk(size, count, i)[1] for i in range(count - 1)]
+        last = passed(self.size)
+        if all(a == b or min(a, b) >= last for a, b in zip(ends, plain)):
+            return Shard(self.dim)
+        sizes = [b - a for a, b in zip([0, *ends], [*ends, size])]
+        return _contiguous(self.dim, sizes)
+
+
+@attrs.frozen(eq=False)
+class Needs(Record):
+    """What blocks of a dim of `made` elements, cut as S, are made from: ranges of dim `dim`.
+
+    `of_block(start, stop)` is a range that the elements from `start` to `stop` need, cut off where
+    the dim ends, or several ranges; empty blocks need nothing.
+    """
+
+    dim: int
+    made: int
+    of_block: Callable[[int, int], Any]
+
+    def of(self, size: int, count: int) -> Placement:
+        """The placement that this is on a dim of `size` over an axis of `count` ranks."""
+        held = []
+        for i in range(count):
+            start, stop = chunk(self.made, count, i)
+            ranges: list[tuple[int, int]] = []
+            if start < stop:
+                found = self.of_block(start, stop)
+                ranges += [found] if isinstance(found, tuple) else found
+            held.append(_united(ranges, size))
+        plain = [chunk(size, count, i) for i in range(count)]
+        if count == 1 or held == [((a, b),) if a < b else () for a, b in plain]:
+            return Shard(self.dim)
+        return Spans(self.dim, tuple(held))
+
+
+def _united(ranges: Iterable[tuple[int, int]], size: int) -> Intervals:
+    """The ranges, cut off at the ends of the dim and joined where they touch or overlap."""
+    joined: list[tuple[int, int]] = []
+    for a, b in sorted((max(0, a), min(size, b)) for a, b in ranges):
+        if joined and a <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(b, joined[-1][1])
+        elif a < b:
+            joined.append((a, b))
+    return tuple(joined)
+
+
+def _contiguous(dim: int, sizes: Sequence[int]) -> Placement:
+    """The placement of contiguous blocks of these sizes."""
+    count = len(sizes)
+    plain = [b - a for a, b in (chunk(sum(sizes), count, i) for i in range(count))]
+    return Shard(dim) if list(sizes) == plain else Ragged(dim, tuple(sizes))
+
+
+@attrs.frozen(eq=False)
+class Row(Record):
+    """What an op does along one axis: the placements that it takes and those that it gives."""
+
+    ins: tuple[Placement, ...]
+    outs: tuple[Placement, ...]
+    exact: bool = False
+    """Whether it holds for just these cuts of the whole dims, not for cuts of blocks."""
+    contiguous: bool = False
+    """Whether its cuts must leave contiguous blocks."""
+
+    def __str__(self) -> str:
+        return f"{' '.join(map(str, self.ins))} -> {' '.join(map(str, self.outs))}"
+
+
+@attrs.frozen(eq=False)
+class Block:
+    """Which part of a full tensor a rank holds."""
+
+    full: tuple[int, ...]
+    box: Box
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the block."""
+        return tuple([length(held) for held in self.box])
+
+    @property
+    def start(self) -> tuple[int, ...]:
+        """The first index in each dim; its size where the block is empty."""
+        return tuple([h[0][0] if h else n for h, n in zip(self.box, self.full)])
+
+    @property
+    def stop(self) -> tuple[int, ...]:
+        """The index after the last in each dim."""
+        return tuple([h[-1][1] if h else n for h, n in zip(self.box, self.full)])
+
+
+@attrs.frozen(eq=False)
+class At:
+    """Where a local computation runs: the blocks that this rank holds of each tensor."""
+
+    ins: tuple[Block, ...]
+    outs: tuple[Block, ...]
+
+
+@attrs.frozen(eq=False)
+class Rule:
+    """The rows of an op and how a rank computes its block."""
+
+    rows: Callable[..., Iterable[Any]]
+    sizes: Mapping[str, int]
+    """Arguments that are the local shape of an output, by name, with the output's number."""
+    local: Callable[..., Any] | None
+    """`local(at, *args)`: the block of this rank; by default the op itself on the blocks."""
+    contiguous: bool
+    """Whether S means contiguous blocks only, since `local` asks where they start."""
+    whole: bool
+    """Whether `local` is needed also where every rank holds everything."""
+
+
+_RULES: dict[Any, Rule] = {}
+
+
+def rule(
+    *ops: Any,
+    sizes: Mapping[str, int] | None = None,
+    local: Callable[..., Any] | None = None,
+    contiguous: bool = False,
+    whole: bool = False,
+) -> Callable[[Callable[..., Iterable[Any]]], Callable[..., Iterable[Any]]]:
+    """Registers the decorated generator of rows for aten overloads or custom ops.
+
+    It is called with the op's arguments, defaults filled in and dims as the user gave them; a
+    tensor comes as a `Full` with `shape`, `dtype` and `ndim`. `sizes` names arguments that are the
+    shape of an output; `local(at, *args)` computes a block where that is not the op itself.
+    """
+
+    def register(rows: Callable[..., Iterable[Any]]) -> Callable[..., Iterable[Any]]:
+        made = Rule(rows, dict(sizes or {}), local, contiguous, whole)
+        for op in ops:
+            for overload in _overloads(op):
+                known = _RULES.get(overload)
+                if (
+                    known is not None
+                    and known.rows.__module__ != rows.__module__
+                    and _ours(known, made)
+                ):
+                    raise RuleError(
+                        f"{overload} has two rules.",
+                        first=known.rows.__module__,
+                        second=rows.__module__,
+                        hint="Keep one of them.",
+                    )
+                _RULES[overload] = made
+        return rows
+
+    return register
+
+
+def _ours(*rules: Rule) -> bool:
+    return all(r.rows.__module__.startswith("fdtensor.ops.rules") for r in rules)
+
+
+def _overloads(op: Any) -> list[Any]:
+    op = getattr(op, "_opoverload", op)  # what torch.library.custom_op returns
+    if isinstance(op, torch._ops.OpOverloadPacket):
+        return [getattr(op, name) for name in op.overloads()]
+    if not isinstance(op, torch._ops.OpOverload) and op != "pointwise":
+        raise RuleError(
+            f"{getattr(op, '__name__', op)} is no op, so it can have no rule.",
+            hint="Give an overload such as torch.ops.aten.mm.default, or make the function an op "
+            "with torch.library.custom_op.",
+        )
+    return [op]
+
+
+def rule_of(op: Any) -> Rule | None:
+    """The rule of an op: its own, or that of elementwise ops; None where it has none."""
+    found = _RULES.get(op)
+    if found is None and torch.Tag.pointwise in op.tags and not op._schema.is_mutable:
+        return _RULES["pointwise"]
+    return found

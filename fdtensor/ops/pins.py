@@ -1,0 +1,81 @@
+"""`constrain`: layouts that values of a traced function are pinned to."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import attrs
+import torch
+
+from fdtensor.layouts.errors import LayoutError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Cut, Partial, Ragged, Replicate, Shard, StridedShard
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.ops.graph import Call
+from fdtensor.ops.saved_values import CONSTRAIN, KEPT
+from fdtensor.ops.transparent import recording
+
+__all__ = ["behind", "constrain", "pinned"]
+
+
+class _Constrain(torch.autograd.Function):
+    """The identity, which pins the layout of a value and that of its cotangent."""
+
+    @staticmethod
+    def forward(x: torch.Tensor, layout: Layout, back: Layout) -> torch.Tensor:
+        return CONSTRAIN(x, repr(layout))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _, ctx.layout, ctx.back = inputs
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        return _Constrain.apply(grad, ctx.back, ctx.back), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: torch.Tensor, *_: Any) -> torch.Tensor:  # type: ignore[override]
+        return _Constrain.apply(tangent, ctx.layout, ctx.back)  # type: ignore[return-value]
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        x, layout, back = args
+        x = x.movedim(in_dims[0], 0)
+        return _Constrain.apply(x, behind(layout), behind(back)), 0
+
+
+def behind(layout: Layout) -> Layout:
+    """The layout of a stack of tensors, along a new first dim that is not cut."""
+    moved = [attrs.evolve(p, dim=p.dim + 1) if isinstance(p, Cut) else p for p in layout.placements]
+    return Layout(layout.mesh, moved, {d + 1: axes for d, axes in layout.order})
+
+
+def constrain(x: Any, layout: Layout) -> Any:
+    """`x`, whose layout is pinned where a function is traced; elsewhere just `x`.
+
+    The cotangent of `x` is pinned to the same layout, with Replicate for Partial.
+    """
+    if not isinstance(layout, Layout):
+        raise LayoutError(f"{layout!r} is not a Layout.", hint="Write Layout(mesh, placements).")
+    if not recording():
+        return x
+    whole = TensorType(tuple(x.shape), x.dtype, layout)
+    return _Constrain.apply(x, layout, whole.cotangent().layout)
+
+
+def pinned(call: Call) -> Layout | None:
+    """The layout that a call of `constrain` or `saved_as` pins, or None for another call."""
+    return parse_layout(call.args[1]) if call.op in (CONSTRAIN, KEPT) else None
+
+
+@functools.lru_cache(maxsize=1024)
+def parse_layout(text: str) -> Layout:
+    """The layout whose repr this is."""
+    return eval(text, _LAYOUT_NAMES)
+
+
+_LAYOUT_NAMES = {
+    kind.__name__: kind for kind in (Layout, Mesh, Replicate, Shard, StridedShard, Ragged, Partial)
+}

@@ -1,0 +1,81 @@
+"""In which dtype sums wait for their reduction: half precision loses, and overflows, on the way.
+
+Torch's kernels add numbers of half precision up in float32, and round once. So do the terms that
+ranks hold: a line that gives pending terms of a half dtype computes them in float32, they are
+reduced so, and what comes of them is rounded.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import torch
+
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.placement import Partial
+from fdtensor.layouts.tensor_type import TensorType
+
+__all__ = ["CAST", "HALVES", "ROUNDED", "WIDE", "held", "is_sum", "is_widened", "waits", "widened"]
+
+aten = torch.ops.aten
+
+HALVES = (torch.float16, torch.bfloat16)
+"""Dtypes of which sums wait in another one."""
+
+CAST = aten._to_copy.default
+
+torch.library.define("fdtensor::rounded", "(Tensor x, ScalarType dtype) -> Tensor")
+
+
+def _rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return x.to(dtype, copy=True)
+
+
+torch.library.impl("fdtensor::rounded", "CompositeExplicitAutograd", _rounded)
+torch.library.register_fake("fdtensor::rounded", _rounded)
+
+ROUNDED = torch.ops.fdtensor.rounded.default
+"""The cast of each term of a sum, which waits on: where pending terms of a half are asked for."""
+
+WIDE = {aten.mm.default: aten.mm.dtype, aten.bmm.default: aten.bmm.dtype}
+"""Ops that give float32 of half operands, which are read as they are."""
+
+
+def is_sum(placement: object) -> bool:
+    """Whether ranks hold terms of a sum or of an average along an axis."""
+    return isinstance(placement, Partial) and placement.reduce_op in ("sum", "avg")
+
+
+def waits(layout: Layout) -> bool:
+    """Whether there are terms of a sum or of an average under a layout."""
+    return any(map(is_sum, layout.placements))
+
+
+def held(type: TensorType, reduce_dtype: torch.dtype | None) -> TensorType:
+    """The type in which a value of this type is held, which is wider where sums wait."""
+    if reduce_dtype is None or type.dtype not in HALVES or not waits(type.layout):
+        return type
+    return attrs.evolve(type, dtype=reduce_dtype)
+
+
+def is_widened(op: Any) -> bool:
+    """Whether a line of this op may run on wider operands: others know what kernels they have."""
+    return op.namespace in ("aten", "fdtensor")
+
+
+def widened(op: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> tuple[Any, Any, Any, bool]:
+    """The op and arguments that give `dtype`, and whether operands are read as they are."""
+    if op in WIDE and dtype is torch.float32:
+        return WIDE[op], (*args, dtype), kwargs, True
+    takes = any(a.name == "dtype" and a.kwarg_only for a in op._schema.arguments)
+    if takes and op._opname in ("sum", "mean", "nansum"):
+        rest = tuple((name, value) for name, value in kwargs if name != "dtype")
+        return op, args, (*rest, ("dtype", dtype)), True
+    return op, _replaced(args, dtype), _replaced(kwargs, dtype), False
+
+
+def _replaced(tree: Any, dtype: torch.dtype) -> Any:
+    if isinstance(tree, tuple):
+        return tuple([_replaced(entry, dtype) for entry in tree])
+    return dtype if tree in HALVES else tree

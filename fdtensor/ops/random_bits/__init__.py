@@ -1,0 +1,29 @@
+"""Keys and the random bits of any block of a tensor: they depend on the key and the place alone."""
+
+from fdtensor.ops.random_bits.fill import filled
+from fdtensor.ops.random_bits.floats import (
+    exponential_of,
+    gumbel_of,
+    normal_of,
+    truncated_of,
+    uniform_of,
+)
+from fdtensor.ops.random_bits.integers import integers, integers_of
+from fdtensor.ops.random_bits.keys import Key, fold_in, key, split
+from fdtensor.ops.random_bits.places import Places
+
+__all__ = [
+    "Key",
+    "Places",
+    "exponential_of",
+    "filled",
+    "fold_in",
+    "gumbel_of",
+    "integers",
+    "integers_of",
+    "key",
+    "normal_of",
+    "split",
+    "truncated_of",
+    "uniform_of",
+]

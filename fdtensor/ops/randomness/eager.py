@@ -1,0 +1,69 @@
+"""`Drawing`: functions that are run, not recorded, with numbers from a key."""
+
+from __future__ import annotations
+
+import functools
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fdtensor.ops.randomness.numbers import Numbers
+from fdtensor.ops.randomness.of_torch import replacement
+from fdtensor.ops.randomness.refusal import is_quiet, refuse_random
+from fdtensor.ops.randomness.truncated import without_rejection
+
+__all__ = ["Drawing"]
+
+aten = torch.ops.aten
+
+_FUNCTIONS = {
+    aten.bernoulli_.float: aten.bernoulli.p,
+    aten.bernoulli_.Tensor: aten.bernoulli.Tensor,
+    aten.cauchy_.default: aten.cauchy.default,
+    aten.exponential_.default: aten.exponential.default,
+    aten.geometric_.default: aten.geometric.default,
+    aten.log_normal_.default: aten.log_normal.default,
+    aten.normal_.default: aten.normal_functional.default,
+    aten.random_.default: aten.random.default,
+    aten.random_.to: aten.random.to,
+    getattr(aten.random_, "from"): getattr(aten.random, "from"),
+    aten.rrelu_with_noise.default: aten.rrelu_with_noise_functional.default,
+    aten.uniform_.default: aten.uniform.default,
+}
+"""Ops that write what they draw, and those that return it."""
+
+
+class Drawing(TorchDispatchMode):
+    """Puts draws from a key in place of torch's random ops, as recorded functions have them.
+
+    `recorder.draw_from` says which key; without one they are refused.
+    """
+
+    def __enter__(self) -> Any:
+        self.numbers = Numbers()
+        with ExitStack() as stack:
+            stack.enter_context(self.numbers)
+            stack.enter_context(without_rejection())
+            entered = super().__enter__()
+            self.left = stack.pop_all()
+        return entered
+
+    def __exit__(self, *exc: Any) -> Any:
+        try:
+            return super().__exit__(*exc)
+        finally:
+            self.left.close()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        made = replacement(_FUNCTIONS.get(func, func))
+        if made is None or is_quiet(func, args):
+            refuse_random(func, args)
+            return func(*args, **kwargs)
+        found = made(functools.partial(self.numbers.draw, func), *args, **kwargs)
+        if func is aten.rrelu_with_noise.default:
+            args[1].copy_(found[1])
+            return found[0]
+        return args[0].copy_(found) if func in _FUNCTIONS else found

@@ -1,0 +1,62 @@
+"""`Numbers`: what the random ops of a function draw from, a stream for each op.
+
+The state of torch's own generator says which stream is next. Whoever puts the state back, as
+`torch.utils.checkpoint` does before it computes something again, gets the same numbers again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from fdtensor.layouts.errors import TraceError
+from fdtensor.ops.randomness.draw import DRAW
+
+__all__ = ["Numbers"]
+
+
+class Numbers:
+    """The streams of the key that a function is given, if it is given one."""
+
+    active: ClassVar[list[Numbers]] = []
+    """Those of the functions that run now, the innermost last."""
+
+    def __init__(self) -> None:
+        self.key: torch.Tensor | None = None
+        self._streams: dict[bytes, int] = {}
+        self._before: torch.Tensor | None = None
+
+    def stream(self) -> int:
+        """The number of the next stream."""
+        with _disable_current_modes():
+            state = torch.default_generator.get_state()
+            if self._before is None:
+                self._before = state
+            torch.rand(())  # on to the next state
+            return self._streams.setdefault(state.numpy().tobytes(), len(self._streams))
+
+    def __enter__(self) -> Numbers:
+        self.active.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Puts torch's generator back to where it was."""
+        self.active.pop()
+        if self._before is not None:
+            with _disable_current_modes():
+                torch.default_generator.set_state(self._before)
+
+    def draw(
+        self, op: Any, kind: str, size: Sequence[int], dtype: torch.dtype, *ends: float
+    ) -> torch.Tensor:
+        """Numbers for the op; raises `TraceError` where there is no key."""
+        if self.key is None:
+            raise TraceError(
+                f"{op} draws random numbers, and has no key to draw from.",
+                hint="Pass one in the call: key=random.key(0); or switch dropout off with eval(), "
+                "and build modules outside, or on the meta device.",
+            )
+        return DRAW(self.key, self.stream(), kind, list(ends), list(size), dtype)

@@ -1,0 +1,90 @@
+"""`rewritten`: a graph with runs of calls that one op says better in place of them.
+
+Derivatives of scans turn a tensor around, scan it and turn it back: as one op, a scan from the end,
+it needs no elements of other ranks but what their blocks come to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fdtensor.ops.graph import Call, Full, Graph, Var, pruned
+
+__all__ = ["BACKWARD_SCANS", "rewritten"]
+
+aten = torch.ops.aten
+
+_FORWARD: dict[str, Any] = {
+    "cumsum": aten.cumsum.default,
+    "logcumsumexp": aten.logcumsumexp.default,
+}
+
+for _name, _op in _FORWARD.items():
+    torch.library.define(f"fdtensor::{_name}_from_end", "(Tensor x, int dim) -> Tensor")
+    torch.library.impl(
+        f"fdtensor::{_name}_from_end",
+        "CompositeExplicitAutograd",
+        lambda x, dim, op=_op: op(x.flip(dim), dim).flip(dim) if x.ndim else op(x, dim),
+    )
+
+BACKWARD_SCANS: dict[Any, Any] = {
+    op: getattr(torch.ops.fdtensor, f"{name}_from_end").default for name, op in _FORWARD.items()
+}
+"""By the scan, its like that goes from the end: `out[i, j] = sum_(k >= j) x[i, k]`."""
+
+
+def rewritten(graph: Graph) -> Graph:
+    """The graph with `flip(scan(flip(x)))` as a scan from the end, and counts made as floats."""
+    makers = {v: call for call in graph.calls for v in call.outs if v is not None}
+    calls = [
+        _from_end(call, makers) or _count(call, makers, graph.types) or call for call in graph.calls
+    ]
+    if all(a is b for a, b in zip(calls, graph.calls)):
+        return graph
+    return pruned(Graph(graph.inputs, graph.constants, tuple(calls), graph.outs, graph.types))
+
+
+def _from_end(call: Call, makers: dict[Var, Call]) -> Call | None:
+    """The scan from the end that a call completes, or None."""
+    scan = _scan_of(call, makers)
+    first = None if scan is None else makers.get(scan.ins[0])
+    if scan is None or first is None or first.op is not aten.flip.default:
+        return None
+    if first.args[1:] != call.args[1:] or dict(scan.kwargs).get("dtype") is not None:
+        return None
+    (dim,) = call.args[1]
+    return Call(BACKWARD_SCANS[scan.op], (first.args[0], dim), (), call.outs, call.mark)
+
+
+def _count(call: Call, makers: dict[Var, Call], types: Sequence[Full]) -> Call | None:
+    """A sum of bools as floats, where a call casts it and it is exact, or None.
+
+    The terms of an integer that may wrap around have to be reduced before the cast.
+    """
+    made = makers.get(call.args[0]) if call.op is aten._to_copy.default else None
+    if made is None or made.op not in _SUMS or made.kwargs or len(call.kwargs) != 1:
+        return None
+    x, out = (types[v.index] for v in (made.ins[0], call.ins[0]))
+    name, dtype = call.kwargs[0]
+    exact = dtype is torch.float64 or (dtype is torch.float32 and x.numel <= EXACT * out.numel)
+    if name != "dtype" or x.dtype is not torch.bool or not exact:
+        return None
+    return Call(made.op, made.args, (("dtype", dtype),), call.outs, call.mark)
+
+
+_SUMS = {aten.sum.default, aten.sum.dim_IntList}
+
+EXACT = 1 << 24
+"""How many ones float32 adds up without rounding."""
+
+
+def _scan_of(call: Call, makers: dict[Var, Call]) -> Call | None:
+    """The scan whose result a call turns around along its dim."""
+    if call.op is not aten.flip.default:
+        return None
+    scan = makers.get(call.args[0])
+    known = scan is not None and scan.op in BACKWARD_SCANS
+    return scan if known and call.args[1] == (scan.args[1],) else None  # type: ignore[union-attr]

@@ -1,0 +1,191 @@
+"""`rows_of`: the rows of one call, as its rule gives them for its arguments and an axis."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import attrs
+
+from fdtensor.layouts.dtypes import reducible
+from fdtensor.layouts.errors import RuleError
+from fdtensor.layouts.placement import (
+    Cut,
+    Partial,
+    Placement,
+    Ragged,
+    Replicate,
+    Shard,
+    Spans,
+    StridedShard,
+)
+from fdtensor.ops.graph import Call, Full, Var, substituted
+from fdtensor.ops.notation.core import Needs, P, R, Row, U, Window, rule_of
+from fdtensor.ops.notation.dtypes import keeps_sums
+from fdtensor.ops.precision import ROUNDED
+
+__all__ = ["Exact", "arguments", "rows_of", "variants"]
+
+
+def arguments(call: Call, of: Callable[[Var], Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call, defaults filled in, with `of(v)` for each value.
+
+    Those that the schema takes by keyword only come by keyword.
+    """
+    given = dict(call.kwargs)
+    args, kwargs = [], {}
+    for i, argument in enumerate(call.op._schema.arguments):
+        if i < len(call.args):
+            value = substituted(call.args[i], of)
+        elif argument.name in given:
+            value = substituted(given[argument.name], of)
+        else:
+            value = argument.default_value
+        if argument.kwarg_only:
+            kwargs[argument.name] = value
+        else:
+            args.append(value)
+    return args, kwargs
+
+
+def rows_of(call: Call, types: Sequence[Full], count: int) -> tuple[Row, ...]:
+    """The rows of a call over an axis of `count` ranks, that of all `R` first."""
+    ins = tuple(types[v.index] for v in call.ins)
+    outs = tuple(None if v is None else types[v.index] for v in call.outs)
+    return _rows(Exact.of(call), ins, outs, count)
+
+
+class Exact:
+    """A call as a key: 1, 1.0 and True differ, as do 0.0 and -0.0; nan equals itself."""
+
+    __slots__ = ("args", "hash", "kwargs", "op", "rule", "text", "width")
+
+    @staticmethod
+    @functools.lru_cache(maxsize=65536)
+    def of(call: Call) -> Exact:
+        """What a call is, but for the names of its values: they are numbered in order."""
+        numbers = iter(range(len(call.ins)))
+        args, kwargs = substituted((call.args, call.kwargs), lambda v: Var(next(numbers)))
+        return Exact(call.op, args, kwargs, len(call.outs))
+
+    def __init__(self, op: Any, args: Any, kwargs: Any, width: int) -> None:
+        self.op, self.args, self.kwargs, self.width = op, args, kwargs, width
+        self.text = repr((args, kwargs))
+        self.rule = rule_of(op)  # a rule that is given later makes another key
+        self.hash = hash((op, self.text, width))
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Exact)
+            and self.rule is other.rule
+            and (self.op, self.text, self.width) == (other.op, other.text, other.width)
+        )
+
+
+@functools.lru_cache(maxsize=65536)
+def _rows(
+    key: Exact, ins: tuple[Full, ...], outs: tuple[Full | None, ...], count: int
+) -> tuple[Row, ...]:
+    replicated = Row((R,) * len(ins), (R,) * len(outs))
+    found = rule_of(key.op)
+    if found is None:
+        return (replicated,)
+    call = Call(key.op, key.args, key.kwargs, (None,) * key.width)
+    args, kwargs = arguments(call, lambda v: ins[v.index])
+    rows = [replicated]
+    for given in found.rows(*args, **kwargs):
+        row = _row(key.op, given, ins, outs, count, found.contiguous)
+        if row is None:
+            continue
+        pairs = zip((*row.ins, *row.outs), (*ins, *outs))
+        if all(
+            f is None or not isinstance(p, Partial) or reducible(f.dtype, p.reduce_op)
+            for p, f in pairs
+        ) and (key.op is ROUNDED or _linear(row, ins, outs)):
+            rows.append(row)
+    return tuple(dict.fromkeys(rows))
+
+
+def _linear(row: Row, ins: Sequence[Full], outs: Sequence[Full | None]) -> bool:
+    """Whether terms that wait stay of a dtype in which they add up to the same."""
+    taken = {f.dtype for p, f in zip(row.ins, ins) if p == P and not f.dtype.is_complex}
+    given = {f.dtype for p, f in zip(row.outs, outs) if p == P and f is not None}
+    return all(keeps_sums(a, b) for a in taken for b in given)
+
+
+def _row(
+    op: Any,
+    row: Any,
+    ins: Sequence[Full],
+    outs: Sequence[Full | None],
+    count: int,
+    contiguous: bool,
+) -> Row | None:
+    """A row as a rule wrote it, with its units resolved and its dims checked."""
+    before, after = row
+    after = after if isinstance(after, tuple) else (after,) * 1
+    if len(before) != len(ins) or len(after) != len(outs):
+        raise RuleError(
+            f"a row of the rule for {op} has {len(before)} -> {len(after)} placements, but the op "
+            f"has {len(ins)} -> {len(outs)} tensors.",
+            row=row,
+            hint="Yield one placement for each tensor, those in lists too.",
+        )
+    special = (U, Window, Needs, Ragged, StridedShard, Spans)
+    exact = any(isinstance(p, special) for p in (*before, *after))
+
+    def resolved(pattern: Any, full: Full | None) -> Any:
+        if full is None:  # an output that nobody reads has no type
+            return pattern if isinstance(pattern, Partial) else R
+        placed = pattern
+        if isinstance(pattern, (U, Window, Needs)):
+            placed = pattern.of(full.shape[pattern.dim], count)
+            if placed is None:
+                return None
+        if not isinstance(placed, (Replicate, Partial)) and placed.dim >= full.ndim:
+            raise RuleError(
+                f"a row of the rule for {op} cuts dim {placed.dim} of a tensor that has "
+                f"{full.ndim} dims.",
+                row=row,
+                hint="Count dims from the front, and skip those that are not there.",
+            )
+        return placed
+
+    placed = tuple(map(resolved, before, ins)), tuple(map(resolved, after, outs))
+    if None in placed[0] or None in placed[1]:  # there is no such placement on these sizes
+        return None
+    return Row(*placed, exact, contiguous)
+
+
+def variants(row: Row, kinds: Iterable[Placement], shapes: Sequence[Full | None]) -> Iterator[Row]:
+    """The row with other kinds of cuts in place of its S, or other reductions in place of its P."""
+    sizes = [
+        full.shape[p.dim]
+        for p, full in zip((*row.ins, *row.outs), shapes)
+        if isinstance(p, Shard) and full is not None
+    ]
+    for kind in kinds:
+        match kind:
+            case Ragged(_, blocks) if sizes and {sum(blocks)} == set(sizes) and not row.exact:
+                yield _recut(row, kind)
+            case StridedShard() if len(set(sizes)) == 1 and not (row.exact or row.contiguous):
+                yield _recut(row, kind)
+            case Partial("avg") if P in row.ins and not any(isinstance(p, Cut) for p in row.ins):
+                swap = {P: kind}
+                ins = tuple([swap.get(p, p) for p in row.ins])  # type: ignore[call-overload]
+                outs = tuple([swap.get(p, p) for p in row.outs])  # type: ignore[call-overload]
+                yield Row(ins, outs, row.exact, row.contiguous)
+
+
+@functools.lru_cache(maxsize=65536)
+def _recut(row: Row, kind: Ragged | StridedShard) -> Row:
+    """The row with cuts of this kind in place of its S."""
+
+    def cut(p: Placement) -> Placement:
+        return attrs.evolve(kind, dim=p.dim) if isinstance(p, Shard) else p
+
+    return Row(tuple(map(cut, row.ins)), tuple(map(cut, row.outs)), contiguous=row.contiguous)

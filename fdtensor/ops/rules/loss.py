@@ -1,0 +1,109 @@
+"""Losses: a term for each element or sample; `reduction` 0 gives all, 1 their mean, 2 their sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+
+from fdtensor.ops.graph import Full
+from fdtensor.ops.notation.core import P, R
+from fdtensor.ops.notation.each import each
+from fdtensor.ops.notation.formula import formula
+from fdtensor.ops.notation.ops import on, overloads
+
+aten = torch.ops.aten
+
+NONE, MEAN, SUM = 0, 1, 2
+"""The values of `reduction`."""
+
+
+def _place(op: Any) -> int:
+    return [argument.name for argument in op._schema.arguments].index("reduction")
+
+
+def _operands(given: dict[str, Any]) -> tuple[list[Full | None], list[int]]:
+    """The operands, those that are left out too, and which of them is the weight, if any."""
+    ins = {name: value for name, value in given.items() if value is None or isinstance(value, Full)}
+    return list(ins.values()), [i for i, name in enumerate(ins) if name == "weight"]
+
+
+def _terms(ins: str, shapes: Sequence[tuple[int, ...]]) -> int:
+    """How many terms a loss has: one for each element, or for each sample of all classes."""
+    return prod(torch.broadcast_shapes(*shapes) if ins[0] == "*" else shapes[0][:-1])
+
+
+def loss(op: Any, ins: str, out: str, *more: str) -> None:
+    """`out = sum_i w[i] * f(x[i], y[i], ...) / n`, with `n` the full number of terms"""
+    place = _place(op)
+
+    def local(at, *args):
+        held, full = (_terms(ins, s) for s in zip(*((b.shape, b.full) for b in at.ins)))
+        if not held:  # of nothing some kernels give anything
+            return [args[0].new_zeros(b.shape) for b in at.outs]
+        made = op(*args)
+        first, *others = made if isinstance(made, tuple) else (made,)
+        return first * (held / full) if args[place] == MEAN else first, *others
+
+    @each(op, local=local)
+    def rows(op, given):
+        outs = ", ".join((out if given["reduction"] == NONE else "", *more))
+        operands, weights = _operands(given)
+        yield from formula(f"{ins} -> {outs}", *operands, linear=weights)
+
+
+def loss_backward(op: Any, ins: str, out: str, after: str) -> None:
+    """`dx[i] = grad * w[i] * f'(x[i], y[i], ...) / n`, with `n` the full number of terms"""
+    place = _place(op)
+
+    def local(at, *args):
+        if args[place] != MEAN:
+            return op(*args)
+        full = _terms(ins, [b.full for b in at.ins[1:]])
+        return op(*args[:place], SUM, *args[place + 1 :]) / full
+
+    @each(op, local=None if op in _BY_TOTAL else local)
+    def rows(op, given):
+        operands, weights = _operands(given)
+        of_grad = out if given["grad_output"].ndim else ""
+        pairs = [*formula(f"{of_grad}, {ins} -> {after}", *operands, linear=[0, *weights])]
+        if op in _BY_TOTAL:  # of x only the shape is read
+            pairs += [((p, P, *[R] * sum(t is not None for t in operands[2:])), p) for p in (R, P)]
+            if given["reduction"] != MEAN:  # nor is the total
+                pairs += [((*taken[:-1], P), made) for taken, made in pairs]
+        yield from pairs
+        if op is aten.mse_loss_backward.default:
+            yield (R, P, P), P
+
+
+_BY_TOTAL = overloads("nll_loss_backward nll_loss2d_backward")
+"""Those that are told what to divide by."""
+
+for _name in ("mse", "smooth_l1", "huber", "soft_margin"):
+    loss(getattr(aten, f"{_name}_loss").default, "*, *", "*")
+    loss_backward(getattr(aten, f"{_name}_loss_backward").default, "*, *", "*", "*")
+
+loss(aten.binary_cross_entropy.default, "*, *, *", "*")
+loss_backward(aten.binary_cross_entropy_backward.default, "*, *, *", "*", "*")
+loss(aten.binary_cross_entropy_with_logits.default, "*, *, *, *", "*")
+loss(aten.multi_margin_loss.default, "n C, n, C", "n")
+loss_backward(aten.multi_margin_loss_backward.default, "n C, n, C", "n", "n C")
+loss(aten.multilabel_margin_loss_forward.default, "n C, n C", "n", "n C")
+loss_backward(aten.multilabel_margin_loss_backward.default, "n C, n C, n C", "n", "n C")
+
+for _op in _BY_TOTAL:
+    loss_backward(_op, "n C *, n *, C,", "n *", "n C *")
+
+
+@on("nll_loss_forward nll_loss2d_forward")
+def nll_loss(x, target, weight, reduction, ignore_index):
+    """`out = -sum_n w[t[n]] * x[n, t[n]] / total`, over the `n` with `t[n] != ignore_index`
+
+    The mean of blocks needs the total of all of them: only the sum leaves terms.
+    """
+    if reduction != MEAN:
+        out = "n *" if reduction == NONE else ""
+        yield from formula(f"n C *, n *, C -> {out}, ", x, target, weight, linear=[2])
+    yield (P, R) if weight is None else (P, R, R), (P, R)

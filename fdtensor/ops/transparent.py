@@ -1,0 +1,167 @@
+"""`transparent`: what a function runs in while it is recorded, so that all it does is seen."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.masked import MaskedTensor
+from torch.overrides import TorchFunctionMode
+
+from fdtensor.layouts.callsite import user_line
+from fdtensor.layouts.dtypes import dtype_name
+from fdtensor.layouts.errors import DataDependentError, TraceError
+
+__all__ = ["needs_values", "recorded_as", "recording", "transparent"]
+
+_C: Any = torch  # what torch does not declare
+
+_DEPTH = [0]
+
+
+def recording() -> bool:
+    """Whether a function is being recorded now."""
+    return _DEPTH[0] > 0
+
+
+def needs_values(func: Any, args: Any) -> DataDependentError:
+    """The error for a call whose result is no function of shapes and dtypes alone."""
+    name = func.__name__ if func in _READS else func._opname
+    operand = next((t for t in args if isinstance(t, torch.Tensor)), None)
+    type = "a tensor" if operand is None else _type_text(operand)
+    if func is _ITEM:
+        sentence = f"{type} is asked for its value, by .item(), float(), if or the like"
+    elif func in _READS or not func._schema.returns[0].type.isSubtypeOf(_TENSOR):
+        sentence = f"{name} reads the values of {type}"
+    else:
+        sentence = f"the shape of what {name} gives depends on the values of {type}"
+    return DataDependentError(
+        f"{sentence}, which a traced function does not know.",
+        line=user_line() or "not known",
+        hint="Use torch.where, masks or sizes that are known, or return the tensor and look at it "
+        'outside; `call` and spmd(f, on_data_dependent="replicate") run all of it on replicas.',
+    )
+
+
+_ITEM = torch.ops.aten._local_scalar_dense.default
+_TENSOR = torch._C.TensorType.get()
+
+
+def _type_text(tensor: torch.Tensor) -> str:
+    """A tensor as types are written: `f32[8,16]`."""
+    return f"{dtype_name(tensor.dtype)}[{','.join(map(str, tensor.shape))}]"
+
+
+@contextlib.contextmanager
+def transparent(of_caller: bool) -> Iterator[None]:
+    """Without fused ops that hide what they do, such as whole encoder layers and LSTMs.
+
+    A function `of_caller` is told that it is being compiled: libraries leave out warnings and
+    shortcuts then that look at values.
+    """
+    compiling = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = of_caller
+    _DEPTH[0] += 1
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    quiet, log.disabled = log.disabled, True  # it prints every error, which is raised too
+    onednn = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    saving: Any = torch._C._autograd  # type: ignore[attr-defined]
+    hooks = []
+    while saving._top_saved_tensors_default_hooks(True) is not None:  # nothing is saved here
+        hooks.append(saving._top_saved_tensors_default_hooks(True))
+        saving._pop_saved_tensors_default_hooks()
+    try:
+        with _Plain(), _as_written(), _without_masked():
+            yield
+    finally:
+        for pack, unpack in reversed(hooks):
+            saving._push_saved_tensors_default_hooks(pack, unpack)
+        torch._C._set_mkldnn_enabled(onednn)
+        log.disabled = quiet
+        torch.backends.mha.set_fastpath_enabled(fast)
+        _DEPTH[0] -= 1
+        torch.compiler._is_compiling_flag = compiling
+
+
+def _as_written() -> Any:
+    """What was given to `torch.compile` runs as it was written: it is recorded, op by op."""
+    if "torch._dynamo" not in sys.modules:  # nothing was, and its import takes seconds
+        return contextlib.nullcontext()
+    return torch.compiler.set_stance("force_eager")
+
+
+@contextlib.contextmanager
+def _without_masked() -> Iterator[None]:
+    """Refuses tensors with masks, which take the process down where they hold a recorded one."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise TraceError(
+            "a MaskedTensor is made, and only plain tensors are recorded.",
+            line=user_line() or "not known",
+            hint="Write it with the values and the mask as two tensors, by torch.where.",
+        )
+
+    kind: Any = MaskedTensor
+    before = kind.__new__
+    kind.__new__ = refuse
+    try:
+        yield
+    finally:
+        kind.__new__ = before
+
+
+_RECORDED_AS: dict[Any, Any] = {}
+
+
+def recorded_as(*functions: Any) -> Callable[[Callable], Callable]:
+    """Registers the decorated function as what is recorded in place of others.
+
+    Ops of libraries that need not be there are given by name.
+    """
+
+    def register(f: Callable) -> Callable:
+        _RECORDED_AS.update(dict.fromkeys(functions, f))
+        return f
+
+    return register
+
+
+_READS = {torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__, torch.Tensor.data_ptr}
+
+
+def _real(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has values: it is no fake, nor wrapped around one."""
+    wrapped = _C._is_functional_tensor(tensor) or _C._C._functorch.is_functorch_wrapped_tensor(
+        tensor
+    )
+    return not wrapped and not isinstance(tensor, FakeTensor)
+
+
+def _refuse_fused(func: Any) -> None:
+    """Refuses the steps of fused optimizers, which functionalization takes in some cases only."""
+    name = getattr(func, "__name__", "").partition(".")[0]
+    if name.startswith("_fused_") and name.endswith("_"):
+        raise TraceError(
+            f"{name} steps all parameters of an optimizer in one kernel, and is not recorded.",
+            line=user_line() or "not known",
+            hint="Take the optimizer of fdtensor.optim, or one of torch.optim with fused=False.",
+        )
+
+
+class _Plain(TorchFunctionMode):
+    """Puts functions that look at no values in place of others; says where values are asked for."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _READS and args and not _real(args[0]):
+            raise needs_values(func, args)
+        name = getattr(func, "_qualified_op_name", func)
+        _refuse_fused(func)
+        return _RECORDED_AS.get(func, _RECORDED_AS.get(name, func))(*args, **(kwargs or {}))

@@ -1,0 +1,315 @@
+"""`tensor_parallel`: an exported program of one device as that of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+import torch.utils._pytree as torch_tree
+from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind
+from torch.export.passes import move_to_device_pass
+
+from fdtensor.layouts.errors import MeshError, TraceError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Cut, Replicate
+from fdtensor.layouts.progress import working
+from fdtensor.layouts.tree import flatten, unflatten
+from fdtensor.ops.graph import Graph, Var, is_view
+from fdtensor.ops.pins import pinned
+from fdtensor.ops.rewrite import rewritten
+from fdtensor.parallel.exported import Exported, Pins, opaque, opened, roles_of
+from fdtensor.parallel.sizes import Sizes, symbols_of
+from fdtensor.parallel.styles import Style, axes_of, identity, laid, matched, pin, placed
+from fdtensor.parallel.writing import Made, written
+from fdtensor.plans.cost import NCCL, in_order
+from fdtensor.programs.assembly import assembled
+from fdtensor.programs.choice import Bounds
+from fdtensor.programs.program import Program
+from fdtensor.programs.tracer import asked_layouts
+from fdtensor.runtime.local_program import Spelling, local_program
+from fdtensor.runtime.process_groups import groups, initialized, this_rank
+
+__all__ = ["tensor_parallel"]
+
+NAMED = attrs.evolve(
+    NCCL, name="named", launch=(("", 10e-6), ("exchange", 1e-4), ("peer_to_peer", 1e-4))
+)
+"""Prices of programs that people read: exchanges only where they move less."""
+
+
+def tensor_parallel(
+    exported_program: ExportedProgram,
+    mesh: Mesh,
+    styles: Mapping[str, Any],
+    *,
+    axis: str | Sequence[str] | None = None,
+    rank: int | None = None,
+    device: str | torch.device | None = None,
+    out_layouts: Any = None,
+) -> ExportedProgram:
+    """The exported program that `rank` runs of one that was exported for a single device.
+
+    `styles` maps names of modules, or globs such as `"layers.*.mlp.up"`, to `Colwise()`,
+    `Rowwise()`, `VocabParallel()` and `SequenceParallel()`, or to torch's own classes. Parameters
+    are cut along `axis`, by default the only one of the mesh, or 'tp'; they stay where they are,
+    and activations move, in as few collectives as there can be. It takes full inputs, and returns
+    full outputs but where `out_layouts`, a prefix of what the function returns, says otherwise.
+    Gradients of an exported training step have the layouts of their parameters; results have no
+    derivatives of their own, which would be those of one rank.
+
+    `rank` is by default this one, whose process groups are made too; the program of any rank can be
+    made without processes. Where it is loaded again, `groups(mesh)` makes the groups that it names.
+    `device` is by default that of the parameters. The program that is given is left as it is. Sizes
+    that are not known yet are not cut. Raises `TraceError` for names and styles that fit no module,
+    `MeshError` for an axis or rank that is not there, `DataDependentError` where shapes depend on
+    the values of tensors.
+    """
+    axes = axes_of(mesh, axis)
+    here = rank is None
+    rank = _this(mesh) if rank is None else rank
+    if mesh.position(rank) is None:
+        raise MeshError(
+            f"rank {rank} runs nothing: it is not in the mesh.",
+            mesh=mesh,
+            hint="Ask for a rank of the mesh.",
+        )
+    mesh, out_layouts = _along(mesh, axes, rank, out_layouts)
+    if here and initialized():
+        groups(mesh)
+    exported = opened(exported_program)
+    found = matched(styles, _modules(exported))
+    layouts = _layouts(exported, found, mesh, axes)
+    wants = _wants(exported, layouts, out_layouts, mesh)
+    backend = "nccl" if torch.device(device or _device(exported)).type == "cuda" else "gloo"
+    with opaque(), working(f"making the program of rank {rank}"):
+        made = _made(exported, mesh, rank, layouts, _pins(found, mesh, axes), wants, backend)
+        program = written(exported, made, layouts, rank)
+    return program if device is None else move_to_device_pass(program, device)
+
+
+def _along(mesh: Mesh, axes: Sequence[str], rank: int, out_layouts: Any) -> tuple[Mesh, Any]:
+    """The part of the mesh that acts together with a rank, and the layouts of results on it.
+
+    The whole mesh where results are to be cut along other axes.
+    """
+    rest = [axis for axis in mesh.axes if axis not in axes]
+    leaves, tree = flatten(out_layouts)
+    asked = [x for x in leaves if isinstance(x, Layout)]
+    if not rest or any(x[axis] != Replicate() for x in asked for axis in rest):
+        return mesh, out_layouts
+    kept = tuple(axis for axis in mesh.axes if axis in axes)
+    coord = mesh.coord(rank)
+    assert coord is not None
+    ranks = np.reshape(mesh.coset(kept, coord), [mesh.axis_size(a) for a in kept])
+    line = Mesh.from_ranks(ranks.tolist(), kept)
+
+    def there(x: Any) -> Any:
+        if not isinstance(x, Layout):
+            return x
+        return Layout(line, [x[axis] for axis in kept], dict(x.order))
+
+    return line, unflatten(tree, list(map(there, leaves)))
+
+
+def _this(mesh: Mesh) -> int:
+    """The rank of this process."""
+    rank = this_rank()
+    if rank is None:
+        raise MeshError(
+            "this process has no rank: no process group is up.",
+            mesh=mesh,
+            hint="Pass rank=..., for any of the mesh.",
+        )
+    return rank
+
+
+def _device(exported: Exported) -> str:
+    return next((n.meta["val"].device.type for n in exported.tensors), "cpu")
+
+
+def _modules(exported: Exported) -> list[str]:
+    """The names of the modules that an exported program was made of."""
+    parents = [name.rpartition(".")[0] for name in exported.program.state_dict]
+    entries = [entry.fqn.partition("@")[0] for entry in exported.program.module_call_graph]
+    return [name for name in dict.fromkeys([*entries, *parents]) if name] + [""]
+
+
+def _layouts(
+    exported: Exported, found: Mapping[str, Style], mesh: Mesh, axes: Sequence[str]
+) -> dict[str, Layout]:
+    """The layout of each tensor of the state, by its name in the module."""
+    state = _state(exported)
+    inputs = {target: name for name, target in exported.targets.items()}
+    roles = {exported.targets[name]: role for name, role in roles_of(exported).items()}
+    alike = _alike(state)
+    placements = {}
+    for name, style in found.items():
+        prefix = f"{name}." if name else ""
+        own = [
+            key.removeprefix(prefix)
+            for key in inputs | state
+            if key.startswith(prefix) and "." not in key.removeprefix(prefix)
+        ]
+        parameters = [k for k in own if isinstance(state.get(prefix + k), torch.nn.Parameter)]
+        here = {
+            key: next((roles[a] for a in alike[prefix + key] if a in roles), None)
+            for key in parameters
+        }
+        placements |= {prefix + k: p for k, p in placed(style, name, here).items()}
+    return laid(state, placements, mesh, axes)
+
+
+def _state(exported: Exported) -> dict[str, torch.Tensor]:
+    """The parameters and buffers by name, those that are not saved too."""
+    constants = exported.program.constants.items()
+    held = set(exported.targets.values())
+    unsaved = {k: t for k, t in constants if k in held and isinstance(t, torch.Tensor)}
+    return {**exported.program.state_dict, **unsaved}
+
+
+def _alike(state: Mapping[str, torch.Tensor]) -> dict[str, list[str]]:
+    """The names of each tensor, by each of them."""
+    groups: dict[Any, list[str]] = {}
+    for name, tensor in state.items():
+        groups.setdefault(identity(tensor), []).append(name)
+    return {name: names for names in groups.values() for name in names}
+
+
+def _pins(found: Mapping[str, Style], mesh: Mesh, axes: Sequence[str]) -> Pins:
+    """What the styles pin of the values that modules take and give."""
+
+    def of(name: str, style: Style) -> Any:
+        def layout(entering: bool, ndim: int) -> Layout | None:
+            end = style.input if entering else style.output
+            return None if end is None else pin(end, ndim, mesh, axes, name)
+
+        return layout
+
+    return {n: of(n, s) for n, s in found.items() if s.input is not None or s.output is not None}
+
+
+def _made(
+    exported: Exported,
+    mesh: Mesh,
+    rank: int,
+    layouts: Mapping[str, Layout],
+    pins: Pins,
+    wants: Sequence[Layout],
+    backend: str,
+) -> Made:
+    """What the rank runs, for each value of the sizes that are not known yet."""
+    sizes = Sizes(symbols_of(exported.program))
+    device = _device(exported)
+    found = [exported.recorded(point, pins, device) for point in sizes.points]
+    graphs = [rewritten(graph) for graph, _ in found]
+    uncut = _uncut(graphs)
+    for call in graphs[0].calls:
+        if call.ins:
+            _settled(f"node {str(call.mark)!r}", pinned(call), uncut.get(call.ins[0], ()))
+    for v, want in zip(graphs[0].outs, wants):
+        _settled("a result", want, uncut.get(v, ()))
+    bounds = Bounds(
+        fixed=_fixed(exported, graphs[0], layouts),
+        uncut=uncut,
+        cost=in_order(NAMED),
+    )
+    programs: list[Program] = []
+    for graph in graphs:
+        types = exported.typed([graph.types[v.index] for v in graph.inputs], layouts, mesh)
+        like = programs[0].origin.choices if programs else None
+        here = attrs.evolve(bounds, like=like)
+        programs.append(assembled(graph, mesh, types, wants, NAMED, name="exported", bounds=here))
+    spelling = Spelling(backend, str(device), exchanges=True)
+    lines = [local_program(program, rank, spelling) for program in programs]
+    return Made(sizes, tuple(programs), tuple(lines), tuple(told for _, told in found))
+
+
+def _fixed(exported: Exported, graph: Graph, layouts: Mapping[str, Layout]) -> frozenset[Var]:
+    """The parameters that are cut, and what is just seen or cast of them."""
+    found = set()
+    for node, v in zip(exported.tensors, graph.inputs):
+        layout = layouts.get(exported.targets.get(node.name, ""))
+        if layout is not None and not all(isinstance(p, Replicate) for p in layout.placements):
+            found.add(v)
+    for call in graph.calls:
+        alone = len(call.ins) == 1 and len(call.outs) == 1
+        if (
+            alone
+            and call.ins[0] in found
+            and (is_view(call) or torch.Tag.pointwise in call.op.tags)
+        ):
+            found.update(v for v in call.outs if v is not None)
+    return frozenset(found)
+
+
+def _uncut(graphs: Sequence[Graph]) -> dict[Var, frozenset[int]]:
+    """The dims of values that differ between graphs."""
+    first, *others = graphs
+    for other in others:
+        if [c.op for c in other.calls] != [c.op for c in first.calls]:
+            raise TraceError(
+                "the exported program takes other steps for other values of its dynamic sizes.",
+                hint="Export it with these sizes fixed.",
+            )
+    found = {}
+    for i, full in enumerate(first.types):
+        shapes = zip(full.shape, *(other.types[i].shape for other in others))
+        dims = frozenset(d for d, sizes in enumerate(shapes) if len(set(sizes)) > 1)
+        if dims:
+            found[Var(i)] = dims
+    return found
+
+
+def _settled(what: str, layout: Layout | None, unknown: Collection[int]) -> None:
+    """Refuses to cut dims of sizes that are not known yet."""
+    for p in () if layout is None else layout.placements:
+        if isinstance(p, Cut) and p.dim in unknown:
+            raise TraceError(
+                f"dim {p.dim} of {what} is to be cut, and its size is not known yet.",
+                layout=layout,
+                hint="Export the program with that size fixed, or cut another dim.",
+            )
+
+
+def _wants(
+    exported: Exported, layouts: Mapping[str, Layout], out_layouts: Any, mesh: Mesh
+) -> list[Layout]:
+    """The layout of each tensor that the program returns."""
+    specs = exported.program.graph_signature.output_specs
+    own = [spec for spec in specs if spec.kind in _USER]
+    asked = dict(zip(map(id, own), _asked(exported, len(own), out_layouts)))
+    vals = [n.meta.get("val") if isinstance(n, torch.fx.Node) else None for n in exported.results]
+    wants = []
+    for spec, val in zip(specs, vals):
+        if isinstance(val, torch.Tensor):
+            like = layouts.get(spec.target) if spec.target and spec.kind in _OF_STATE else None
+            wants.append(asked.get(id(spec)) or like or mesh.layout())
+    return wants
+
+
+_USER = (OutputKind.USER_OUTPUT, OutputKind.LOSS_OUTPUT)
+
+_OF_STATE = (
+    OutputKind.BUFFER_MUTATION,
+    OutputKind.PARAMETER_MUTATION,
+    OutputKind.GRADIENT_TO_PARAMETER,
+)
+"""Results whose target is a parameter or buffer: an input may have the same name."""
+
+
+def _asked(exported: Exported, count: int, out_layouts: Any) -> list[Layout | None]:
+    """The layouts that are asked for of what the function returns, in the order of the program."""
+    spec = exported.program.call_spec.out_spec
+    if out_layouts is None:
+        return [None] * count
+    whole = list(range(count))
+    if spec is not None and spec.num_leaves == count:  # what torch calls a tree, once as our own
+        whole = torch_tree.tree_unflatten(whole, spec)
+    order, tree = flatten(whole)
+    found = dict(zip(order, asked_layouts(tree, out_layouts)))
+    return [found[i] for i in range(count)]

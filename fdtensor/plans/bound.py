@@ -1,0 +1,132 @@
+"""The lower bound: the bytes that no plan from one type to another can be below."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from math import prod
+
+from fdtensor.layouts.blocks import length, whole
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.plans.messages import Grid, grid, overlaps, talk
+from fdtensor.plans.traffic import axes_of, constant, lacking, most, summed, table
+
+__all__ = ["least_total", "lower_bound"]
+
+
+def lower_bound(src: TensorType, dst: TensorType) -> int:
+    """The bytes that no plan can be below: of the busiest rank, with reductions of the mean rank.
+
+    For movement a rank must receive what it lacks of its block. With reductions see `least_total`.
+    """
+    if src.numel and _is_movement(src, dst):
+        return most(lacking(talk(src, dst))) * src.dtype.itemsize
+    ranks = src.mesh.size
+    if src.mesh is not dst.mesh:
+        ranks = len({*src.mesh.order, *dst.mesh.order})
+    return least_total(src, dst) // ranks
+
+
+@functools.lru_cache(maxsize=4096)
+def least_total(src: TensorType, dst: TensorType) -> int:
+    """The bytes that all ranks together must receive, whatever the plan.
+
+    An element with t pending terms that k wanters want needs t + k - 1 transfers, one less if a
+    wanter holds a term. A wanter is a rank, or all ranks that share new pending terms, one of which
+    must get the element.
+    """
+    a, b = grid(src), grid(dst)
+    itemsize = src.dtype.itemsize
+    if src.numel == 0:
+        return 0
+    if _is_movement(src, dst):
+        return summed(dst.mesh.sizes, lacking(talk(src, dst))) * itemsize
+    if src.mesh is not dst.mesh:
+        return _cross_bound(src, dst, a, b)
+    reduced = _reduced(a, b)
+    adding = [i for i in b.partial if not _kept(a, b, i)]
+    sizes = src.mesh.sizes
+    cosets = prod(sizes[i] for i in b.partial if i in a.partial and i not in reduced)
+    wanters = prod(sizes[i] for i in b.free) * cosets
+    if adding and dst.layout.partial[dst.mesh.axes[adding[0]]] == "avg":  # all of them want it
+        wanters *= prod(sizes[i] for i in adding)
+        adding = []
+    numel = prod(a.shape)
+    if reduced:
+        terms = prod(sizes[i] for i in reduced)
+        total = numel * (cosets * (terms - 1) + wanters) - cosets * _meeting(a, b)
+    else:
+        total = numel * wanters - _covered(a, b, adding)
+    return total * itemsize
+
+
+def _is_movement(src: TensorType, dst: TensorType) -> bool:
+    """Whether no terms are reduced and none are added."""
+    a, b = grid(src), grid(dst)
+    return not _reduced(a, b) and all(_kept(a, b, i) for i in b.partial)
+
+
+def _kept(a: Grid, b: Grid, axis: int) -> bool:
+    """Whether an axis may keep its pending terms: sums may become averages in place."""
+    if a.mesh is not b.mesh or axis not in a.partial or axis not in b.partial:
+        return False
+    ops = {a.type.layout.placements[axis], b.type.layout.placements[axis]}
+    return len(ops) == 1 or {str(op) for op in ops} == {"P(sum)", "P(avg)"}
+
+
+def _reduced(a: Grid, b: Grid) -> list[int]:
+    return [i for i in a.partial if not _kept(a, b, i)]
+
+
+def _meeting(a: Grid, b: Grid) -> int:
+    """The elements for which some rank both holds a term and wants the result."""
+    both = sorted(a.cut_axes & b.cut_axes)
+    total = constant(a.mesh, 1)
+    for d in range(len(a.shape)):
+
+        def common(c: list[int], d: int = d) -> int:
+            fixed = {axis: c[axis] for axis in both}
+            return sum(
+                length(part)
+                for _, held in overlaps(a.cuts[d], whole(a.shape[d]), whole(a.shape[d]), fixed)
+                for _, part in overlaps(b.cuts[d], whole(b.shape[d]), held, fixed)
+            )
+
+        axes = [axis for axis in axes_of((a, d), (b, d)) if axis in both]
+        total = total * table(a, axes, common)
+    return summed(_spread(a, both), total)
+
+
+def _spread(here: Grid, axes: Sequence[int]) -> tuple[int, ...]:
+    return tuple(size if i in axes else 1 for i, size in enumerate(here.mesh.sizes))
+
+
+def _covered(a: Grid, b: Grid, adding: Sequence[int]) -> int:
+    """The wanted elements that some rank of the wanting ones holds, over all wanters."""
+    kept = [i for i in b.partial if _kept(a, b, i)]
+    fixed_axes = [i for i in range(a.mesh.ndim) if i not in adding and i not in kept]
+    total = constant(a.mesh, 1)
+    for d in range(len(a.shape)):
+
+        def common(c: list[int], d: int = d) -> int:
+            fixed = {axis: c[axis] for axis in fixed_axes}
+            held = overlaps(a.cuts[d], whole(a.shape[d]), b.held(d, tuple(c)), fixed)
+            return sum(length(part) for _, part in held)
+
+        axes = [axis for axis in axes_of((a, d), (b, d)) if axis in fixed_axes]
+        total = total * table(a, axes, common)
+    return summed(_spread(a, [*fixed_axes, *kept]), total)
+
+
+def _cross_bound(src: TensorType, dst: TensorType, a: Grid, b: Grid) -> int:
+    """As above between meshes, where a wanter that holds a term is assumed wherever it may be."""
+    terms = prod(src.mesh.sizes[i] for i in a.partial)
+    added = prod(dst.mesh.sizes[i] for i in b.partial)
+    repeated = any(op == "avg" for op in dst.layout.partial.values())
+    wanters = prod(dst.mesh.sizes[i] for i in b.free) * (added if repeated else 1)
+    apart = set(src.mesh.order).isdisjoint(dst.mesh.order)
+    if terms > 1:
+        total = prod(a.shape) * (terms + wanters - 1 - (not apart))
+    else:
+        total = prod(a.shape) * wanters if apart else 0
+    return total * src.dtype.itemsize

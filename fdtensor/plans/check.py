@@ -1,0 +1,145 @@
+"""Whether a plan does what it says: its steps lead from its source to its destination.
+
+A step is right where its collective is one that the planner itself would take for these types, so
+what a text says of axes, dims, reductions and roots is compared with what the layouts say. No
+tensor is made, and nothing is counted rank by rank but what a local step keeps of uneven blocks.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import get_args
+
+from fdtensor.layouts.errors import PlanError
+from fdtensor.layouts.placement import Spans, StridedShard
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.plans.collective import Collective, Exchange, Slice, Step, Way
+from fdtensor.plans.cost import CostModel
+from fdtensor.plans.messages import Grid, grid
+from fdtensor.plans.search import same_everywhere
+from fdtensor.plans.traffic import most_received
+from fdtensor.plans.transitions import by_exchange, named
+
+__all__ = ["check_step", "check_steps", "is_right"]
+
+HINT = "Make plans with plan(src, dst), or by Plan.from_json of what to_json returned."
+
+MOST_BLOCKS = 1 << 22
+"""The most pieces of blocks that are compared one by one."""
+
+
+def check_steps(src: TensorType, dst: TensorType, steps: tuple[Step, ...], cost: CostModel) -> None:
+    """Raises `PlanError` where steps do not take a tensor of type `src` to type `dst`."""
+    if not isinstance(src, TensorType) or not isinstance(dst, TensorType):
+        raise PlanError("a plan goes from a TensorType to a TensorType.", hint=HINT)
+    if not isinstance(cost, CostModel) or not isinstance(steps, tuple):
+        raise PlanError("a plan has a tuple of steps and a CostModel.", hint=HINT)
+    at = src
+    for i, step in enumerate(steps):
+        check_step(step, f"step {i}")
+        if step.src is not at:
+            raise PlanError(
+                f"step {i} does not start where the plan is by then.",
+                step=f"{step.src} on {step.src.mesh}",
+                plan=f"{at} on {at.mesh}",
+                hint=HINT,
+            )
+        at = step.dst
+    if at is not dst and (steps or not same_everywhere(src, dst)):
+        raise PlanError(
+            f"the plan ends at {at}, not at its destination.",
+            destination=f"{dst} on {dst.mesh}",
+            end=f"{at} on {at.mesh}",
+            hint=HINT,
+        )
+
+
+def check_step(step: Step, name: str) -> None:
+    """Raises `PlanError` where a step, called `name`, does not take its source to its end."""
+    if not isinstance(step, Step) or not isinstance(step.collective, Collective):
+        raise PlanError(f"{name} is {step!r}, and no Step of a collective.", hint=HINT)
+    if not is_right(step):
+        raise PlanError(
+            f"{step.collective} is not what takes {step.src} to {step.dst}.",
+            which=name,
+            mesh=f"{step.src.mesh} to {step.dst.mesh}",
+            right=_right(step.src, step.dst),
+            hint=HINT,
+        )
+
+
+def is_right(step: Step) -> bool:
+    """Whether a step takes every tensor of its source type to the same tensor of its other one."""
+    src, dst = step.src, step.dst
+    if not _of_one_tensor(src, dst):
+        return False
+    match step.collective:
+        case Exchange(_, _, way, pieces):
+            return (
+                way in get_args(Way)
+                and 1 <= pieces <= max((1, *src.shape))
+                and _exchangeable(src, dst)
+                and step is by_exchange(src, dst, way, pieces)
+            )
+        case Slice((), ()):
+            return _held(src, dst)
+        case collective:
+            return collective is named(src, dst)
+
+
+def _of_one_tensor(src: TensorType, dst: TensorType) -> bool:
+    """Whether both are of the same tensor, whose blocks stay as they are where they overlap."""
+    kept = not src.layout.overlaps or src.mesh is dst.mesh
+    return (
+        kept
+        and (src.shape, src.dtype) == (dst.shape, dst.dtype)
+        and all(
+            not isinstance(p, Spans) or p is q
+            for p, q in zip(src.layout.placements, dst.layout.placements)
+        )
+    )
+
+
+def _exchangeable(src: TensorType, dst: TensorType) -> bool:
+    """Whether an exchange makes `dst`: it reduces pending terms or leaves them as they are."""
+    before = _pending(src) if src.mesh is dst.mesh else {}
+    return _pending(dst).items() <= before.items()
+
+
+def _pending(type: TensorType) -> dict[str, str]:
+    """The pending axes of more than one rank, with their reduce ops."""
+    partial = type.layout.partial
+    return {a: op for a, op in partial.items() if type.mesh.axis_size(a) > 1}
+
+
+def _held(src: TensorType, dst: TensorType) -> bool:
+    """Whether every rank of `dst` holds what it wants, so that a local copy is all there is to do.
+
+    False also where more than `MOST_BLOCKS` pieces of blocks would have to be compared.
+    """
+    if src.numel == 0:
+        return True
+    same = src.mesh is dst.mesh
+    if not _exchangeable(src, dst) or (same and _pending(src) != _pending(dst)):
+        return False
+    a, b = grid(src), grid(dst)
+    if same and all(long[: len(short)] == short for short, long in zip(a.cuts, b.cuts)):
+        return True
+    blocks = max(src.mesh.size * _pieces(a), dst.mesh.size * _pieces(b))
+    return blocks <= MOST_BLOCKS and not most_received((by_exchange(src, dst),))
+
+
+def _pieces(type: Grid) -> int:
+    """How many pieces a block may have."""
+    cuts = [(d, p) for d, cuts in enumerate(type.cuts) for _, _, p in cuts]
+    return prod(min(p.split_factor, type.shape[d]) for d, p in cuts if isinstance(p, StridedShard))
+
+
+def _right(src: TensorType, dst: TensorType) -> str:
+    """What would take `src` to `dst`, as a message shows it."""
+    if not _of_one_tensor(src, dst):
+        return "nothing, they are not of one tensor that can be moved"
+    found = named(src, dst)
+    if found is None and _exchangeable(src, dst):
+        found = by_exchange(src, dst).collective
+    return "more than one step" if found is None else str(found)

@@ -1,0 +1,251 @@
+"""`CostModel`: seconds of a step from its bytes, as data."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import attrs
+
+from fdtensor.layouts.errors import PlanError
+from fdtensor.layouts.record import Record
+from fdtensor.plans.collective import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Exchange,
+    Mask,
+    Pad,
+    ReduceScatter,
+    Scale,
+    Slice,
+    Step,
+    is_local,
+)
+from fdtensor.plans.memory import outermost
+from fdtensor.plans.messages import Talk, grid, talk
+from fdtensor.plans.traffic import most_received
+
+__all__ = ["GLOO", "NCCL", "CostModel", "in_order", "overlapped", "seconds"]
+
+
+def _time(value: Any) -> float:
+    """Seconds, or how many times longer something takes."""
+    return _number(value, 0.0)
+
+
+def _rate(value: Any) -> float:
+    """So much per second."""
+    return _number(value, 5e-324)
+
+
+def _number(value: Any, least: float) -> float:
+    plain = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not plain or not least <= value <= sys.float_info.max:
+        raise PlanError(
+            f"{value!r} is no price.",
+            hint="Times of a cost model are finite, 0 or more; rates are finite and more than 0.",
+        )
+    return float(value)
+
+
+def _table(*kinds: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
+    """What makes tuples of rows, each a name and its numbers."""
+
+    def convert(rows: Any) -> tuple[Any, ...]:
+        try:
+            return tuple(
+                [(_name(n), *[k(v) for k, v in zip(kinds, vs, strict=True)]) for n, *vs in rows]
+            )
+        except (TypeError, ValueError) as error:
+            if isinstance(error, PlanError):
+                raise
+            raise PlanError(
+                f"{rows!r} is no table of a cost model.",
+                hint="Give rows of a name and its numbers: (('all_gather', 1.6),).",
+            ) from None
+
+    return convert
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str):
+        raise PlanError(f"{value!r} is no name in a cost model.", hint="Names are texts.")
+    return value
+
+
+@attrs.frozen(eq=False)
+class CostModel(Record):
+    """Seconds of a step from bytes, as data: `launch + messages * latency + bytes / bandwidth`.
+
+    Raises `PlanError` for times under 0, rates of 0 or less, and what is not finite.
+    """
+
+    name: str = attrs.field(converter=_name)
+    latency: float = attrs.field(converter=_time)
+    """Seconds for one more message."""
+    bandwidth: float = attrs.field(converter=_rate)
+    """Bytes per second into one rank."""
+    copy: float = attrs.field(converter=_rate)
+    """Bytes per second of a local copy, read and written."""
+    flops: float = attrs.field(converter=_rate)
+    """Floating-point operations per second of one rank."""
+    launch: tuple[tuple[str, float], ...] = attrs.field(converter=_table(_time))
+    """Seconds that a call takes by itself, by kind."""
+    slowdown: tuple[tuple[str, float], ...] = attrs.field(converter=_table(_time))
+    """How many times longer than `bandwidth` says, by kind; 1 where it is silent."""
+    axes: tuple[tuple[str, float, float], ...] = attrs.field(
+        default=(), converter=_table(_time, _rate)
+    )
+    """Axes with a latency and bandwidth of their own."""
+
+    def link(self, axes: Sequence[str] | None) -> tuple[float, float]:
+        """The latency and bandwidth of the slowest of `axes`."""
+        own = {axis: (latency, bandwidth) for axis, latency, bandwidth in self.axes}
+        links = [own[axis] for axis in axes or own if axis in own]
+        plain = [(self.latency, self.bandwidth)] if not axes or len(links) < len(axes) else []
+        return max(a for a, _ in links + plain), min(b for _, b in links + plain)
+
+
+NCCL = CostModel(
+    "nccl",
+    latency=4e-6,
+    bandwidth=40e9,
+    copy=1e12,
+    flops=5e12,
+    launch=(("", 10e-6),),
+    slowdown=(("peer_to_peer", 1.3), ("exchange", 1.2)),
+)
+"""Eight accelerators with a fast link, where named collectives are best: the default of all."""
+
+GLOO = CostModel(
+    "gloo",
+    latency=4e-4,
+    bandwidth=0.6e9,
+    copy=8e9,
+    flops=3e10,
+    launch=(
+        ("", 1.4e-3),
+        ("peer_to_peer", 4e-4),
+        ("all_to_all", 5e-5),
+        ("exchange", 5e-5),
+        ("all_reduce", 8e-4),
+        ("reduce_scatter", 3e-3),
+    ),
+    slowdown=(
+        ("all_gather", 1.6),
+        ("all_reduce", 1.35),
+        ("reduce_scatter", 3.0),
+        ("exchange", 1.5),
+    ),
+)
+"""Processes of one machine that talk by gloo: small tensors go best by one all-to-all, large ones
+by messages from rank to rank, a reduce_scatter never (gloo runs it as an all_reduce)."""
+
+
+HIDDEN = 1 / 16
+"""The part of a launch that is still felt when steps overlap and travel together."""
+
+
+@functools.cache
+def overlapped(cost: CostModel) -> CostModel:
+    """The costs of a step amid a program: most launches and latencies pass behind other work.
+
+    Collectives start early, and small ones of a kind travel together.
+    """
+    return _scaled(cost, HIDDEN)
+
+
+def in_order(cost: CostModel) -> CostModel:
+    """Prices with which a choice feels launches and latencies in full, and nothing else is work."""
+    free = attrs.evolve(cost, copy=1e300, flops=1e300)
+    return _scaled(free, 1 / HIDDEN)
+
+
+def _scaled(cost: CostModel, by: float) -> CostModel:
+    launch = tuple((kind, by * value) for kind, value in cost.launch)
+    return attrs.evolve(cost, latency=by * cost.latency, launch=launch)
+
+
+@functools.lru_cache(maxsize=16384)
+def seconds(step: Step, cost: CostModel) -> float:
+    """The seconds that `cost` gives for a step. Time: constant in the number of messages."""
+    moved = most_received((step,))
+    time = _copied(step, moved) / cost.copy
+    if not is_local(step):
+        kind, axes, messages = _kind(step)
+        latency, bandwidth = cost.link(axes)
+        launch, slowdown = dict(cost.launch), dict(cost.slowdown)
+        time += launch.get(kind, launch.get("", 0.0)) + messages * latency
+        time += moved * slowdown.get(kind, 1.0) / bandwidth
+    return time
+
+
+def _kind(step: Step) -> tuple[str, tuple[str, ...] | None, int]:
+    """The kind of a step that needs traffic, its axes and how many messages a rank waits for."""
+    mesh, collective = step.src.mesh, step.collective
+
+    def peers(axes: Sequence[str]) -> int:
+        return prod(mesh.axis_size(axis) for axis in axes) - 1
+
+    match collective:
+        case AllGather(axes):
+            return "all_gather", axes, peers(axes)
+        case AllToAll(axes):
+            return "all_to_all", axes, peers(axes)
+        case AllReduce(axes):
+            return "all_reduce", axes, 2 * peers(axes)
+        case ReduceScatter(axes):
+            return "reduce_scatter", axes, peers(axes)
+        case Broadcast():
+            return "broadcast", None, 1
+        case Exchange(axes, _, "peer_to_peer", pieces):
+            return "peer_to_peer", axes, _senders(talk(step.src, step.dst)) * pieces
+        case Exchange(None, _, _, pieces):
+            ranks = max(step.src.mesh.size, step.dst.mesh.size)
+            return "exchange", None, (ranks - 1) * pieces
+        case Exchange(axes, _, _, pieces):
+            return "exchange", axes, peers(axes or ()) * pieces
+        case _:
+            raise AssertionError(f"{collective} needs no traffic")
+
+
+def _senders(who: Talk) -> int:
+    """About how many ranks send to one: blocks that meet its own, times the terms."""
+    paired = {a for a, _ in who.pairs}
+    met = who.terms
+    for d, size in enumerate(who.dst.shape):
+        ways = prod(n for axis, n, _ in who.said.cuts[d] if axis not in paired)
+        block = -(-size // prod(n for _, n, _ in who.dst.cuts[d]))
+        piece = -(-size // prod(n for _, n, _ in who.said.cuts[d]))
+        met *= max(1, min(ways, -(-block // max(1, piece))))
+    return max(1, met - 1)
+
+
+def _copied(step: Step, moved: int) -> int:
+    """About how many bytes a rank reads and writes besides the traffic, `moved` received."""
+    rank = step.dst.mesh.order[0]
+    out = step.dst.local_nbytes(rank)
+    match step.collective:
+        case Slice() | Mask() | Pad() | Scale():
+            return 2 * out
+        case AllReduce() | Broadcast():
+            return 0
+        case AllGather(axes, dims):
+            return 0 if outermost(step.dst, rank, axes, dims) else 2 * out
+        case AllToAll() | ReduceScatter():
+            return 2 * (out + moved)
+        case Exchange(_, reduce_op, way):
+            packed = 2 if way == "all_to_all" or not _in_place(step) else 0
+            return 2 * out + (packed + (reduce_op is not None)) * 2 * moved
+
+
+def _in_place(step: Step) -> bool:
+    """Whether messages lie in one piece in the blocks that they come from and go to."""
+    a, b = grid(step.src), grid(step.dst)
+    first = next((d for d, size in enumerate(a.shape) if size > 1), 0)
+    return all(a.cuts[d] == b.cuts[d] for d in range(len(a.shape)) if d != first)

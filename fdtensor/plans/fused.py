@@ -1,0 +1,114 @@
+"""`Fused`: the plans of many tensors, run together: one message a pair of ranks for all of them."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+
+import attrs
+
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.placement import Ragged, Shard, StridedShard
+from fdtensor.layouts.record import Record
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.plans.collective import AllReduce, Step, is_local
+from fdtensor.plans.planner import Plan, plan
+from fdtensor.plans.search import owners
+from fdtensor.plans.transitions import by_exchange
+
+__all__ = ["Fused", "batched", "fuse"]
+
+
+@attrs.frozen(eq=False, repr=False)
+class Fused(Record):
+    """Plans made of exchanges and local steps only; their exchanges meet in a few rounds."""
+
+    plans: tuple[Plan, ...]
+
+    @property
+    def rounds(self) -> int:
+        """How many exchanges it takes, for all tensors together."""
+        return max((sum(not is_local(s) for s in p.steps) for p in self.plans), default=0)
+
+    @property
+    def received_bytes(self) -> int:
+        """The bytes that a rank receives, at most: the sum over the plans of their busiest."""
+        return sum(p.received_bytes for p in self.plans)
+
+    @property
+    def digest(self) -> str:
+        """A hexadecimal fingerprint, the same on every rank and machine."""
+        return _digest(self)
+
+    def transpose(self) -> Fused:
+        """The plan of the backward; raises `PlanError` where one plan is not linear."""
+        return fuse([p.transpose() for p in self.plans])
+
+    def __repr__(self) -> str:
+        return f"Fused({self.plans!r})"
+
+    def __str__(self) -> str:
+        head = f"{_count(len(self.plans), 'plan')} in {_count(self.rounds, 'round')}"
+        return "\n".join([head, *(str(p) for p in self.plans)])
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def fuse(plans: Sequence[Plan]) -> Fused:
+    """The plans as one."""
+    return Fused(tuple([_exchanged(p) for p in plans]))
+
+
+@functools.lru_cache(maxsize=16384)
+def _exchanged(found: Plan) -> Plan:
+    """The same movement by at most two exchanges, and local steps."""
+    steps: list[Step] = []
+    todo = list(found.steps)
+    while todo:
+        step = todo.pop(0)
+        if is_local(step):
+            steps.append(step)
+            continue
+        src, dst = step.src, step.dst
+        if isinstance(step.collective, AllReduce) and src.shape:
+            owned = owners(src, dst)
+            while not all(map(is_local, todo)):  # the owners send where the reduced blocks would go
+                dst = todo.pop(0).dst
+            steps.append(by_exchange(src, owned, "all_to_all"))
+            src = owned
+        if src is not dst:
+            steps.append(by_exchange(src, dst, "all_to_all"))
+    return Plan(found.src, found.dst, tuple(steps), found.cost)
+
+
+@functools.lru_cache(maxsize=1024)
+def _digest(found: Fused) -> str:
+    text = "".join(p.digest for p in found.plans)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+@functools.lru_cache(maxsize=4096)
+def batched(found: Plan, size: int) -> Plan:
+    """The same plan for `size` tensors stacked along a new first dim."""
+    return plan(_batched(found.src, size), _batched(found.dst, size), cost=found.cost)
+
+
+def _batched(type: TensorType, size: int) -> TensorType:
+    placements = []
+    for placement in type.layout.placements:
+        match placement:
+            case Shard(dim):
+                placement = Shard(dim + 1)
+            case StridedShard(dim, factor):
+                placement = StridedShard(dim + 1, factor)
+            case Ragged(dim, sizes):
+                placement = Ragged(dim + 1, sizes)
+            case _:
+                pass
+        placements.append(placement)
+    order = {dim + 1: axes for dim, axes in type.layout.order}
+    layout = Layout(type.mesh, placements, order)
+    return TensorType((size, *type.shape), type.dtype, layout)

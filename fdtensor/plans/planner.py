@@ -1,0 +1,288 @@
+"""`plan`: the steps from one type to another that receive the fewest bytes, as a value."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Sequence
+
+import attrs
+
+from fdtensor.layouts.display import display
+from fdtensor.layouts.dtypes import dtype_name
+from fdtensor.layouts.errors import FdtensorError, PlanError
+from fdtensor.layouts.json_fields import Malformed, parsed
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.opaque import opaque
+from fdtensor.layouts.record import Record
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.plans.bound import least_total, lower_bound
+from fdtensor.plans.check import check_steps
+from fdtensor.plans.collective import Exchange, Step, is_local
+from fdtensor.plans.cost import NCCL, CostModel, seconds
+from fdtensor.plans.json import decode, encode
+from fdtensor.plans.memory import peak_at
+from fdtensor.plans.search import candidates
+from fdtensor.plans.text import as_text
+from fdtensor.plans.traffic import (
+    all_received,
+    most_received,
+    most_sent,
+    received_at,
+    sent_at,
+)
+from fdtensor.plans.transitions import by_exchange
+
+__all__ = ["Plan", "plan"]
+
+
+@attrs.frozen(eq=False, repr=False)
+class Plan(Record):
+    """The steps that take a tensor of type `src` to type `dst`.
+
+    Bytes are per rank. `received_bytes` and `sent_bytes` are those of the busiest rank,
+    `peak_bytes` is the most that any rank holds at once, source and destination included.
+    """
+
+    src: TensorType
+    dst: TensorType
+    steps: tuple[Step, ...]
+    cost: CostModel
+
+    @property
+    def received_bytes(self) -> int:
+        """The bytes that the busiest rank receives."""
+        return _received(self)
+
+    @property
+    def total_bytes(self) -> int:
+        """The bytes that all ranks receive together."""
+        return all_received(self.steps)
+
+    @property
+    def sent_bytes(self) -> int:
+        """The bytes that the rank that sends most sends."""
+        return _sent(self)
+
+    def received_bytes_at(self, rank: int) -> int:
+        """The bytes that `rank` receives."""
+        return sum(received_at(step, rank) for step in self.steps)
+
+    def sent_bytes_at(self, rank: int) -> int:
+        """The bytes that `rank` sends."""
+        return sum(sent_at(step, rank) for step in self.steps)
+
+    @property
+    def lower_bound_bytes(self) -> int:
+        """The bytes that no plan can be below: see `fdtensor.plans.bound.lower_bound`."""
+        return lower_bound(self.src, self.dst)
+
+    @property
+    def least_total_bytes(self) -> int:
+        """The bytes that all ranks together must receive: `total_bytes` cannot be below it."""
+        return least_total(self.src, self.dst)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes that any rank holds at once: the caller's input, the output, buffers."""
+        return _peak(self)
+
+    def peak_bytes_at(self, rank: int) -> int:
+        """The most bytes that `rank` holds at once."""
+        if not self.steps:  # what does not move is still copied
+            inside = self.src.mesh.position(rank) is not None
+            return 2 * self.src.local_nbytes(rank) if inside else 0
+        return peak_at(self.steps, rank)
+
+    @property
+    def seconds(self) -> float:
+        """The seconds that the cost model gives."""
+        return sum(seconds(step, self.cost) for step in self.steps)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether nothing is sent."""
+        return all(is_local(step) for step in self.steps)
+
+    @property
+    def digest(self) -> str:
+        """A hexadecimal fingerprint: equal plans have the same one on every rank and machine."""
+        return _digest(self)
+
+    def transpose(self) -> Plan:
+        """The plan of the backward: cotangents of `dst` to cotangents of `src`.
+
+        Raises `PlanError` for a plan that is not linear: with max, min, product or bits pending.
+        """
+        for op in (*self.src.layout.partial.values(), *self.dst.layout.partial.values()):
+            if op not in ("sum", "avg"):
+                raise PlanError(
+                    f"a plan with {op} pending is not linear, so it has no transpose.",
+                    src=self.src,
+                    dst=self.dst,
+                    hint="Differentiate through sum or avg, or detach the tensor first.",
+                )
+        return plan(self.dst.cotangent(), self.src.cotangent(), cost=self.cost)
+
+    def verify(self) -> None:
+        """Raises `PlanError` where the steps do not take `src` to `dst`.
+
+        Each step must start where the one before it ends, and its collective be the one that its
+        types ask for. It takes time for each step, not for each rank or element.
+        """
+        check_steps(self.src, self.dst, self.steps, self.cost)
+
+    def to_json(self) -> str:
+        """The plan as JSON text; `Plan.from_json` gives the same plan back."""
+        return json.dumps(encode(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The plan that `to_json` wrote, verified; raises `PlanError` for every other text.
+
+        The text may come from anyone: nothing in it is run or imported, and it is not read where it
+        has more than 2**25 characters.
+        """
+        try:
+            found = cls(*decode(parsed(text)))
+        except (Malformed, FdtensorError) as error:
+            raise PlanError(
+                f"this text is not a plan: {str(error).splitlines()[0].removesuffix('.')}.",
+                text=repr(text[:60]) + "..." * (len(text) > 60) if isinstance(text, str) else "",
+                hint="Give what Plan.to_json returned.",
+            ) from error
+        found.verify()
+        return found
+
+    def __str__(self) -> str:
+        return as_text(self)
+
+    def __repr__(self) -> str:
+        return f"Plan.from_json({self.to_json()!r})"
+
+    def _repr_html_(self) -> str:
+        return display("html", self)
+
+
+@opaque
+def plan(
+    src: TensorType,
+    dst: TensorType | Layout,
+    *,
+    cost: CostModel | None = None,
+    max_bytes: int | None = None,
+) -> Plan:
+    """The plan that receives the fewest bytes from `src` to `dst`, on the same mesh or another.
+
+    Among plans with the same bytes, the one that takes the least time by `cost` (by default that
+    of NCCL, where named collectives are best). Ranks along axes that neither type uses help to
+    reduce pending terms only while at most 64 talk: beyond, fewer messages are worth more bytes.
+    `max_bytes` bounds what any rank holds at once, its source and destination block counted:
+    messages are then cut into pieces as needed.
+    Raises `PlanError` where shape or dtype differ, or where `max_bytes` is too little.
+    """
+    return _plan(src, dst, cost or NCCL, max_bytes)
+
+
+@functools.lru_cache(maxsize=65536)
+def _plan(
+    src: TensorType, dst: TensorType | Layout, cost: CostModel, max_bytes: int | None
+) -> Plan:
+    if not isinstance(src, TensorType) or not isinstance(dst, (TensorType, Layout)):
+        raise PlanError(
+            "a plan goes from a TensorType to a TensorType or Layout.",
+            src=repr(src),
+            dst=repr(dst),
+            hint="Write plan(TensorType(shape, dtype, layout), layout); a DTensor has its .type.",
+        )
+    if isinstance(dst, Layout):
+        dst = src.with_layout(dst)
+    if src.shape != dst.shape or src.dtype != dst.dtype:
+        raise PlanError(
+            f"a plan moves a tensor, it does not change it from {dtype_name(src.dtype)}"
+            f"{list(src.shape)} to {dtype_name(dst.dtype)}{list(dst.shape)}.",
+            src=src,
+            dst=dst,
+            hint="Give both types the same shape and dtype.",
+        )
+    if src.layout.overlaps:
+        raise PlanError(
+            "nothing moves away from blocks that overlap.",
+            src=src,
+            dst=dst,
+            hint="Spans are what a line of a program reads: move what they were made from.",
+        )
+    found = [Plan(src, dst, steps, cost) for steps in candidates(src, dst, cost)]
+    best = found[0]
+    if len(found) > 1:
+        best = min(found, key=lambda p: (p.total_bytes, p.seconds, len(p.steps)))
+    return best if max_bytes is None else _within(best, max_bytes)
+
+
+def _within(found: Plan, max_bytes: int) -> Plan:
+    """The plan itself, or the same exchanges in as many pieces as the budget asks for."""
+    if found.peak_bytes <= max_bytes:
+        return found
+    steps = []
+    for step in found.steps:
+        steps.append(step if is_local(step) else by_exchange(step.src, step.dst))
+    tried, pieces = [found], 1
+    longest = max([1, *found.src.shape])
+    while True:
+        cut = Plan(found.src, found.dst, tuple(_in_pieces(s, pieces) for s in steps), found.cost)
+        tried.append(cut)
+        if cut.peak_bytes <= max_bytes:
+            return cut
+        if pieces >= longest:
+            break
+        pieces = min(2 * pieces, longest)
+    least = min(candidate.peak_bytes for candidate in tried)
+    raise PlanError(
+        f"no plan fits in {max_bytes} bytes per rank: the least is {least}.",
+        src=found.src,
+        dst=found.dst,
+        source=f"{max(found.src.local_nbytes(r) for r in _some(found.src.mesh))} bytes",
+        destination=f"{max(found.dst.local_nbytes(r) for r in _some(found.dst.mesh))} bytes",
+        hint=f"Pass max_bytes={least} or more, or choose layouts with smaller blocks.",
+    )
+
+
+def _in_pieces(step: Step, pieces: int) -> Step:
+    if not isinstance(step.collective, Exchange):
+        return step
+    return Step(attrs.evolve(step.collective, pieces=pieces), step.src, step.dst)
+
+
+def _some(mesh: Mesh) -> Sequence[int]:
+    """All ranks of a mesh, or of a large one those at the ends of its axes, who hold the most."""
+    if mesh.size <= 1024:
+        return mesh.ranks
+    corners = [sorted({0, 1 % n, n // 2, n - 1}) for n in mesh.sizes]
+    coords: list[tuple[int, ...]] = [()]
+    for indices in corners:
+        coords = [(*c, i) for c in coords for i in indices][:4096]
+    return [mesh.rank_at(c) for c in coords]
+
+
+@functools.lru_cache(maxsize=4096)
+def _peak(found: Plan) -> int:
+    meshes = {found.src.mesh: None, found.dst.mesh: None}
+    ranks = {rank for mesh in meshes for rank in _some(mesh)}
+    return max(found.peak_bytes_at(rank) for rank in ranks)
+
+
+@functools.lru_cache(maxsize=4096)
+def _received(found: Plan) -> int:
+    return most_received(found.steps)
+
+
+@functools.lru_cache(maxsize=4096)
+def _sent(found: Plan) -> int:
+    return most_sent(found.steps)
+
+
+@functools.lru_cache(maxsize=4096)
+def _digest(found: Plan) -> str:
+    return hashlib.sha256(found.to_json().encode()).hexdigest()[:32]

@@ -1,0 +1,272 @@
+"""Whether a program does what its lines say: its types follow from the ops and their rules.
+
+That values are made before they are read, and steps lie between values of their types, is checked
+when a program is made. Here each op is run once on tensors without elements in memory, which tells
+what it gives, and on each axis the placements of a line must be a row of the op's rule.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fdtensor.layouts.errors import FdtensorError, TraceError
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Placement, Replicate, Shard
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.ops.graph import Call, Full, Var, tensors_of
+from fdtensor.ops.lift import lifted
+from fdtensor.ops.notation.core import Row, rule_of
+from fdtensor.ops.recorder import record
+from fdtensor.ops.rows import Exact, arguments, rows_of, variants
+from fdtensor.ops.saved_values import ALIAS, CONSTRAIN, KEPT, SAVED_AS
+from fdtensor.ops.value_checks import CHECK
+from fdtensor.plans.check import check_step
+from fdtensor.plans.cost import CostModel
+from fdtensor.programs.eqn import Eqn
+
+if TYPE_CHECKING:
+    from fdtensor.programs.program import Program
+
+__all__ = ["MOST_RANKS", "check_program"]
+
+HINT = "Make programs with trace, or by Program.from_json of what to_json returned."
+
+MOST_RANKS = 1 << 20
+"""Programs for more ranks are not verified: rules look at the blocks of all indices of an axis."""
+
+NOTES = ("", "no rule: operands replicated", "kept")
+"""What lines may say of themselves."""
+
+aten = torch.ops.aten
+
+
+def check_program(program: Program) -> None:
+    """Raises `TraceError` where a line does not make values of the types that it says."""
+    _check_values(program)
+    fulls = tuple([Full(t.shape, t.dtype) for t in program.types])
+    device = _device(program)
+    for i, eqn in enumerate(program.eqns):
+        try:
+            _check_line(program, eqn, fulls, device)
+        except FdtensorError as error:
+            raise TraceError(
+                f"line {i} of {program.name}: {error.sentence}", **error.facts, hint=HINT
+            ) from error
+        except Exception as error:  # kernels and rules raise what they like for other arguments
+            said = (str(error).splitlines() or [type(error).__name__])[0].removesuffix(".")
+            raise TraceError(
+                f"line {i} of {program.name}: {eqn.op} does not take these arguments: {said}.",
+                hint=HINT,
+            ) from error
+
+
+def _check_values(program: Program) -> None:
+    """Raises `TraceError` for values that are elsewhere, or constants that are no replicas."""
+    if not isinstance(program.cost, CostModel) or program.mesh.size > MOST_RANKS:
+        raise TraceError(
+            f"{program.name} has no cost model, or more than {MOST_RANKS} ranks.", hint=HINT
+        )
+    for i, held in enumerate(program.types):
+        if held.mesh is not program.mesh:
+            raise TraceError(
+                f"{Var(i)} of {program.name} is on another mesh.",
+                program=program.mesh,
+                value=held.mesh,
+                hint=HINT,
+            )
+    for v, tensor in program.constants:
+        whole = TensorType(tuple(tensor.shape), tensor.dtype, program.mesh.layout())
+        if program.type_of(v) is not whole:
+            raise TraceError(
+                f"{v} of {program.name} is closed over, and is no replica of its tensor.",
+                type=program.type_of(v),
+                tensor=whole,
+                hint=HINT,
+            )
+
+
+def _check_line(program: Program, eqn: Eqn, fulls: Sequence[Full], device: str) -> None:
+    if eqn.note not in NOTES or (eqn.note == "kept") > (eqn.op is ALIAS):
+        raise TraceError(f"it says {eqn.note!r} of itself.")
+    if eqn.steps:
+        for step in eqn.steps:
+            check_step(step, str(step.collective))
+        if eqn.kwargs or eqn.note or any(not isinstance(v, Var) for v in eqn.args):
+            raise TraceError("it has arguments that steps do not take.")
+        return
+    call = eqn.call
+    _check_op(call, fulls)
+    given = _results(Exact.of(call), tuple(fulls[v.index] for v in call.ins), device)
+    said = [None if v is None else fulls[v.index] for v in call.outs]
+    if len(given) != len(said) or any(s not in (None, g) for s, g in zip(said, given)):
+        raise TraceError(
+            f"{call.op} gives values of other shapes or dtypes.",
+            gives=_listed(given),
+            line=_listed(said),
+        )
+    if not _follows(program, call, fulls):
+        raise TraceError(
+            f"no rows of {call.op} give these types.",
+            takes=", ".join(str(program.type_of(v)) for v in call.ins),
+            gives=", ".join("_" if v is None else str(program.type_of(v)) for v in call.outs),
+        )
+
+
+def _listed(fulls: Sequence[Full | None]) -> str:
+    return ", ".join("_" if f is None else f"{f.dtype}{list(f.shape)}" for f in fulls)
+
+
+def _device(program: Program) -> str:
+    """The kind of device that its lines name: one that is not a CPU, if any does."""
+    found = [v for e in program.eqns for v in _flat((e.args, e.kwargs))]
+    kinds = {v.type for v in found if isinstance(v, torch.device)}
+    return next((kind for kind in sorted(kinds) if kind != "cpu"), "cpu")
+
+
+def _flat(tree: Any) -> Iterator[Any]:
+    if isinstance(tree, tuple):
+        for entry in tree:
+            yield from _flat(entry)
+    else:
+        yield tree
+
+
+# --- ops -------------------------------------------------------------------------------------
+
+_COMPOSITE = "CompositeImplicitAutograd"
+
+_APART = {
+    "_c10d_functional", "_c10d_functional_autograd", "c10d", "c10d_functional", "symm_mem",
+    "_dtensor", "fsdp", "streams", "profiler", "inductor", "inductor_prims", "_inductor_test",
+    "rngprims", "debugprims", "debug_mode_ops", "export", "static_runtime", "_test",
+}  # fmt: skip
+"""Namespaces of torch whose ops are no functions of tensors: they talk, keep a state or draw."""
+
+
+def _check_op(call: Call, fulls: Sequence[Full]) -> None:
+    """Refuses ops that no program has: they write, read files, or talk to others."""
+    op = call.op
+    schema = op._schema
+    reads = not call.ins and any("str" in str(a.type) for a in schema.arguments)
+    # traces have what an op of others consists of, which may be without end
+    of_others = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), _COMPOSITE)
+    apart = rule_of(op) is None and (op.namespace in _APART or reads or of_others)
+    gives = schema.returns or op is CHECK
+    if op in (CONSTRAIN, KEPT, SAVED_AS) or schema.is_mutable or not gives or apart:
+        raise TraceError(f"{op} is no op of a program.")
+    names = [a.name for a in schema.arguments]
+    if len(call.args) > len(names) or any(name not in names for name, _ in call.kwargs):
+        raise TraceError(f"{op} takes other arguments.", schema=schema)
+    _check_count(call, fulls)
+
+
+def _check_count(call: Call, fulls: Sequence[Full]) -> None:
+    """Refuses an op that would give another number of tensors, before it makes millions."""
+    lists = [r for r in call.op._schema.returns if str(r.type) == "List[Tensor]"]
+    if not lists or len(call.ins) != 1 or not fulls[call.ins[0].index].ndim:
+        return
+    full = fulls[call.ins[0].index]
+    values, _ = arguments(call, lambda v: None)
+    sizes = dict(zip([a.name for a in call.op._schema.arguments], values))
+    dim = sizes.get("dim", 0)
+    size = full.shape[dim] if isinstance(dim, int) and -full.ndim <= dim < full.ndim else 0
+    match call.op._opname, sizes:
+        case "unbind" | "unbind_copy", _:
+            count = size
+        case "split" | "split_copy" | "unsafe_split", {"split_size": int() as block} if block > 0:
+            count = max(1, -(-size // block))
+        case _, {"split_sizes": tuple() as blocks} | {"split_size": tuple() as blocks}:
+            count = len(blocks)
+        case _:
+            return
+    if count != len(call.outs):
+        raise TraceError(f"{call.op} gives {count} tensors, not {len(call.outs)}.")
+
+
+@functools.lru_cache(maxsize=16384)
+def _results(key: Exact, ins: tuple[Full, ...], device: str) -> tuple[Full, ...]:
+    """What an op gives for operands like these, in order."""
+    call = Call(key.op, key.args, key.kwargs, (None,) * key.width)
+
+    def body(tensors: list[Any]) -> list[torch.Tensor]:
+        args, kwargs = arguments(call, lambda v: tensors[v.index])
+        return tensors_of(call.op(*_lists(args), **{k: _lists(v) for k, v in kwargs.items()}))
+
+    graph = record(body, ins, device=device)
+    return tuple(graph.types[v.index] for v in graph.outs)
+
+
+def _lists(tree: Any) -> Any:
+    if isinstance(tree, (list, tuple)):
+        return [_lists(entry) for entry in tree]
+    return tree
+
+
+# --- types -----------------------------------------------------------------------------------
+
+
+def _follows(program: Program, call: Call, fulls: Sequence[Full]) -> bool:
+    """Whether the types of a line are those of a row on each axis."""
+    mesh = program.mesh
+    ins = tuple(program.type_of(v) for v in call.ins)
+    outs = tuple(None if v is None else program.type_of(v) for v in call.outs)
+    if call.op is ALIAS:  # it keeps a value as it is, however that lies
+        return outs in (ins, (None,))
+    first = _order(mesh, [t for t in (*ins, *outs) if t is not None])
+    if first is None:
+        return False
+    along = [_rows(call, fulls, ins, outs, axis) for axis in mesh.axes]
+    for rows in itertools.islice(itertools.product(*along), 256):
+        found = lifted(call, mesh, dict(zip(mesh.axes, rows)), fulls, first)
+        if found is not None and found[0] == ins:
+            pairs = zip(found[1], outs, strict=True)
+            if all(said in (None, given) for given, said in pairs):
+                return True
+    return False
+
+
+def _rows(
+    call: Call,
+    fulls: Sequence[Full],
+    ins: Sequence[TensorType],
+    outs: Sequence[TensorType | None],
+    axis: str,
+) -> list[Row]:
+    """The rows of a call that place its tensors along an axis as they are."""
+    placed = tuple(t.layout[axis] for t in ins)
+    given = tuple(None if t is None else t.layout[axis] for t in outs)
+    count = ins[0].mesh.axis_size(axis) if ins else next(t for t in outs if t).mesh.axis_size(axis)
+    types = [fulls[v.index] for v in call.ins]
+    read = [None if v is None else fulls[v.index] for v in call.outs]
+    kinds: dict[Placement, None] = dict.fromkeys(
+        p for p in (*placed, *given) if p is not None and not isinstance(p, (Replicate, Shard))
+    )
+    rows = list(rows_of(call, fulls, count))
+    for row in list(rows):
+        rows += variants(row, kinds, [*types, *read])
+    return [
+        row
+        for row in dict.fromkeys(rows)
+        if row.ins == placed and all(q in (None, p) for p, q in zip(row.outs, given, strict=True))
+    ]
+
+
+def _order(mesh: Mesh, types: Sequence[TensorType]) -> tuple[str, ...] | None:
+    """An order of all axes in which they cut every dim; None where there is none."""
+    cuts = [t.layout.cuts(d) for t in types for d in range(t.ndim)]
+    before = {axis: set[str]() for axis in mesh.axes}
+    for axes in cuts:
+        for outer, inner in itertools.pairwise(axes):
+            before[inner].add(outer)
+    order: list[str] = []
+    while len(order) < mesh.ndim:
+        ready = [a for a in mesh.axes if a not in order and before[a] <= set(order)]
+        if not ready:
+            return None
+        order.append(ready[0])
+    return tuple(order)

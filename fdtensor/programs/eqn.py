@@ -1,0 +1,111 @@
+"""`Eqn`: one line of a program, an op on blocks, a step of a plan or several steps together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import torch
+
+from fdtensor.layouts.errors import TraceError
+from fdtensor.layouts.record import Record
+from fdtensor.ops.graph import Call, Var, is_view, op_by_name, tensors_in
+from fdtensor.plans.collective import (
+    AllGather,
+    AllReduce,
+    Collective,
+    Exchange,
+    ReduceScatter,
+    Step,
+    is_local,
+)
+
+__all__ = ["Eqn", "Together", "is_view_line", "travels"]
+
+
+def travels(step: Step) -> Any:
+    """What steps must share to travel together; None for one that travels alone."""
+    dtype = step.src.dtype
+    match step.collective:
+        case AllReduce(axes, reduce_op):
+            return AllReduce, axes, reduce_op, dtype
+        case ReduceScatter(axes, _, reduce_op):
+            return ReduceScatter, axes, reduce_op, dtype
+        case AllGather(axes):
+            return AllGather, axes, dtype
+        case Exchange(axes, reduce_op, way, 1):
+            return Exchange, axes, reduce_op, way
+        case _:
+            return None
+
+
+@attrs.frozen(eq=False)
+class Together(Record):
+    """Steps of one kind, over the same axes, whose data travels as one.
+
+    Raises `TraceError` for steps that do not travel together.
+    """
+
+    steps: tuple[Step, ...]
+
+    def __attrs_post_init__(self) -> None:
+        kinds = {travels(step) for step in self.steps}
+        if len(kinds) != 1 or None in kinds:
+            raise TraceError(
+                "these steps do not travel together.",
+                steps="\n".join(map(str, self.steps)),
+                hint="Only steps of one kind, over the same axes, may share a line.",
+            )
+
+    @property
+    def collective(self) -> Collective:
+        """The operation that they share, with the dims of the first."""
+        return self.steps[0].collective
+
+    def __str__(self) -> str:
+        return str(self.collective)
+
+
+@attrs.frozen(cache_hash=True)
+class Eqn:
+    """One line of a program: an aten op on blocks, one step of a plan, or several together.
+
+    `args` and `kwargs` are those of the op on full tensors, with a `Var` for each tensor; what
+    they hold of sizes is rewritten for the block of each rank when the line runs.
+    """
+
+    op: torch._ops.OpOverload | Step | Together
+    args: tuple[Any, ...] = attrs.field(eq=repr)  # 1, 1.0 and True are not the same argument
+    kwargs: tuple[tuple[str, Any], ...] = attrs.field(eq=repr)
+    outs: tuple[Var | None, ...]
+    note: str = ""
+
+    @property
+    def ins(self) -> tuple[Var, ...]:
+        """The values that it reads, in order."""
+        return tuple(tensors_in((self.args, self.kwargs)))
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The steps that it takes, one for each of its values; none for an op."""
+        if isinstance(self.op, Step):
+            return (self.op,)
+        return self.op.steps if isinstance(self.op, Together) else ()
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether it sends anything."""
+        return not all(map(is_local, self.steps))
+
+    @property
+    def call(self) -> Call:
+        """The op on full tensors."""
+        assert not isinstance(self.op, (Step, Together))
+        return Call(self.op, self.args, self.kwargs, self.outs)
+
+    __reduce__ = op_by_name
+
+
+def is_view_line(eqn: Eqn) -> bool:
+    """Whether a line only says where the same elements are."""
+    return not isinstance(eqn.op, (Step, Together)) and is_view(eqn.call)

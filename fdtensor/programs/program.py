@@ -1,0 +1,259 @@
+"""`Program`: a function of distributed tensors as local ops and collectives, every value typed."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from fdtensor.layouts.display import display
+from fdtensor.layouts.errors import FdtensorError, TraceError
+from fdtensor.layouts.json_fields import Malformed, parsed
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.text import Text
+from fdtensor.ops.graph import Var
+from fdtensor.plans.collective import Step, is_local
+from fdtensor.plans.cost import CostModel, seconds
+from fdtensor.plans.traffic import most_received, received_at
+from fdtensor.programs.check import check_program
+from fdtensor.programs.eqn import Eqn, Together, is_view_line
+from fdtensor.programs.json import decode, encode
+from fdtensor.programs.text import line_count, op_name, summary, text_of
+
+__all__ = ["Eqn", "Program", "Together", "is_view_line", "last_uses", "op_name"]
+
+
+@attrs.frozen(cache_hash=True, repr=False)
+class Program:
+    """A traced function on a mesh: `outs` after `eqns`, from `inputs` and `constants`.
+
+    `types` has the type of each value, by its index. Bytes are per rank, of the busiest one.
+    Raises `TraceError` where the types of a line do not fit together.
+    """
+
+    name: str
+    mesh: Mesh
+    inputs: tuple[Var, ...]
+    constants: tuple[tuple[Var, Any], ...] = attrs.field(
+        eq=lambda pairs: [(v, id(t)) for v, t in pairs], hash=False
+    )
+    """Tensors that the function closes over: replicated, read afresh by every run."""
+    eqns: tuple[Eqn, ...]
+    outs: tuple[Var, ...]
+    types: tuple[TensorType, ...]
+    cost: CostModel
+    origin: Any = attrs.field(eq=False, default=None)
+    """What the layouts were chosen from, for `explain`."""
+
+    def __attrs_post_init__(self) -> None:
+        _check(self)
+
+    def type_of(self, v: Var) -> TensorType:
+        """The type of a value."""
+        return self.types[v.index]
+
+    @property
+    def in_types(self) -> tuple[TensorType, ...]:
+        """The types of the inputs."""
+        return tuple([self.types[v.index] for v in self.inputs])
+
+    @property
+    def out_types(self) -> tuple[TensorType, ...]:
+        """The types of the outputs."""
+        return tuple([self.types[v.index] for v in self.outs])
+
+    @property
+    def collectives(self) -> tuple[Step | Together, ...]:
+        """What sends something, in order; steps that travel together count as one."""
+        return tuple([e.op for e in self.eqns if e.is_collective])  # type: ignore[misc]
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """The steps of plans that it takes, local ones too."""
+        return tuple([step for eqn in self.eqns for step in eqn.steps])
+
+    @property
+    def received_bytes(self) -> int:
+        """The bytes that the busiest rank receives."""
+        return most_received(self.steps)
+
+    def received_bytes_at(self, rank: int) -> int:
+        """The bytes that `rank` receives."""
+        return sum(received_at(step, rank) for step in self.steps if not is_local(step))
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes of values that any rank holds at once, inputs included."""
+        return max(self.peak_bytes_at(rank) for rank in _corners(self.mesh))
+
+    def peak_bytes_at(self, rank: int) -> int:
+        """The most bytes of values that `rank` holds at once; a view counts as a value."""
+        return _peak(self, rank)
+
+    @property
+    def seconds(self) -> float:
+        """The seconds that the cost model gives for the steps."""
+        return sum(seconds(step, self.cost) for step in self.steps)
+
+    @property
+    def digest(self) -> str:
+        """A hexadecimal fingerprint: equal programs have the same one on every rank."""
+        return _digest(self)
+
+    def summary(self) -> str:
+        """The collectives by kind, with how many there are and their bytes."""
+        return summary(self)
+
+    def explain(self, value: str | None = None) -> str:
+        """Why each value has its layout, and what the others would cost; or of one, by its name."""
+        return Text(display("explanation", self, value))
+
+    def to_fx(self, rank: int) -> torch.fx.GraphModule:
+        """What `rank` runs, as a plain module of local ops and functional collectives."""
+        return display("graph_module", self, rank)
+
+    def verify(self) -> None:
+        """Raises `TraceError` where a line does not make values of the types that it says.
+
+        Each op is run once on tensors without memory, its types must follow from rows of its rule
+        on all axes, and steps be those that their types ask for, as in `Plan.verify`. It takes
+        about a millisecond for each kind of line.
+        """
+        check_program(self)
+
+    def to_json(self) -> str:
+        """The program as JSON text; `Program.from_json` gives one back that has the same digest.
+
+        Closed-over tensors are written with the values that they have now, 1 MiB of them at most.
+        What `explain` knows of other layouts is left out. Raises `TraceError` for larger constants.
+        """
+        return json.dumps(encode(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Program:
+        """The program that `to_json` wrote, verified; raises `TraceError` for every other text.
+
+        The text may come from anyone: it names ops, of torch or with a rule, and nothing in it is
+        run or imported. It is not read where it has more than 2**25 characters. What it closes over
+        are tensors of its own.
+        """
+        try:
+            found = cls(*decode(parsed(text)))
+        except (Malformed, FdtensorError) as error:
+            raise TraceError(
+                f"this text is not a program: {str(error).splitlines()[0].removesuffix('.')}.",
+                text=repr(text[:60]) + "..." * (len(text) > 60) if isinstance(text, str) else "",
+                hint="Give what Program.to_json returned.",
+            ) from error
+        found.verify()
+        return found
+
+    def __copy__(self) -> Program:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Program:
+        return self
+
+    def __str__(self) -> str:
+        return text_of(self)
+
+    def __repr__(self) -> str:
+        return f"<Program {self.name} on {self.mesh!r}: {line_count(self)}, {self.digest[:8]}>"
+
+    def _repr_html_(self) -> str:
+        return display("html", self)
+
+
+def _check(program: Program) -> None:
+    """Raises `TraceError` where a line reads what is not there, or steps do not line up."""
+    given = (*program.inputs, *(v for v, _ in program.constants))
+    known: set[Var] = set()
+    _made(program, given, "it takes", known)
+    for i, eqn in enumerate(program.eqns):
+        for v in eqn.ins:
+            if v not in known:
+                raise _wrong(
+                    f"line {i} of {program.name} reads {v}, which no line before it makes.",
+                    line=eqn.op,
+                )
+        if eqn.steps:
+            _check_steps(program, i, eqn)
+        _made(program, [v for v in eqn.outs if v is not None], f"line {i} makes", known)
+    for v in program.outs:
+        if v not in known:
+            raise _wrong(f"{program.name} returns {v}, which no line makes.")
+
+
+def _made(program: Program, values: Sequence[Var], where: str, known: set[Var]) -> None:
+    """Adds new values to those that are known."""
+    for v in values:
+        if v in known or not 0 <= v.index < len(program.types):
+            why = "is made twice" if v in known else "has no type"
+            raise _wrong(f"{v} of {program.name} {why}.", which=f"{where} {v}")
+        known.add(v)
+
+
+def _check_steps(program: Program, i: int, eqn: Eqn) -> None:
+    """Raises `TraceError` where the steps of line `i` are not between the values that it names."""
+    if len(eqn.ins) != len(eqn.steps) or len(eqn.outs) != len(eqn.steps) or None in eqn.outs:
+        raise _wrong(f"line {i} of {program.name} has not one value for each of its steps.")
+    for step, before, after in zip(eqn.steps, eqn.ins, eqn.outs):
+        found = program.type_of(before), after and program.type_of(after)
+        if found != (step.src, step.dst):
+            raise _wrong(
+                f"line {i} of {program.name} does not line up with its types.",
+                step=f"{step.src} -> {step.dst}",
+                values=f"{found[0]} -> {found[1]}",
+            )
+
+
+def _wrong(sentence: str, **facts: object) -> TraceError:
+    return TraceError(sentence, **facts, hint="Build programs by trace or by transforms.")
+
+
+def last_uses(program: Program) -> list[list[Var]]:
+    """The values that nobody reads after each line: not the inputs, constants and outputs."""
+    kept = {*program.outs, *program.inputs, *(v for v, _ in program.constants)}
+    dead: list[list[Var]] = [[] for _ in program.eqns]
+    for i in reversed(range(len(program.eqns))):
+        eqn = program.eqns[i]
+        for v in (*eqn.ins, *(v for v in eqn.outs if v is not None)):
+            if v not in kept:
+                kept.add(v)
+                dead[i].append(v)
+    return dead
+
+
+@functools.lru_cache(maxsize=1024)
+def _peak(program: Program, rank: int) -> int:
+    size = [type.local_nbytes(rank) for type in program.types]
+    held = sum(size[v.index] for v in {*program.inputs, *(v for v, _ in program.constants)})
+    most = held
+    for eqn, dead in zip(program.eqns, last_uses(program)):
+        held += sum(size[v.index] for v in eqn.outs if v is not None)
+        most = max(most, held)
+        held -= sum(size[v.index] for v in dead)
+    return most
+
+
+def _corners(mesh: Mesh) -> Sequence[int]:
+    return mesh.ranks if mesh.size <= 64 else (mesh.order[0], mesh.order[-1])
+
+
+@functools.lru_cache(maxsize=1024)
+def _digest(program: Program) -> str:
+    text = "\n".join(
+        [
+            text_of(program),
+            *(repr(t) for t in program.types),
+            repr(program.mesh),
+            repr(program.cost),
+        ]
+    )
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

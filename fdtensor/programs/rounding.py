@@ -1,0 +1,71 @@
+"""`stages`: how a sum that waits in a wider dtype moves, and after which step it is rounded.
+
+Once all terms are added, what is left of the way takes the bytes of a half: an all_reduce becomes
+a reduce_scatter in float32 and an all_gather of halves, 3/4 of its bytes, where the time is less.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from math import prod
+
+import attrs
+import torch
+
+from fdtensor.layouts.placement import Replicate, Shard
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.ops.precision import is_sum, waits
+from fdtensor.plans.cost import CostModel, overlapped, seconds
+from fdtensor.plans.planner import Plan, plan
+
+__all__ = ["stages"]
+
+
+@functools.lru_cache(maxsize=65536)
+def stages(
+    src: TensorType, dst: TensorType, wide: torch.dtype, cost: CostModel
+) -> tuple[Plan, ...]:
+    """The plan in `wide` and then, where no terms are left, the one in the dtype of `src`.
+
+    `src` and `dst` have a half dtype, and terms of a sum wait in `src`. Between the two plans the
+    value is rounded. By `cost` the two take the least time.
+    """
+    terms, end = (attrs.evolve(type, dtype=wide) for type in (src, dst))
+    whole = plan(terms, end, cost=cost)
+    if waits(dst.layout):
+        return (whole,)
+    ways = [
+        (plan(terms, middle, cost=cost), plan(src.with_layout(middle.layout), dst, cost=cost))
+        for middle in (end, *_middles(whole))
+    ]
+    felt = overlapped(cost)
+    return min(ways, key=lambda way: sum(seconds(s, felt) for part in way for s in part.steps))
+
+
+def _middles(whole: Plan) -> Iterator[TensorType]:
+    """Types in which the sum may be rounded: after the last step that adds, or cut by its axes."""
+    last = next((step for step in reversed(whole.steps) if waits(step.src.layout)), None)
+    if last is None:
+        return
+    yield last.dst
+    mesh = whole.dst.mesh
+    added = [
+        axis
+        for axis in mesh.axes
+        if is_sum(last.src.layout[axis]) and isinstance(last.dst.layout[axis], Replicate)
+    ]
+    for dim in range(last.dst.ndim) if added else ():
+        if _even(last.dst, dim, prod(mesh.axis_size(axis) for axis in added)):
+            layout = last.dst.layout
+            for axis in added:
+                layout = layout.split(axis, dim)
+            yield last.dst.with_layout(layout)
+
+
+def _even(type: TensorType, dim: int, ways: int) -> bool:
+    """Whether a dim may be cut so many ways more, all blocks alike."""
+    cuts = type.layout.cuts(dim)
+    plain = all(isinstance(type.layout[axis], Shard) for axis in cuts)
+    blocks = ways * prod(type.mesh.axis_size(axis) for axis in cuts)
+    return plain and type.shape[dim] > 0 and type.shape[dim] % blocks == 0

@@ -1,0 +1,85 @@
+"""A program as text: its values with their types, line by line, and what it sends."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from fdtensor.ops.graph import Var, argument_text
+from fdtensor.plans.text import bytes_text, time_text
+from fdtensor.plans.traffic import most_received
+
+if TYPE_CHECKING:
+    from fdtensor.programs.eqn import Eqn
+    from fdtensor.programs.program import Program
+
+__all__ = ["line_count", "op_name", "summary", "text_of"]
+
+
+def text_of(program: Program) -> str:
+    """The program as aligned lines, as `print` shows it."""
+
+    def typed(v: Var | None) -> str:
+        return "_" if v is None else f"{v}:{program.type_of(v)}"
+
+    lines = [f"{program.name} on {program.mesh!r}"]
+    lines.append("  in   " + "  ".join(map(typed, program.inputs)))
+    if program.constants:
+        lines.append("  with " + "  ".join(typed(v) for v, _ in program.constants))
+    rows = []
+    for eqn in program.eqns:
+        left = "  ".join(map(typed, eqn.outs))
+        if eqn.steps:
+            right, moved = f"{eqn.op.collective} {' '.join(map(str, eqn.ins))}", _moved(eqn)  # type: ignore[union-attr]
+        else:
+            arguments = argument_text(eqn.args, eqn.kwargs)
+            right, moved = f"{op_name(eqn.op)} {arguments}".rstrip(), ""
+        rows.append((left, right, "  ".join(filter(None, [moved, eqn.note]))))
+    width = min(48, max((len(left) for left, _, _ in rows), default=0))
+    for left, right, moved in rows:
+        equals = "=" if left else " "
+        lines.append(f"  {left:<{width}} {equals} {right}" + (f"  {moved}" if moved else ""))
+    lines.append("  out  " + " ".join(map(str, program.outs)))
+    return "\n".join([*lines, _total(program)])
+
+
+def _moved(eqn: Eqn) -> str:
+    return bytes_text(most_received(eqn.steps)) if eqn.is_collective else ""
+
+
+def line_count(program: Program) -> str:
+    """How many lines a program has, as a text."""
+    count = len(program.eqns)
+    return f"{count} line{'s' * (count != 1)}"
+
+
+def _total(program: Program) -> str:
+    count = len(program.collectives)
+    plural = "collective" if count == 1 else "collectives"
+    return f"{count} {plural}, {bytes_text(program.received_bytes)} received per rank"
+
+
+def op_name(op: Any) -> str:
+    """The name of an op as programs print it: `mm`, `sum.dim_IntList`, `mylib.op`."""
+    return str(op).removeprefix("aten.").removesuffix(".default")
+
+
+def summary(program: Program) -> str:
+    """The collectives by kind, with how many there are and their bytes."""
+    counts: Counter[tuple[str, str]] = Counter()
+    moved: Counter[tuple[str, str]] = Counter()
+    for eqn in program.eqns:
+        if eqn.is_collective:
+            kind, _, rest = str(eqn.op.collective).partition("[")  # type: ignore[union-attr]
+            axes = rest.partition("=")[2].partition(" ")[0].rstrip("]")
+            counts[kind, axes] += 1
+            moved[kind, axes] += most_received(eqn.steps)
+    lines = [f"{program.name} on {program.mesh!r}: {line_count(program)}"]
+    for (kind, axes), count in sorted(counts.items()):
+        size = bytes_text(moved[kind, axes])
+        lines.append(f"  {count:4} {kind:<15} over {axes:<10} {size:>12} received per rank")
+    lines.append(
+        f"{_total(program)}, peak {bytes_text(program.peak_bytes)}, "
+        f"{time_text(program.seconds)} on {program.cost.name}"
+    )
+    return "\n".join(lines)

@@ -1,0 +1,168 @@
+"""`Comm`: what a plan runs on. A value is what one rank holds, or what all of them hold."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from fdtensor.layouts.errors import CommError
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.plans.collective import Step
+from fdtensor.plans.cost import CostModel
+from fdtensor.programs.options import Check
+
+__all__ = ["Check", "Comm", "Value", "contained", "misfit", "mistakes", "other_kind"]
+
+Value = TypeVar("Value", torch.Tensor, tuple[torch.Tensor, ...])
+"""On a real mesh this rank's tensor; on a simulated one every rank's, in the order of the mesh."""
+
+
+class Comm(Protocol[Value]):
+    """The collectives on values of one kind. Steps say what each rank has and what it gets."""
+
+    mesh: Mesh
+    cost: CostModel
+    check: Check
+
+    def __copy__(self) -> Comm[Value]:
+        return self  # a place to run on: what is copied stays there
+
+    def __deepcopy__(self, memo: object) -> Comm[Value]:
+        return self
+
+    def agree(self, about: str, digest: str, mesh: Sequence[Mesh], mistake: str | None) -> None:
+        """Raises `CommError` on all ranks of the meshes if digests differ or one has a mistake."""
+        ...
+
+    def mistake(self, value: Value, type: TensorType) -> str | None:
+        """What is wrong with `value` as a tensor of `type`, in a few words; None if nothing is."""
+        ...
+
+    def each(self, type: TensorType, make: Callable[[int], torch.Tensor]) -> Value:
+        """The value that has `make(rank)` on every rank of the type's mesh."""
+        ...
+
+    def leaves(self, value: Value) -> tuple[torch.Tensor, ...]:
+        """The tensors of a value."""
+        ...
+
+    def value(self, leaves: Sequence[torch.Tensor]) -> Value:
+        """The value made of these tensors: the inverse of `leaves`."""
+        ...
+
+    def width(self, type: TensorType) -> int:
+        """How many leaves a value of this type has."""
+        ...
+
+    def refuse(self, about: str, mistake: str) -> None:
+        """Raises `CommError` on this rank for a value that does not fit."""
+        ...
+
+    def copy(self, value: Value) -> Value:
+        """A value that shares no memory with `value`."""
+        ...
+
+    def local(self, step: Step, value: Value) -> Value:
+        """The value after a step without traffic."""
+        ...
+
+    def all_gather(self, step: Step, value: Value) -> Value:
+        """The blocks of all ranks of the step's axes, put together on each: `[A] [B] -> [A B]`."""
+        ...
+
+    def all_to_all(self, step: Step, value: Value) -> Value:
+        """Blocks of one dim for blocks of another."""
+        ...
+
+    def all_reduce(self, step: Step, value: Value, owned: bool) -> Value:
+        """The terms of all ranks, reduced on each; in place where the value is `owned`."""
+        ...
+
+    def reduce_scatter(self, step: Step, value: Value) -> Value:
+        """The terms of all ranks, reduced, and of that a block for each."""
+        ...
+
+    def broadcast(self, step: Step, value: Value) -> Value:
+        """What the step's root holds, on all ranks of its axes."""
+        ...
+
+    def exchange(self, step: Step, value: Value) -> Value:
+        """The value after pieces of blocks have gone straight to where they are wanted."""
+        ...
+
+    def exchange_many(self, steps: Sequence[Step], values: Sequence[Value]) -> list[Value]:
+        """The values after several exchanges, with one message a pair of ranks for all of them."""
+        ...
+
+
+def contained(about: str, meshes: Sequence[Mesh], own: Mesh) -> None:
+    """Raises `CommError` where `own`, the mesh of a Comm, lacks a rank of one of the meshes."""
+    for mesh in meshes:
+        if mesh is own:
+            continue
+        outside = [rank for rank in mesh.order if own.position(rank) is None]
+        if outside:
+            raise CommError(
+                f"{about} uses rank {outside[0]}, which this Comm does not have.",
+                needed=mesh,
+                comm=own,
+                hint="Make the Comm of a mesh that contains all ranks of both meshes.",
+            )
+
+
+def misfit(about: str, mistake: str) -> CommError:
+    """The error for a local tensor that does not fit its type."""
+    return CommError(
+        f"{about} cannot start: {mistake}.",
+        hint="Give every rank a tensor of the shape, dtype and device that its type says: "
+        "type.local_shape(rank), type.dtype.",
+    )
+
+
+def mistakes(local: object, type: TensorType, rank: int, device: torch.device) -> str | None:
+    """What is wrong with a local tensor of `type` on `rank`; None where nothing is."""
+    expected = _expected(type, rank)
+    if expected is None:
+        return None
+    if not isinstance(local, torch.Tensor):
+        return f"rank {rank} has {_name(local)}, expected a tensor of shape {expected}"
+    if other_kind(local):
+        return f"rank {rank} has {other_kind(local)}, expected a plain tensor"
+    if local.shape != expected:
+        return f"rank {rank} has shape {tuple(local.shape)}, expected {expected}"
+    if local.dtype != type.dtype:
+        return f"rank {rank} has dtype {local.dtype}, expected {type.dtype}"
+    if local.device != device and not _on(local.device, device):
+        return f"rank {rank} has device {local.device}, expected {device}"
+    if local.layout != torch.strided:
+        return f"rank {rank} has a {local.layout} tensor, expected a strided one"
+    return None
+
+
+def other_kind(tensor: torch.Tensor) -> str | None:
+    """What a tensor is that has no block of plain memory: `a nested tensor`, `a MaskedTensor`."""
+    if tensor.is_nested:
+        return "a nested tensor"
+    kind: Any = type(tensor)
+    plain = kind.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+    return None if plain or isinstance(tensor, FakeTensor) else f"a {kind.__name__}"
+
+
+@functools.lru_cache(maxsize=8192)
+def _expected(type: TensorType, rank: int) -> tuple[int, ...] | None:
+    """The shape that a rank's local tensor must have; None for a rank outside."""
+    return None if type.mesh.position(rank) is None else type.local_shape(rank)
+
+
+def _on(found: torch.device, device: torch.device) -> bool:
+    """Whether a tensor on `found` is on `device`, which may leave open which of its kind."""
+    return found.type == device.type and device.index is None
+
+
+def _name(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"

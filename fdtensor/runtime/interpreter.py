@@ -1,0 +1,209 @@
+"""`run`: reads a plan on a Comm, step by step. Differentiable, twice, and by `torch.func`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, overload
+
+from typing_extensions import assert_never
+
+from fdtensor.layouts.errors import CommError
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.opaque import opaque
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.plans.collective import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Exchange,
+    Mask,
+    Pad,
+    ReduceScatter,
+    Scale,
+    Slice,
+)
+from fdtensor.plans.fused import Fused
+from fdtensor.plans.planner import Plan
+from fdtensor.programs.program import Program
+from fdtensor.runtime.autograd import differentiable, plans_of, tracked
+from fdtensor.runtime.comm import Check, Comm, Value
+from fdtensor.runtime.replication import mark, watching
+from fdtensor.runtime.runner import run_locally
+
+__all__ = ["admit", "digest_of", "run", "run_fused"]
+
+
+@overload
+def run(found: Plan, value: Value, comm: Comm[Value], *, check: Check | None = None) -> Value: ...
+
+
+@overload
+def run(
+    found: Program, value: Sequence[Value], comm: Comm[Value], *, check: Check | None = None
+) -> list[Value]: ...
+
+
+@opaque
+def run(found: Any, value: Any, comm: Any, *, check: Check | None = None) -> Any:
+    """The value after a plan, or the outputs of a program for its inputs.
+
+    After a plan it is `value`, a tensor of type `found.src`, as one of type `found.dst`.
+
+    On a real mesh this is collective over the ranks of both meshes; a rank in neither gets its
+    input back, one that leaves gets an empty tensor. The result never shares memory with `value`.
+    Raises `CommError` on all ranks, before anything is sent, where one has another plan or a tensor
+    that does not fit.
+
+    Derivatives are those of the full tensor, and the backward runs `found.transpose()`. That is
+    collective too: autograd tracks the values of all ranks or of none. A rank outside of the source
+    takes part with an empty tensor, which requires grad where the values of the others do.
+
+    A program takes a sequence of values, in the order of `found.inputs`, and gives a list. It has
+    no derivative of its own: trace the gradient into it, or use `spmd`.
+    """
+    if isinstance(found, Program):
+        return run_program(found, value, comm, check)
+    admit(found, comm, [found.src], [value], check)
+    if tracked([value]) and not _absent(found, comm):
+        out = differentiable(found, [value], comm, _go)[0]
+    else:
+        out = execute(found, value, comm)
+    if watching():
+        mark(comm.leaves(out), found.dst)
+    return out
+
+
+def run_fused(
+    found: Fused, values: Sequence[Value], comm: Comm[Value], *, check: Check | None = None
+) -> list[Value]:
+    """Each of `values` after its plan, with one message a pair of ranks for all of them."""
+    admit(found, comm, [p.src for p in found.plans], values, check)
+    if tracked(values) and not _absent(found, comm):
+        outs = differentiable(found, values, comm, _go)
+    else:
+        outs = execute_fused(found, values, comm)
+    if watching():
+        for out, p in zip(outs, found.plans):
+            mark(comm.leaves(out), p.dst)
+    return outs
+
+
+def run_program(
+    program: Program, values: Sequence[Any], comm: Any, check: Check | None = None
+) -> list[Any]:
+    """The outputs of a program for these inputs, on a Comm."""
+    if len(values) != len(program.inputs):
+        raise CommError(
+            f"{program.name} takes {len(program.inputs)} values, not {len(values)}.",
+            hint="Give one value for each of program.inputs, in their order.",
+        )
+    if tracked(values):
+        raise CommError(
+            "a program has no derivative of its own, but its inputs require grad.",
+            program=program.name,
+            hint="Trace torch.func.grad into it, call spmd(f), or detach the inputs.",
+        )
+    admit(program, comm, program.in_types, values, check)
+    return list(run_locally(program, values, comm))
+
+
+def _go(found: Plan | Fused, values: Sequence[Any], comm: Any, admitted: bool) -> list[Any]:
+    if isinstance(found, Plan):
+        value = values[0]
+        return [execute(found, value, comm) if admitted else run(found, value, comm)]
+    return execute_fused(found, values, comm) if admitted else run_fused(found, values, comm)
+
+
+def _absent(found: Plan | Fused, comm: Any) -> bool:
+    """Whether this is a rank that is in none of the meshes."""
+    rank = getattr(comm, "rank", None)
+    return rank is not None and all(
+        mesh.position(rank) is None for p in plans_of(found) for mesh in (p.src.mesh, p.dst.mesh)
+    )
+
+
+def admit(
+    found: Plan | Fused | Program,
+    comm: Comm[Value],
+    types: Sequence[TensorType],
+    values: Sequence[Value],
+    check: Check | None = None,
+) -> None:
+    """Agrees with the other ranks on the first use of a plan; later looks at the values only."""
+    seen: set[object] = comm.__dict__.setdefault("_agreed", set())
+    check = check or comm.check
+    if check == "always" or (check == "first" and found not in seen):
+        wrong = [m for m in map(comm.mistake, values, types) if m]
+        about, digest = _KINDS[found.__class__], found.digest
+        if tracked(values):  # ranks that differ in this would wait for each other in the backward
+            about, digest = f"{about} with its gradient", digest_of(f"{digest} with its gradient")
+        meshes = dict.fromkeys(meshes_of(found))
+        comm.agree(about, digest, list(meshes), wrong[0] if wrong else None)
+        seen.add(found)
+        return
+    for value, type in zip(values, types, strict=True):
+        mistake = comm.mistake(value, type)
+        if mistake:
+            comm.refuse(_KINDS[found.__class__], mistake)
+
+
+_KINDS = {Plan: "this plan", Fused: "this fused plan", Program: "this program"}
+
+
+def meshes_of(found: Plan | Fused | Program) -> list[Mesh]:
+    """The meshes whose ranks take part."""
+    if isinstance(found, Program):
+        return [found.mesh]
+    return [mesh for p in plans_of(found) for mesh in (p.src.mesh, p.dst.mesh)]
+
+
+def digest_of(text: str) -> str:
+    """A hexadecimal fingerprint of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def execute(found: Plan, value: Value, comm: Comm[Value]) -> Value:
+    """`value` after every step, without checks and without autograd."""
+    if not found.steps:
+        return value if _absent(found, comm) else comm.copy(value)
+    owned = False
+    for step in found.steps:
+        match step.collective:
+            case Slice() | Mask() | Pad() | Scale():
+                value = comm.local(step, value)
+            case Exchange():
+                value = comm.exchange(step, value)
+            case AllGather():
+                value = comm.all_gather(step, value)
+            case AllToAll():
+                value = comm.all_to_all(step, value)
+            case AllReduce():
+                value = comm.all_reduce(step, value, owned)
+            case ReduceScatter():
+                value = comm.reduce_scatter(step, value)
+            case Broadcast():
+                value = comm.broadcast(step, value)
+            case other:
+                assert_never(other)
+        owned = True
+    return value
+
+
+def execute_fused(found: Fused, values: Sequence[Value], comm: Comm[Value]) -> list[Value]:
+    """The values after their plans, whose exchanges meet in rounds."""
+    done = [comm.copy(v) if not p.steps else v for p, v in zip(found.plans, values, strict=True)]
+    todo = [list(p.steps) for p in found.plans]
+    while any(todo):
+        meeting = []
+        for i, steps in enumerate(todo):
+            while steps and not isinstance(steps[0].collective, Exchange):
+                done[i] = comm.local(steps.pop(0), done[i])
+            if steps:
+                meeting.append(i)
+        if meeting:
+            steps = [todo[i].pop(0) for i in meeting]
+            for i, value in zip(meeting, comm.exchange_many(steps, [done[i] for i in meeting])):
+                done[i] = value
+    return done

@@ -1,0 +1,64 @@
+"""Agreement on several DTensors at once: the Comm and mesh of all their ranks, and their types."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from fdtensor.layouts.errors import CommError, FdtensorError
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.tree import flatten
+from fdtensor.runtime.interpreter import digest_of
+from fdtensor.tensors.dtensor import DTensor
+
+__all__ = ["agreed", "comm_of", "told", "union_of"]
+
+
+def comm_of(found: Sequence[DTensor[Any]]) -> Any:
+    """The Comm that has all ranks."""
+    comms = list(dict.fromkeys(x.comm for x in found))
+    ranks = {rank for x in found for rank in x.mesh.order}
+    for comm in comms:
+        if ranks <= set(comm.mesh.order):
+            return comm
+    raise CommError(
+        f"none of the {len(comms)} Comms of these DTensors has all of their ranks.",
+        **{f"comm {i}": comm for i, comm in enumerate(comms)},
+        hint="Make all of them with one Comm, whose mesh contains the others.",
+    )
+
+
+def union_of(found: Sequence[DTensor[Any]]) -> Mesh:
+    """The mesh of all ranks."""
+    meshes = list(dict.fromkeys(x.mesh for x in found))
+    if len(meshes) == 1:
+        return meshes[0]
+    return Mesh.from_ranks(sorted({rank for mesh in meshes for rank in mesh.order}), "ranks")
+
+
+def agreed(about: str, found: Sequence[DTensor[Any]], key: Hashable = ()) -> None:
+    """Lets all ranks compare the types of DTensors, and `key`, at their first use.
+
+    Raises `CommError` on all of them where these differ, or a local tensor does not fit its type.
+    """
+    comm, types = comm_of(found), tuple([x.type for x in found])
+    seen: set[object] = comm.__dict__.setdefault("_agreed", set())
+    if comm.check == "always" or (comm.check == "first" and (about, types, key) not in seen):
+        wrong = [m for m in (x.comm.mistake(x.local, x.type) for x in found) if m]
+        digest = digest_of(repr((types, key)))
+        comm.agree(about, digest, [union_of(found)], wrong[0] if wrong else None)
+        seen.update([about, (about, types, key)])
+
+
+def told(about: str, tree: Any, error: FdtensorError) -> None:
+    """Lets the other ranks fail too where one has a mistake, if they wait for it to agree."""
+    leaves = flatten(tree, is_leaf=lambda x: isinstance(x, DTensor))[0]
+    found = [x for x in leaves if isinstance(x, DTensor)]
+    with contextlib.suppress(CommError):
+        comm: Any = comm_of(found) if found else None
+        if comm is None or comm.check == "never" or about in comm.__dict__.get("_agreed", ()):
+            return
+        rank = f"rank {comm.rank}: " if hasattr(comm, "rank") else ""
+        mistake = f"{rank}{error.sentence.removesuffix('.')}"
+        comm.agree(about, digest_of(error.sentence), [union_of(found)], mistake)

@@ -1,0 +1,115 @@
+"""`call`: one function of DTensors, now."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import torch
+
+from fdtensor.layouts.opaque import opaque
+from fdtensor.ops.ambient import settings, unusual
+from fdtensor.programs.options import Options
+from fdtensor.tensors.dtensor import DTensor
+from fdtensor.tensors.foreach import by_comm, is_foreach
+from fdtensor.tensors.spmd import CACHED, Entry, Spmd
+
+__all__ = ["call"]
+
+_FUNCTIONS: OrderedDict[Any, Spmd[Any]] = OrderedDict()
+
+_QUICK: dict[Any, Entry] = {}
+"""What `call` has made for arguments without derivatives, by function, types and constants."""
+
+_CONSTANT = frozenset({int, bool, str, type(None), torch.dtype})
+
+
+@opaque
+def call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """`fn(*args, **kwargs)` on DTensors: a torch function, an aten overload, or your own.
+
+    Its program is made once for each set of types and Python arguments, and kept. A function whose
+    output shapes depend on data runs on replicated operands. `torch._foreach_*` takes tensors of
+    several meshes, which it runs one after the other. `out_layouts`, `plain`,
+    `on_missing_rule`, `check`, `check_indices` and `reduce_dtype` are those of `spmd`.
+    """
+    key: list[Any] = [fn, *settings()]
+    values: list[Any] = []
+    comm = _keyed(args, key, values, None)
+    if comm is None or kwargs or unusual() or _transformed():
+        function = _spmd_of(fn, kwargs)
+        parts = by_comm(function, args, kwargs) if comm is None and is_foreach(fn) else None
+        return function(*args, **kwargs) if parts is None else parts
+    whole = (comm, *key)
+    found = _QUICK.get(whole)
+    if found is not None:
+        return found.result(found.go(values), comm)
+    function = _spmd_of(fn, kwargs)
+    result = function(*args)
+    found = function.last
+    if found is not None and found.traced is not None and comm.check != "always":
+        if len(_QUICK) >= CACHED:
+            _QUICK.pop(next(iter(_QUICK)))
+        _QUICK[whole] = found
+    return result
+
+
+_transformed: Any = torch._C._are_functorch_transforms_active
+
+
+def _keyed(args: Any, key: list[Any], values: list[Any], comm: Any) -> Any:
+    """Adds what identifies arguments to the key and their local tensors to the values.
+
+    Returns their Comm; None for what takes the long way: derivatives, simulated ranks, other
+    arguments, none at all.
+    """
+    for a in args:
+        kind = a.__class__
+        if kind is DTensor:
+            local = a.local
+            if local.__class__ is tuple:
+                return None
+            if a.comm is not comm:
+                if comm is not None and comm is not _ANY:
+                    return None
+                comm = a.comm
+            values.append(local)
+            key.append(a.type)
+            key.append(local.requires_grad)
+        elif kind in _CONSTANT or (kind is float and a):
+            key.append(kind)
+            key.append(a)
+        elif kind is list or kind is tuple:
+            key.append(kind)
+            key.append(len(a))
+            inner = _keyed(a, key, values, comm or _ANY)
+            if inner is None:
+                return None
+            if inner is not _ANY:
+                comm = inner
+        else:
+            return None
+    return comm
+
+
+_ANY = object()
+
+
+def _spmd_of(fn: Callable[..., Any], kwargs: dict[str, Any]) -> Spmd[Any]:
+    """The function of DTensors that `call` has made of `fn`; takes its options out of `kwargs`."""
+    named = {name: kwargs.pop(name) for name in _NAMES if name in kwargs}
+    options = attrs.evolve(_DEFAULT, **named) if named else _DEFAULT
+    function = _FUNCTIONS.get((fn, options))
+    if function is None:
+        function = _FUNCTIONS[fn, options] = Spmd(fn, options)
+        if len(_FUNCTIONS) > CACHED:
+            _FUNCTIONS.popitem(last=False)
+    return function
+
+
+_NAMES = ("out_layouts", "plain", "on_missing_rule", "check", "check_indices", "reduce_dtype")
+"""The options that `call` takes from among the arguments."""
+
+_DEFAULT = Options(on_data_dependent="replicate", quiet=True)

@@ -1,0 +1,129 @@
+"""The verbs on distributed values: `connect` and `redistribute`, beside `distribute`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from fdtensor.layouts.errors import FdtensorError, LayoutError, ValueTreeError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.opaque import opaque
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.tree import broadcast_prefix, flatten, mismatches, paths, unflatten
+from fdtensor.plans.cost import NCCL, CostModel
+from fdtensor.plans.fused import fuse
+from fdtensor.plans.planner import Plan, plan
+from fdtensor.runtime.comm import Check
+from fdtensor.runtime.interpreter import run, run_fused
+from fdtensor.runtime.simulator import SimulatedComm
+from fdtensor.tensors.distribution import distribute, from_local, shards
+from fdtensor.tensors.dtensor import DTensor
+
+__all__ = ["connect", "distribute", "from_local", "redistribute", "shards"]
+
+FUSED_BYTES = 4 << 20
+"""Tensors whose blocks are larger travel by themselves: there, packing costs more than it saves."""
+
+
+@opaque
+def connect(
+    mesh: Mesh,
+    device: str | torch.device | None = None,
+    *,
+    check: Check = "first",
+    cost: CostModel = NCCL,
+) -> Any:
+    """The Comm of a mesh: real where a process group is up, else simulated.
+
+    Under torchrun a process group is brought up from the environment: NCCL where there is CUDA,
+    gloo else. `device` is by default the one that the backend serves. `cost` prices plans and
+    programs: what runs is the same on real and on simulated ranks unless it differs. On gloo `GLOO`
+    is the faster one, and `calibrate` measures another.
+    """
+    from fdtensor.runtime.funcol import FuncolComm
+    from fdtensor.runtime.process_groups import default_device, up
+
+    if not up():
+        return SimulatedComm(mesh, check=check, cost=cost)
+    return FuncolComm(mesh, device or default_device(), check=check, cost=cost)
+
+
+def redistribute(tree: Any, layouts: Any, *, max_bytes: int | None = None) -> Any:
+    """A DTensor, or a pytree of them, under other layouts. Differentiable.
+
+    `layouts` is one layout for all, or a pytree of layouts that has the structure of `tree` or of
+    a prefix of it. The traffic of small tensors is fused: one message a pair of ranks, in at most
+    two rounds. Leaves that are not DTensors come back as they are. `max_bytes` is for each tensor.
+    Raises `ValueTreeError`, which names every leaf that has no plan, before anything is sent.
+    """
+    if isinstance(tree, DTensor):
+        return tree.redistribute(layouts, max_bytes=max_bytes)
+    leaves, spec = flatten(tree, is_leaf=_is_dtensor)
+    skeleton = unflatten(spec, range(len(leaves)))
+    try:
+        wanted = broadcast_prefix(layouts, skeleton, _is_target)
+    except ValueError as error:
+        raise ValueTreeError(
+            "the layouts do not have the structure of the tree.",
+            **(mismatches(layouts, skeleton, _is_target, "layouts") or {"problem": error}),
+            hint="Pass one layout, or a pytree of layouts like the tree or a prefix of it.",
+        ) from error
+    plans = _plans(leaves, wanted, paths(spec, "tree"), max_bytes)
+    results = list(leaves)
+    together: dict[Any, list[int]] = {}
+    for i, found in plans.items():
+        leaf = leaves[i]
+        largest = leaf.type.nbytes // _cut_ways(leaf.type)
+        if max_bytes is not None or largest > FUSED_BYTES:
+            results[i] = DTensor(run(found, leaf.local, leaf.comm), found.dst, leaf.comm)
+        else:
+            together.setdefault(leaf.comm, []).append(i)
+    for comm, places in together.items():
+        fused = fuse([plans[i] for i in places])
+        moved = run_fused(fused, [leaves[i].local for i in places], comm)
+        for i, local in zip(places, moved, strict=True):
+            results[i] = DTensor(local, plans[i].dst, comm)
+    return unflatten(spec, results)
+
+
+def _plans(
+    leaves: Sequence[Any], wanted: Sequence[Any], places: Sequence[str], max_bytes: int | None
+) -> dict[int, Plan]:
+    """The plan of each leaf that is a DTensor."""
+    plans, problems = {}, {}
+    for i, (leaf, to) in enumerate(zip(leaves, wanted, strict=True)):
+        if not isinstance(leaf, DTensor):
+            continue
+        try:
+            if not _is_target(to):
+                raise LayoutError(f"{to!r} is not a Layout.")
+            plans[i] = plan(leaf.type, to, cost=leaf.comm.cost, max_bytes=max_bytes)
+        except FdtensorError as error:
+            problems[places[i]] = error.sentence
+    if problems:
+        count = len(plans) + len(problems)
+        raise ValueTreeError(
+            f"{len(problems)} of {count} DTensors cannot be redistributed.",
+            **problems,
+            hint="Pass one layout, or a pytree of layouts like the tree or a prefix of it.",
+        )
+    return plans
+
+
+def _cut_ways(type: TensorType) -> int:
+    ways = 1
+    for d in range(len(type.shape)):
+        for axis in type.layout.cuts(d):
+            ways *= type.mesh.axis_size(axis)
+    return ways
+
+
+def _is_dtensor(node: object) -> bool:
+    return isinstance(node, DTensor)
+
+
+def _is_target(node: object) -> bool:
+    return isinstance(node, (Layout, TensorType))

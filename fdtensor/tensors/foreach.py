@@ -1,0 +1,48 @@
+"""`by_comm`: `torch._foreach_*` of tensors on several Comms, each part on its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fdtensor.tensors.dtensor import DTensor
+
+__all__ = ["by_comm", "is_foreach"]
+
+
+def is_foreach(f: Any) -> bool:
+    """Whether a function does the same for each entry of a list: `torch._foreach_add`."""
+    name = getattr(f, "__name__", None)
+    return isinstance(name, str) and name.startswith("_foreach_")
+
+
+def by_comm(run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """What `run(*args, **kwargs)` gives, run for the entries of each Comm; None if there is one.
+
+    Lists as long as the first are taken apart with it, of tensors or of numbers.
+    """
+    given = (*args, *kwargs.values())
+    first = next((a for a in given if _is_list(a) and any(map(_is_dtensor, a))), ())
+    places: dict[Any, list[int]] = {}
+    for i, x in enumerate(first):
+        places.setdefault(x.comm if _is_dtensor(x) else None, []).append(i)
+    if len(places) < 2:
+        return None
+    results: list[Any] = [None] * len(first)
+    for some in places.values():
+
+        def part(a: Any, some: Any = some) -> Any:
+            return [a[i] for i in some] if _is_list(a) and len(a) == len(first) else a
+
+        made = run(*map(part, args), **{name: part(a) for name, a in kwargs.items()})
+        for i, result in zip(some, made or ()):
+            results[i] = result
+    return results
+
+
+def _is_dtensor(x: Any) -> bool:
+    return isinstance(x, DTensor)
+
+
+def _is_list(x: Any) -> bool:
+    return isinstance(x, (list, tuple))

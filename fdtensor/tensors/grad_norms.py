@@ -1,0 +1,263 @@
+"""Gradients of many parameters together: their norm, clipping, and whether all are finite.
+
+Parameters may have any layouts, on any meshes of one Comm: each element counts once, and all ranks
+get the same answer from one reduction of a few numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence, ValuesView
+from math import inf
+from typing import Any, TypeVar
+
+import torch
+
+from fdtensor.layouts.errors import FdtensorError, ValueTreeError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.opaque import opaque
+from fdtensor.layouts.placement import Partial, ReduceOp, Replicate
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.tree import flatten, paths, unflatten
+from fdtensor.plans.planner import plan
+from fdtensor.runtime.interpreter import run
+from fdtensor.tensors.agreement import agreed, comm_of, union_of
+from fdtensor.tensors.blockwise import remember
+from fdtensor.tensors.connect import redistribute
+from fdtensor.tensors.dtensor import DTensor
+
+__all__ = [
+    "clip_grad_norm",
+    "clip_grad_norm_",
+    "found_inf",
+    "gradients",
+    "local_tensors",
+    "total_norm",
+]
+
+Tree = TypeVar("Tree")
+_torch: Any = torch  # what torch does not export
+
+
+def local_tensors(tree: Any) -> list[torch.Tensor]:
+    """The local tensors of the DTensors in a pytree, for an optimizer of torch.
+
+    Those that work element by element (Adadelta, Adagrad, Adam, Adamax, AdamW, ASGD, NAdam, RAdam,
+    RMSprop, Rprop, SGD) then hold their state as the parameters are held, and step as on one
+    process: replicas stay the same, and empty blocks stay empty. Adafactor, LBFGS and Muon do not,
+    and `step` refuses blocks; `fdtensor.optim` has those and the rest for DTensors in any layout.
+    Parameters are leaves of autograd: `distribute(p.detach(), ...).requires_grad_()`. The state is
+    one of local tensors, which `save_checkpoint` refuses: that of `fdtensor.optim` is distributed.
+    """
+    found = [x for x in _leaves(tree)[0] if isinstance(x, DTensor)]
+    for x in found:
+        remember(x)
+    return [leaf for x in found for leaf in x.comm.leaves(x.local)]
+
+
+@opaque
+def gradients(tree: Tree) -> Tree:
+    """What `.backward()` has left in the local tensors of a pytree's DTensors, as DTensors.
+
+    None for one that has none. They are the very tensors that an optimizer of torch reads.
+    """
+    leaves, spec = _leaves(tree)
+    return unflatten(spec, [_gradient(x) if isinstance(x, DTensor) else x for x in leaves])
+
+
+def _gradient(x: DTensor[Any]) -> DTensor[Any] | None:
+    grads: list[Any] = [leaf.grad for leaf in x.comm.leaves(x.local)]
+    missing = [grad is None for grad in grads]
+    if all(missing):
+        return None
+    if any(missing):
+        raise FdtensorError(
+            f"{sum(missing)} of the {len(grads)} local tensors of {x.type} have no gradient.",
+            hint="Compute the loss with the DTensor, not with some of its local tensors.",
+        )
+    return DTensor(x.comm.value(grads), x.type.cotangent(), x.comm)
+
+
+def total_norm(
+    tree: Any, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
+) -> torch.Tensor:
+    """The norm of all numbers in a pytree of DTensors, 0-d and the same on all ranks.
+
+    `norm_type` is above 0, or inf. Replicas count once; what is pending is reduced first. One
+    reduction over the ranks of all meshes, collective over them; 0 on a rank that is in none. With
+    `error_if_nonfinite` a norm that is infinite or nan raises `FdtensorError`, on all ranks.
+    """
+    return _norm(_settled(tree, "total_norm"), norm_type, error_if_nonfinite)
+
+
+def clip_grad_norm(
+    grads: Tree, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
+) -> tuple[Tree, torch.Tensor]:
+    """The gradients, scaled down together where their norm is over `max_norm`, and that norm.
+
+    As `torch.nn.utils.clip_grad_norm_`, but for a pytree of DTensors and without changing them; see
+    `total_norm`. The result is not differentiable.
+    """
+    leaves, spec = _leaves(grads)
+    settled = _settled(grads, "clip_grad_norm")
+    norm = _norm(settled, norm_type, error_if_nonfinite)
+    factor = _factor(norm, max_norm)
+    clipped = iter(settled)
+    made: list[Any] = []
+    with torch.no_grad():
+        for leaf in leaves:
+            if isinstance(leaf, DTensor):
+                x = next(clipped)
+                held = [t * factor.to(t.device, t.dtype.to_real()) for t in x.comm.leaves(x.local)]
+                leaf = DTensor(x.comm.value(held), x.type, x.comm)
+            made.append(leaf)
+    return unflatten(spec, made), norm
+
+
+def clip_grad_norm_(
+    params: Any, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
+) -> torch.Tensor:
+    """The norm of what `.backward()` has left in parameters, which is scaled down in place.
+
+    For optimizers of torch on `local_tensors`; `clip_grad_norm` changes nothing.
+    """
+    grads = gradients(params)
+    norm = _norm(_settled(grads, "clip_grad_norm_"), norm_type, error_if_nonfinite)
+    factor = _factor(norm, max_norm)
+    groups: dict[Any, list[torch.Tensor]] = {}
+    for grad in local_tensors(grads):
+        groups.setdefault((grad.device, grad.dtype), []).append(grad)
+    with torch.no_grad():
+        for (device, _), some in groups.items():
+            _torch._foreach_mul_(some, factor.to(device))
+    return norm
+
+
+def found_inf(tree: Any) -> bool:
+    """Whether any number in a pytree of DTensors is infinite or nan: the same on all ranks.
+
+    One reduction over the ranks of all meshes; False on a rank that is in none.
+    """
+    settled = _settled(tree, "found_inf")
+
+    def flags(blocks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [(~t.isfinite()).any() for t in blocks]
+
+    return bool(_reduced(settled, "max", flags, replicas=True))
+
+
+# --- what they share -------------------------------------------------------------------------
+
+
+def _leaves(tree: Any) -> tuple[list[Any], Any]:
+    """The leaves of a pytree, or of what can be gone through, such as the values of a dict."""
+    given = list(tree) if isinstance(tree, (Iterator, ValuesView)) else tree
+    leaves, spec = flatten(given, is_leaf=lambda x: isinstance(x, DTensor))
+    for leaf, path in zip(leaves, paths(spec, "tree")):
+        if isinstance(leaf, torch.Tensor):
+            raise ValueTreeError(
+                f"{path} is a plain tensor of shape {tuple(leaf.shape)}, of which ranks may hold "
+                "different ones.",
+                hint="Distribute it: distribute(tensor, layout, comm).",
+            )
+        if spec.is_leaf() and not isinstance(leaf, DTensor):
+            raise ValueTreeError(
+                f"a {type(leaf).__name__} is no pytree of DTensors.",
+                hint="Pass a list or dict of DTensors, nested as you like.",
+            )
+    return leaves, spec
+
+
+def _settled(tree: Any, about: str) -> list[DTensor[Any]]:
+    """The DTensors of a pytree, reduced where they were pending; all ranks agree on their types."""
+    found = [x for x in _leaves(tree)[0] if isinstance(x, DTensor)]
+    if not found:
+        return found
+    agreed(about, found)
+    with torch.no_grad():
+        pending = [x for x in found if x.layout.partial]
+        moved = iter(redistribute(pending, [x.type.cotangent().layout for x in pending]))
+        return [next(moved) if x.layout.partial else x for x in found]
+
+
+def _reduced(
+    found: Sequence[DTensor[Any]],
+    op: ReduceOp,
+    numbers: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]],
+    replicas: bool = False,
+) -> torch.Tensor:
+    """The reduction of a number for each block, over all blocks of all ranks, 0-d in float64.
+
+    `replicas` says whether those of replicas are reduced too. Of a maximum nan is the largest.
+    """
+    if not found:
+        return torch.zeros((), dtype=torch.float64)
+    comm, mesh = comm_of(found), union_of(found)
+    pending = Layout(mesh, [Partial(op)] * mesh.ndim)
+    src = TensorType((2,), torch.float64, pending)
+    device = getattr(comm, "device", comm.leaves(found[0].local)[0].device)
+
+    def of(rank: int) -> torch.Tensor:
+        held = [t for x in found if (t := _block(x, rank, replicas)) is not None and t.numel()]
+        made = [n.to(device, torch.float64) for n in numbers(held)]
+        total = torch.zeros((), dtype=torch.float64, device=device)
+        if made:
+            stacked = torch.stack(made)
+            total = stacked.amax() if op == "max" else stacked.sum()
+        nan = total.isnan()  # of which a maximum over ranks may or may not hear
+        return torch.stack([total.nan_to_num(0.0, inf, -inf), nan.double()])
+
+    value = comm.each(src, of)
+    out = run(plan(src, mesh.layout(), cost=comm.cost), value, comm)
+    total, nan = comm.leaves(out)[0].unbind()
+    return torch.where(nan > 0, torch.full_like(total, torch.nan), total)
+
+
+def _block(x: DTensor[Any], rank: int, replicas: bool) -> torch.Tensor | None:
+    """What a rank holds; None for one outside, and for replicas but the first."""
+    coord = x.mesh.coord(rank)
+    if coord is None:
+        return None
+    for index, placement in zip(coord, x.layout.placements):
+        if isinstance(placement, Replicate) and index and not replicas:
+            return None
+    leaves = x.comm.leaves(x.local)
+    return leaves[0 if len(leaves) == 1 else x.mesh.position(rank) or 0].detach()
+
+
+def _norm(
+    found: Sequence[DTensor[Any]], norm_type: float, error_if_nonfinite: bool
+) -> torch.Tensor:
+    p = float(norm_type)
+    if not p > 0:
+        raise FdtensorError(
+            f"there is no norm of type {norm_type}.", hint="Give a number above 0, or inf."
+        )
+
+    def numbers(blocks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        norms = [n.double() for n in _block_norms(blocks, p)]
+        return norms if p == inf else [n**p for n in norms]
+
+    total = _reduced(found, "max" if p == inf else "sum", numbers)
+    norm = total if p == inf else total ** (1 / p)
+    dtypes = {x.dtype.to_real() for x in found}
+    norm = norm.to(torch.float64 if torch.float64 in dtypes else torch.float32)
+    if error_if_nonfinite and not bool(norm.isfinite()):
+        raise FdtensorError(
+            f"the norm of type {norm_type} of all gradients is {norm.item()}.",
+            hint="Skip this step, or pass error_if_nonfinite=False to scale by it all the same.",
+        )
+    return norm
+
+
+def _block_norms(blocks: Sequence[torch.Tensor], p: float) -> list[torch.Tensor]:
+    """The norm of each block, in float32 or better."""
+    groups: dict[Any, list[torch.Tensor]] = {}
+    for t in blocks:
+        wide = t if t.is_complex() or t.dtype.itemsize >= 4 else t.float()
+        groups.setdefault((wide.device, wide.dtype), []).append(wide)
+    return [norm for some in groups.values() for norm in _torch._foreach_norm(some, p)]
+
+
+def _factor(norm: torch.Tensor, max_norm: float) -> torch.Tensor:
+    """What gradients of this norm are multiplied with, as torch does."""
+    return (max_norm / (norm + 1e-6)).clamp(max=1.0)

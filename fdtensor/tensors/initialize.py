@@ -1,0 +1,183 @@
+"""`initialize`: the parameters of a model, already in shards, drawn from a key."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from fdtensor.layouts.errors import TraceError, ValueTreeError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.tree import flatten
+from fdtensor.ops.random_bits import Key
+from fdtensor.ops.random_bits.keys import AnyKey, words_of
+from fdtensor.ops.random_key import key_type
+from fdtensor.programs.options import Options
+from fdtensor.programs.program import Program
+from fdtensor.runtime.comm import Comm
+from fdtensor.tensors.distribution import distribute
+from fdtensor.tensors.spmd import Spmd
+
+__all__ = ["initialize"]
+
+
+def initialize(
+    model: torch.nn.Module | Callable[[], Any], layouts: Any, key: AnyKey, comm: Comm[Any]
+) -> Any:
+    """The parameters and buffers of a model by name, each rank's blocks drawn where they are.
+
+    - A module, best one built under `torch.device("meta")`: the modules in it are reset as torch
+      does when it builds them, by their own `reset_parameters`. What is not on the meta device, and
+      no module resets, keeps its value.
+    - A function without arguments that builds and returns a module: it is traced, so what the
+      model's own `__init__` draws is what is drawn. Or one that returns any pytree of tensors.
+
+    `layouts` is one Layout, or a dict by name such as `layouts_for` gives (what is not in it is
+    replicated), or for other pytrees a prefix of them. The numbers depend on the key alone, not on
+    layouts, mesh or ranks; nothing is sent, and no rank makes more than its blocks, but where an
+    initialization needs the whole, as that of an orthogonal matrix does.
+    Raises `TraceError` where nothing says what a tensor on the meta device is to be.
+    """
+    words_of(key)
+    device = torch.device(getattr(comm, "device", "cpu"))
+    names: dict[str, str] = {}
+
+    def build() -> Any:
+        if isinstance(model, torch.nn.Module):
+            made = _reset(model, device)
+        else:
+            with device:
+                built = model()
+            if not isinstance(built, torch.nn.Module):
+                return built
+            made = _tensors(built)
+            names.update(_firsts(made))
+        return {name: made[name] for name in dict.fromkeys(names.values())}
+
+    found = [x for x in flatten(layouts, is_leaf=_is_layout)[0] if _is_layout(x)]
+    mesh = found[0].mesh if found else comm.mesh
+    whole = key.tensor(device) if isinstance(key, Key) else key.to(device, torch.int64)
+    given = distribute(whole, key_type(mesh).layout, comm)
+    build.__name__ = f"initialize {_name(model)}"
+    if isinstance(model, torch.nn.Module):
+        names.update(_firsts(_tensors(model)))
+    else:
+        Spmd(build).trace(key=given.type)  # says whether it gives a module
+    wanted = _by_name(layouts, names, mesh) if names else layouts
+    function = Spmd(build, Options(out_layouts=wanted))
+    _all_known(function.trace(key=given), list(dict.fromkeys(names.values())), model)
+    made = function(key=given)
+    return {name: made[first] for name, first in names.items()} if names else made
+
+
+def _reset(module: torch.nn.Module, device: torch.device) -> dict[str, torch.Tensor]:
+    """The tensors of a module after its modules have been reset, in the order they are built in.
+
+    Each module writes to tensors of its own: one that several share is that of the first of them.
+    """
+    parts = list(dict.fromkeys(_inner_first(module)))
+    kinds: list[Any] = [kind for part in parts for kind in (part._parameters, part._buffers)]
+    held = [(kind, dict(kind)) for kind in kinds]
+    try:
+        for kind, before in held:
+            kind.update((name, _copy(t, device)) for name, t in before.items() if t is not None)
+        with torch.no_grad():
+            for part in parts:
+                for name in ("reset_parameters", "_reset_parameters"):
+                    if hasattr(part, name):
+                        getattr(part, name)()
+                        break
+        return _tensors(module)
+    finally:
+        for kind, before in held:
+            kind.update(before)
+
+
+def _inner_first(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    for child in module.children():
+        yield from _inner_first(child)
+    yield module
+
+
+def _copy(tensor: torch.Tensor, device: torch.device) -> Any:
+    """A tensor to write to, with the values that there are."""
+    made = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+    return made if tensor.is_meta else made.copy_(tensor.detach())
+
+
+def _tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """All parameters and buffers by all their names."""
+    return {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+
+
+def _firsts(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """For each name the first one of the same tensor."""
+    firsts: dict[int, str] = {}
+    return {name: firsts.setdefault(id(t), name) for name, t in tensors.items()}
+
+
+def _by_name(layouts: Any, names: Mapping[str, str], mesh: Mesh) -> dict[str, Layout]:
+    """The layout of each tensor of a module; raises `ValueTreeError` for names that it has not."""
+    if isinstance(layouts, Layout):
+        return dict.fromkeys(names.values(), layouts)
+    if not isinstance(layouts, Mapping):
+        raise ValueTreeError(
+            f"{type(layouts).__name__} has no layouts by name.",
+            hint="Pass a Layout, or a dict of them by the names of parameters and buffers.",
+        )
+    unknown = [name for name in layouts if name not in names]
+    if unknown:
+        near = {n: ", ".join(difflib.get_close_matches(n, names, 3)) or "-" for n in unknown}
+        raise ValueTreeError(
+            f"the model has no tensor {unknown[0]!r}.",
+            **{f"near {name}": found for name, found in near.items()},
+            hint="Use the names of model.named_parameters() and model.named_buffers().",
+        )
+    laid: dict[str, Layout] = {}
+    for name, first in names.items():
+        wanted = layouts.get(name)
+        if wanted is not None and laid.setdefault(first, wanted) != wanted:
+            raise ValueTreeError(
+                f"{name!r} and {first!r} are one tensor, in two layouts.",
+                **{first: laid[first], name: wanted},
+                hint="Give both the same layout.",
+            )
+    return {first: laid.get(first) or mesh.layout() for first in names.values()}
+
+
+def _all_known(program: Program, names: list[str], model: Any) -> None:
+    """Raises `TraceError` where an output is memory that nobody has written to."""
+    graph = program.origin.graph
+    makers = {v: call.op for call in graph.calls for v in call.outs}
+    empty = [name for name, v in zip(sorted(names), graph.outs) if makers.get(v) in _EMPTY]
+    if empty:
+        raise TraceError(
+            f"nothing says what {len(empty)} of the tensors of {_name(model)} are at the start.",
+            tensors=", ".join(empty),
+            hint="Give their module a reset_parameters(), or pass a function that builds the model "
+            "and returns it.",
+        )
+
+
+_EMPTY = {
+    overload
+    for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+    for overload in (
+        getattr(getattr(torch.ops.aten, name), kind)
+        for kind in getattr(torch.ops.aten, name).overloads()
+    )
+}
+
+
+def _name(model: Any) -> str:
+    return getattr(model, "__name__", None) or type(model).__name__
+
+
+def _is_layout(x: Any) -> bool:
+    return isinstance(x, Layout)

@@ -1,0 +1,138 @@
+"""`Optimizer`: one of torch's, as pure functions of pytrees of DTensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import attrs
+import torch
+
+from fdtensor.layouts.errors import FdtensorError
+from fdtensor.layouts.opaque import opaque
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.tree import unflatten
+from fdtensor.tensors.agreement import told
+from fdtensor.tensors.dtensor import DTensor
+from fdtensor.tensors.optim.leaves import Params, alike, expected, params_of
+from fdtensor.tensors.optim.options import checked, defaults_of, numbers_of, per_leaf, plain
+from fdtensor.tensors.optim.row import Row, settled
+from fdtensor.tensors.optim.states import fresh_program, settings
+from fdtensor.tensors.optim.update import Kind, fresh
+
+__all__ = ["Optimizer"]
+
+Tree = TypeVar("Tree")
+
+
+@attrs.frozen(eq=False, repr=False)
+class Optimizer:
+    """An optimizer of torch with its options, as two functions; it holds no state itself.
+
+        opt = fdtensor.optim.AdamW(lr=1e-3)
+        state = opt.init(params)
+        params, state = opt.step(params, grads, state)
+
+    Parameters are a pytree of DTensors in any layouts, on any meshes of one Comm; inside of a
+    traced function they are plain tensors, and the step is traced along. An option is one value, or
+    a pytree of values that is a prefix of that of the parameters:
+    `weight_decay={"norm": 0.0, "mlp": 0.1}`.
+    """
+
+    kind: Kind
+    """The class in torch, or one of your own."""
+    options: Mapping[str, Any] = attrs.field(converter=plain)
+    """Those that were given, by name."""
+
+    def __attrs_post_init__(self) -> None:
+        checked(self.kind, self.options)
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        return f"{self.kind.__name__}({given})"
+
+    @opaque
+    def init(self, params: Any) -> Any:
+        """The state before the first step: in place of each parameter a dict of tensors.
+
+        State of the shape of the parameter has its layout. State that lacks a dim of it, such as
+        rows and columns of Adafactor, is cut as the parameter in the dims that they share; numbers,
+        such as counts of steps, are replicated. For `TensorType`s it gives those of the state.
+        """
+        found = params_of(self.kind, params)
+        options = self._options(found)
+        if any(isinstance(x, TensorType) for x in found.leaves):
+            return unflatten(found.spec, expected(self.kind, found, options))
+        if found.distributed:
+            expected(self.kind, found, options)  # raises where there is none
+        return unflatten(found.spec, [self._fresh(x, o) for x, o in zip(found.leaves, options)])
+
+    def _fresh(self, x: Any, options: dict[str, Any]) -> Any:
+        if isinstance(x, DTensor):
+            with torch.no_grad():
+                return fresh_program(self.kind, settings(options), x.type)(x)
+        return fresh(self.kind, options, x)
+
+    @opaque
+    def step(self, params: Tree, grads: Any, state: Any, **numbers: Any) -> tuple[Tree, Any]:
+        """The parameters and the state after a step. Collective, where parameters are DTensors.
+
+        `numbers` are options that change from step to step, such as `lr=schedule(i)`: Python
+        numbers or one-element tensors, the same on all ranks, or prefix pytrees of them. They are
+        inputs of the program, which is traced once. Where a gradient is None the parameter stays.
+        Gradients may be pending or in other layouts: those are moved first, together. Parameters
+        and state keep their layouts, but that pending parameters are reduced.
+        Raises `ValueTreeError`, which names all that does not fit, before anything is sent.
+        """
+        about = f"a step of {self.kind.__name__}"
+        try:
+            found = params_of(self.kind, params)
+            rows = self._rows(found, grads, state, numbers)
+        except FdtensorError as error:
+            told(about, params, error)
+            raise
+        if found.distributed:
+            rows = settled(about, rows)
+        after = [row.after(self.kind) for row in rows]
+        return (
+            unflatten(found.spec, [param for param, _ in after]),
+            unflatten(found.spec, [state for _, state in after]),
+        )
+
+    def _rows(
+        self, params: Params, grads: Any, state: Any, numbers: Mapping[str, Any]
+    ) -> list[Row]:
+        """Each parameter with what belongs to it."""
+        grads, states = params.beside(grads, "grads"), params.beside(state, "state")
+        options, given = self._options(params), self._numbers(params, numbers)
+        rows = list(map(Row.of, params.leaves, grads, states, options, given))
+        if params.distributed:
+            alike(self.kind, params, grads, states, expected(self.kind, params, options))
+        return rows
+
+    def _options(self, params: Params) -> list[dict[str, Any]]:
+        """The options of each parameter, as they were given once and for all."""
+        defaults = defaults_of(self.kind)
+        return params.by_leaf(
+            {n: per_leaf(n, v, defaults[n], params.spec) for n, v in self._all().items()}
+        )
+
+    def _numbers(self, params: Params, numbers: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The numbers of each parameter in this step: its learning rate, and those given."""
+        allowed = numbers_of(self.kind)
+        for name, value in numbers.items():
+            if name not in allowed:
+                raise FdtensorError(
+                    f"{name} of {self.kind.__name__} cannot change from step to step.",
+                    given=repr(value),
+                    numbers=", ".join(allowed),
+                    hint=f"Give it to {self.kind.__name__}(...): another optimizer goes on with "
+                    "the state of this one.",
+                )
+        rate = {name: value for name, value in self._all().items() if name == "lr"}
+        given = {**rate, **numbers}
+        return params.by_leaf({n: per_leaf(n, v, 0.0, params.spec) for n, v in given.items()})
+
+    def _all(self) -> dict[str, Any]:
+        """All options, given or not."""
+        return {**defaults_of(self.kind), **self.options}

@@ -1,0 +1,133 @@
+"""`drawn`: what a draw gives for a shape, or for the type of a DTensor, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from math import prod
+from typing import Any, TypeAlias
+
+import torch
+
+from fdtensor.layouts.dtypes import dtype_name
+from fdtensor.layouts.errors import FdtensorError, LayoutError
+from fdtensor.layouts.record import integer
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.ops.random_bits import Places, filled
+from fdtensor.ops.random_bits.fill import Convert
+from fdtensor.ops.random_bits.floats import FLOATS, width_of
+from fdtensor.ops.random_bits.keys import AnyKey, words_of
+from fdtensor.runtime.comm import Comm, contained
+from fdtensor.runtime.kernel import empty
+from fdtensor.tensors.dtensor import DTensor
+
+__all__ = ["Device", "Where", "blockwise", "checked_dtype", "drawn", "floats"]
+
+Where: TypeAlias = Sequence[int] | int | TensorType
+"""What is drawn: a shape, or the type of a DTensor, which says its dtype too."""
+
+Device: TypeAlias = str | torch.device | None
+
+Draw: TypeAlias = Callable[[Places, Device], torch.Tensor]
+"""The numbers of some places, on a device."""
+
+
+def drawn(
+    key: AnyKey, shape: Where, comm: Comm[Any] | None, draw: Draw, device: Device = None
+) -> Any:
+    """The tensor of a shape, or a DTensor, of which each rank draws its own block."""
+    words_of(key)
+    if not isinstance(shape, TensorType):
+        if comm is not None:
+            raise FdtensorError(
+                f"a Comm goes with the type of a DTensor, not with {shape!r}.",
+                hint="Pass TensorType(shape, dtype, layout) and the Comm.",
+            )
+        return draw(Places.all(checked_shape(shape)), device)
+    if comm is None:
+        raise FdtensorError(
+            f"{shape} is drawn on a Comm.", hint="Pass one: connect(mesh), or SimulatedComm(mesh)."
+        )
+    if shape.layout.partial:
+        raise LayoutError(
+            f"{shape} has pending terms, which cannot be drawn one by one.",
+            hint="Draw type.cotangent(), and redistribute it.",
+        )
+    contained("a draw", [shape.mesh], comm.mesh)
+    type, there = shape, torch.device(device or getattr(comm, "device", "cpu"))
+
+    def block(rank: int) -> torch.Tensor:
+        coord = type.mesh.coord(rank)
+        if coord is None:
+            return empty(type, rank, there)
+        return draw(Places(type.shape, type.box(coord)), there)
+
+    return DTensor(comm.each(type, block), type, comm)
+
+
+def floats(
+    about: str,
+    law: Callable[[torch.dtype], Convert],
+    key: AnyKey,
+    shape: Where,
+    comm: Comm[Any] | None,
+    dtype: torch.dtype | None,
+    device: Device,
+) -> Any:
+    """Floats of a law: what it makes of the bits, for their dtype."""
+    dtype = checked_dtype(shape, dtype, torch.get_default_dtype(), FLOATS, about)
+    convert = law(dtype)
+
+    def draw(places: Places, device: Device) -> torch.Tensor:
+        return filled(key, places, dtype, width_of(dtype), convert, device)
+
+    return drawn(key, shape, comm, draw, device)
+
+
+def blockwise(
+    x: DTensor[Any], made: Callable[[Places, torch.Tensor], torch.Tensor], dtype: torch.dtype
+) -> DTensor[Any]:
+    """What `made` makes of each rank's block of `x` and of the places it has; in `x`'s layout."""
+    type = TensorType(x.shape, dtype, x.layout)
+    rank = getattr(x.comm, "rank", None)
+    ranks = type.mesh.order if rank is None else (rank,)
+    leaves = [
+        empty(type, r, leaf) if (coord := type.mesh.coord(r)) is None
+        else made(Places(type.shape, type.box(coord)), leaf)
+        for r, leaf in zip(ranks, x.comm.leaves(x.local), strict=True)
+    ]  # fmt: skip
+    return DTensor(x.comm.value(leaves), type, x.comm)
+
+
+def checked_shape(shape: Any) -> tuple[int, ...]:
+    """The sizes; raises `FdtensorError` for what is no shape."""
+    try:
+        sizes = (integer(shape),) if isinstance(shape, int) else tuple(map(integer, shape))
+    except (TypeError, AttributeError):
+        sizes = (-1,)
+    if any(size < 0 for size in sizes) or prod(sizes) >> 63:
+        raise FdtensorError(
+            f"{shape!r} is not a shape.",
+            hint="Pass a tuple of ints, 0 or more, or a TensorType and a Comm.",
+        )
+    return sizes
+
+
+def checked_dtype(
+    shape: Any, given: Any, default: torch.dtype, among: Collection[torch.dtype], about: str
+) -> torch.dtype:
+    """The dtype that is drawn, one of these; raises `FdtensorError` for any other."""
+    found = given or default
+    if isinstance(shape, TensorType):
+        if given is not None and given != shape.dtype:
+            raise FdtensorError(
+                f"{shape} is not of {_name(given)}.", hint="Leave dtype out: the type says it."
+            )
+        found = shape.dtype
+    if found not in among:
+        names = ", ".join(map(str, among))
+        raise FdtensorError(f"{about} cannot draw {_name(found)}.", hint=f"Use one of: {names}.")
+    return found
+
+
+def _name(dtype: Any) -> str:
+    return dtype_name(dtype) if isinstance(dtype, torch.dtype) else repr(dtype)

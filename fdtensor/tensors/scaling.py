@@ -1,0 +1,110 @@
+"""Loss scaling: `LossScale`, a record, and `GradScaler`, that of torch with ranks that agree.
+
+Small gradients of half precision vanish, so that losses are scaled up before the backward. Where a
+gradient of any rank is infinite or nan, the step is left out on all ranks, and the scale shrinks:
+Micikevicius et al., "Mixed Precision Training" (2018), arXiv:1710.03740.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import attrs
+import torch
+
+from fdtensor.layouts.errors import FdtensorError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.placement import Partial
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.tree import flatten, unflatten
+from fdtensor.plans.planner import plan
+from fdtensor.runtime.comm import Comm
+from fdtensor.runtime.interpreter import run
+from fdtensor.tensors.call import call
+from fdtensor.tensors.dtensor import DTensor
+from fdtensor.tensors.grad_norms import found_inf
+
+__all__ = ["GradScaler", "LossScale"]
+
+Tree = TypeVar("Tree")
+
+
+@attrs.frozen
+class LossScale:
+    """What losses are multiplied with, and how that changes from step to step.
+
+    loss = scale.scaled(loss)
+    grads, skip = scale.unscaled(grads)
+    scale = scale.after(skip)
+    """
+
+    value: float = 2.0**16
+    growth: float = 2.0
+    """What the scale is multiplied with after `interval` steps in a row without inf or nan."""
+    backoff: float = 0.5
+    """What it is multiplied with after a step that was left out."""
+    interval: int = 2000
+    streak: int = 0
+    """How many steps in a row have had neither inf nor nan."""
+
+    def __attrs_post_init__(self) -> None:
+        if not (self.value > 0 and self.growth >= 1 and 0 < self.backoff <= 1 <= self.interval):
+            raise FdtensorError(
+                f"{self!r} cannot be.",
+                hint="Let value be above 0, growth 1 or more, backoff 1 or less, interval an int.",
+            )
+
+    def scaled(self, loss: Any) -> Any:
+        """A loss times the scale: a tensor or a DTensor."""
+        return call(torch.mul, loss, self.value) if isinstance(loss, DTensor) else loss * self.value
+
+    def unscaled(self, grads: Tree) -> tuple[Tree, bool]:
+        """The gradients of the loss itself, and whether any on any rank is infinite or nan.
+
+        Collective; see `found_inf`.
+        """
+        leaves, spec = flatten(grads, is_leaf=lambda x: isinstance(x, DTensor))
+        skip = found_inf(grads)
+        return unflatten(spec, [self._unscaled(x) for x in leaves]), skip
+
+    def _unscaled(self, x: Any) -> Any:
+        if not isinstance(x, DTensor):
+            return x
+        with torch.no_grad():
+            held = [t.detach() * (1 / self.value) for t in x.comm.leaves(x.local)]
+        return DTensor(x.comm.value(held), x.type, x.comm)
+
+    def after(self, skipped: bool) -> LossScale:
+        """The scale for the next step."""
+        if skipped:
+            return attrs.evolve(self, value=self.value * self.backoff, streak=0)
+        if self.streak + 1 < self.interval:
+            return attrs.evolve(self, streak=self.streak + 1)
+        return attrs.evolve(self, value=self.value * self.growth, streak=0)
+
+
+class GradScaler(torch.amp.GradScaler):
+    """`torch.amp.GradScaler` for optimizers on the local tensors of DTensors.
+
+    Ranks of the Comm's mesh agree on whether a gradient is infinite or nan, whatever they hold, so
+    that all of them step or none, and their scales stay the same. Unscaling, and a step that has
+    not been unscaled, are collective. Options are those of torch.
+    """
+
+    def __init__(self, comm: Comm[Any], **options: Any) -> None:
+        device = torch.device(getattr(comm, "device", "cpu"))
+        super().__init__(device.type, **options)
+        self.comm = comm
+
+    def _unscale_grads_(self, *args: Any, **kwargs: Any) -> dict[torch.device, torch.Tensor]:
+        found = super()._unscale_grads_(*args, **kwargs)
+        comm: Any = self.comm
+        if getattr(comm, "rank", None) is None:  # one optimizer has the gradients of all ranks
+            return found
+        device = comm.device
+        flags = [flag.to(device).reshape(()) for flag in found.values()]
+        here = torch.stack(flags).amax() if flags else torch.zeros((), device=device)
+        pending = Layout(comm.mesh, [Partial("max")] * comm.mesh.ndim)
+        src = TensorType((), torch.float32, pending)
+        agreed = run(plan(src, comm.mesh.layout(), cost=comm.cost), here, comm)
+        return {device: agreed}

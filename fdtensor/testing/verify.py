@@ -1,0 +1,206 @@
+"""`verify`: runs each row of a rule on blocks and compares with the op on full tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from fdtensor.layouts.dtypes import dtype_name
+from fdtensor.layouts.errors import FdtensorError, RuleError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Partial, Replicate
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.text import Text
+from fdtensor.ops.graph import Call, Full, Graph, Var, op_by_name, substituted, tensors_of
+from fdtensor.ops.lowering import local_graph, lowered
+from fdtensor.ops.notation.core import rule_of
+from fdtensor.ops.rows import rows_of
+from fdtensor.ops.rules import Row
+from fdtensor.testing.values import gather_full, scatter
+
+__all__ = ["Wrong", "arguments_of", "call_of", "check_row", "overload_of", "verify"]
+
+
+@attrs.frozen(eq=False, repr=False)
+class Wrong:
+    """A row that does not hold on a sample, and what came out."""
+
+    op: Any
+    row: Row
+    sample: str
+    found: str
+
+    __reduce__ = op_by_name
+
+    def __str__(self) -> str:
+        return f"{self.op}: {self.row} is wrong on {self.sample}: {self.found}"
+
+    def __repr__(self) -> str:
+        return f"<{self}>"
+
+
+def verify(
+    op: Any, samples: Iterable[Any], rows: Sequence[Row] | None = None, *, count: int = 4
+) -> list[Wrong]:
+    """The rows of `op` that are wrong on a sample; none where the rule is right.
+
+    A sample is a tuple of arguments, or `(args, kwargs)`. Rows are by default those of the op's
+    rule, over an axis of `count` ranks; pending terms are random splits. A plain function of
+    tensors has no rule: give its rows.
+    """
+    wrong = []
+    for sample in samples:
+        args, kwargs = arguments_of(sample)
+        op = overload_of(op, args, kwargs)
+        if rows is None and not isinstance(op, torch._ops.OpOverload):
+            raise RuleError(
+                f"{op} is a plain function, which has no rule.",
+                hint="Give the rows, or make it an op with torch.library.custom_op.",
+            )
+        if rows is None and rule_of(op) is None:
+            raise RuleError(
+                f"{op} has no rule that could be verified.",
+                hint="Give it one with @fdtensor.rule, or pass the rows; discover(op, sample) "
+                "finds them.",
+            )
+        call, tensors, whole = call_of(op, args, kwargs)
+        types = [*(Full(tuple(t.shape), t.dtype) for t in (*tensors, *whole))]
+        for row in rows if rows is not None else rows_of(call, types, count):
+            found = check_row(call, row, tensors, whole, count)
+            if found is not None:
+                wrong.append(Wrong(op, row, _said(call, tensors), found))
+    return wrong
+
+
+def _said(call: Call, tensors: Sequence[torch.Tensor]) -> str:
+    """The arguments of a call, with the type of each tensor."""
+    given = dict(
+        enumerate(f"{dtype_name(t.dtype)}[{','.join(map(str, t.shape))}]" for t in tensors)
+    )
+    args, kwargs = substituted((call.args, call.kwargs), lambda v: Text(given[v.index]))
+    said = [*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs)]
+    return f"({', '.join(said)})"
+
+
+def arguments_of(sample: Any) -> tuple[Any, dict[str, Any]]:
+    """The arguments of a sample and those by name: a tuple of arguments, or `(args, kwargs)`."""
+    if len(sample) == 2 and isinstance(sample[0], tuple) and isinstance(sample[1], dict):
+        return sample
+    return tuple(sample), {}
+
+
+def overload_of(op: Any, args: Any, kwargs: Any) -> Any:
+    """The overload that an op means for these arguments; a plain function as it is."""
+    op = getattr(op, "_opoverload", op)
+    if isinstance(op, torch._ops.OpOverloadPacket):
+        name = torch._C._jit_resolve_packet(op._qualified_op_name, *args, **kwargs)
+        return getattr(op, name or "default")
+    return op
+
+
+def call_of(op: Any, args: Any, kwargs: Any) -> tuple[Call, list[torch.Tensor], list[torch.Tensor]]:
+    """A call of `op`, the tensors that it takes and those that it returns."""
+    tensors: list[torch.Tensor] = []
+
+    def numbered(tree: Any) -> Any:
+        if isinstance(tree, torch.Tensor):
+            tensors.append(tree)
+            return Var(len(tensors) - 1)
+        if isinstance(tree, (tuple, list)):
+            return tuple([numbered(entry) for entry in tree])
+        return tree
+
+    frozen = numbered(tuple(args)), tuple((k, numbered(v)) for k, v in kwargs.items())
+    made = op(*args, **kwargs)
+    results = tensors_of(made)
+    outs = tuple(Var(len(tensors) + i) for i in range(len(results)))
+    return Call(op, *frozen, outs), tensors, results
+
+
+def check_row(
+    call: Call,
+    row: Row,
+    tensors: Sequence[torch.Tensor],
+    whole: Sequence[torch.Tensor],
+    count: int,
+    seed: int = 0,
+) -> str | None:
+    """What is wrong when a call runs on blocks as a row says, or None."""
+    mesh = Mesh(x=count)
+
+    def typed(t: torch.Tensor, placement: Any) -> TensorType:
+        return TensorType(tuple(t.shape), t.dtype, Layout(mesh, [placement]))
+
+    try:
+        ins = [typed(t, p) for t, p in zip(tensors, row.ins, strict=True)]
+        outs = [typed(t, p) for t, p in zip(whole, row.outs, strict=True)]
+        held = [scatter(t, type, seed + i) for i, (t, type) in enumerate(zip(tensors, ins))]
+        made = []
+        for rank in range(count):
+            go = local_graph(_of_rank(call, ins, outs, rank))
+            made.append(go(*(blocks[rank] for blocks in held)))
+    except (
+        FdtensorError,
+        RuntimeError,
+        AssertionError,
+        IndexError,
+        TypeError,
+        ValueError,
+    ) as error:
+        return f"{type(error).__name__}: {error}"
+    for i, (full, type_) in enumerate(zip(whole, outs)):
+        blocks = tuple(results[i] for results in made)
+        found = _compare(blocks, full, type_)
+        if found:
+            return f"output {i}: {found}"
+    return None
+
+
+def _of_rank(call: Call, ins: Sequence[TensorType], outs: Sequence[TensorType], rank: int) -> Graph:
+    """What a rank runs; of a plain function, the function itself on its blocks."""
+    if isinstance(call.op, torch._ops.OpOverload):
+        return lowered(call, ins, outs, (rank,))
+    inputs = tuple(map(Var, range(len(ins))))
+    read = tuple(v for v in call.outs if v is not None)
+    return Graph(inputs, (), (call,), read, tuple(Full(t.shape, t.dtype) for t in (*ins, *outs)))
+
+
+def _compare(blocks: tuple[torch.Tensor, ...], full: torch.Tensor, type: TensorType) -> str | None:
+    for rank, local in enumerate(blocks):
+        if tuple(local.shape) != type.local_shape(rank) or local.dtype != type.dtype:
+            return (
+                f"rank {rank} holds {local.dtype}{list(local.shape)}, "
+                f"but its block is {type.dtype}{list(type.local_shape(rank))}"
+            )
+    if isinstance(type.layout.placements[0], Partial):
+        joined = gather_full(blocks, type)
+    else:
+        joined = torch.zeros_like(full)
+        for rank, local in enumerate(blocks):
+            index = tuple(torch.tensor(list(i), dtype=torch.int64) for i in type.index(rank))
+            joined[torch.meshgrid(*index, indexing="ij") if index else ()] = local
+            if isinstance(type.layout.placements[0], Replicate) and not _close(local, full):
+                return f"rank {rank}: {_worst(local, full)}"
+    return None if _close(joined, full) else _worst(joined, full)
+
+
+def _worst(found: torch.Tensor, wanted: torch.Tensor) -> str:
+    """The element that is the farthest off, and how many are."""
+    off = ~torch.isclose(found, wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
+    wide = torch.complex128 if found.dtype.is_complex else torch.float64
+    gap = (found.to(wide) - wanted.to(wide)).abs().nan_to_num(torch.inf)
+    gap = torch.where(off, gap, -1)  # what agrees may be infinite
+    place = tuple(int(i) for i in torch.unravel_index(gap.argmax(), gap.shape))
+    here = f" at {list(place)}" if place else ""
+    return (
+        f"{found[place].item():.6g} instead of {wanted[place].item():.6g}{here}; "
+        f"{int(off.sum())} of {off.numel()} elements are wrong"
+    )
+
+
+def _close(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.allclose(a, b, rtol=1e-4, atol=1e-5, equal_nan=True)

@@ -1,1 +1,0 @@
-"""Transforms: from modules and exported programs to those of one rank."""

@@ -1,0 +1,28 @@
+"""`python -m tests.bench`: fdtensor, DTensor and calls by hand compared.
+
+`redistribute` moves tensors between layouts:
+
+cases      the eleven redistributions that everyone is measured on, and their tensors
+hand       what one would write by hand for each of them, in several ways
+count      the bytes that collectives bring, counted while they run
+traffic    time and bytes on 4 gloo processes
+planning   the time it takes to plan
+overhead   the time of a call when its collectives are free
+tables     what the terminal shows
+
+`compute` runs ops and training steps on them, with collectives that are free:
+
+models         an MLP and a transformer block, as plain functions
+timing         calls timed in turns, and counted
+compute_ops    each op of a table: plain torch, `call`, DTensor
+compute_ways   a training step in nine ways, and compiled in four
+compute_steps  the time of each
+compute_trace  the time it takes to trace a GPT
+compute        all of them
+
+command    the command line of both
+"""
+
+from tests.bench.command import main
+
+__all__ = ["main"]
