@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 
-from fdtensor.layouts import dtypes, errors, layout, placement
+from fdtensor.layouts import dtypes, errors, layout, placement, tensor_type
 from fdtensor.layouts.errors import FdtensorError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Replicate
@@ -46,7 +46,7 @@ def pytest_generate_tests(metafunc):
 def test_the_text_of_an_error(source):
     mesh = Mesh(dp=2, tp=4)
     names = {"mesh": mesh, "rows": mesh.layout("dp"), "R": Replicate()}
-    names |= vars(placement) | vars(layout) | vars(dtypes)
+    names |= vars(placement) | vars(layout) | vars(tensor_type) | vars(dtypes)
     with pytest.raises(FdtensorError) as raised:
         eval(source, names)
     assert f"{type(raised.value).__name__}: {raised.value}\n" == TEXTS[source]

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fdtensor.layouts import layout, record
+from fdtensor.layouts import layout, record, tensor_type
 from fdtensor.layouts.errors import MeshError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Partial, Ragged, Shard
@@ -24,7 +24,7 @@ RECORDS = st.one_of(meshes(), meshes(world=9), placements(), layouts(), types(dt
 
 @given(RECORDS)
 def test_the_repr_of_a_record_is_its_source(made):
-    assert eval(repr(made), dict(vars(layout))) is made
+    assert eval(repr(made), {**vars(layout), **vars(tensor_type)}) is made
 
 
 @given(RECORDS)

@@ -12,6 +12,7 @@ __all__ = [
     "argument",
     "broadcast_prefix",
     "flatten",
+    "key_orders",
     "mismatches",
     "paths",
     "register",
@@ -28,6 +29,16 @@ def flatten(
     """The leaves of a pytree and its structure; None is a node without leaves."""
     leaves, spec = optree.tree_flatten(tree, is_leaf=is_leaf, namespace=NAMESPACE)
     return leaves, spec
+
+
+def key_orders(tree: Any) -> tuple[tuple[Any, ...], ...]:
+    """The keys of each dict of a tree in their order, in which its structure does not differ."""
+    if tree.__class__ is dict:
+        inner = [order for value in tree.values() for order in key_orders(value)]
+        return (tuple(tree), *inner) if len(tree) > 1 else tuple(inner)
+    if tree.__class__ in (tuple, list):
+        return tuple([order for value in tree for order in key_orders(value)])
+    return ()
 
 
 def unflatten(spec: optree.PyTreeSpec, leaves: Sequence[Any]) -> Any:

@@ -60,6 +60,19 @@ _PHYSICAL: dict[Any, Any] = {
 }
 """Views that set a bit which kernels of views do not know, and the ops that compute the values."""
 
+_MEAN_LOSSES = {
+    aten.mse_loss_backward.default,
+    aten.smooth_l1_loss_backward.default,
+    aten.huber_loss_backward.default,
+}
+
+_OF_MEMORY = {
+    aten.as_strided.default,
+    aten.as_strided_copy.default,
+    aten.as_strided_scatter.default,
+}
+"""Ops of strides, which say how far apart elements lie in memory, not in the shape."""
+
 _PROMOTING = {aten.logsumexp.default}
 """Ops that are not elementwise, but take integers as numbers of the default dtype."""
 
@@ -78,7 +91,7 @@ class _Recorder(TorchDispatchMode):
 
     def __init__(self, fakes: FakeTensorMode, mark: Callable[[], Any], checks: bool) -> None:
         super().__init__()
-        self.fakes, self.mark = fakes, mark
+        self.fakes, self.mark, self.outer = fakes, mark, _proxy_mode()
         self.checks = Checks(self) if checks else None
         self.types: list[Full] = []
         self.calls: list[Call] = []
@@ -119,6 +132,14 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if _proxy_mode() is not self.outer:
+            raise TraceError(
+                "a function is traced by make_fx, as torch.func.linearize and torch.export do, "
+                "inside of a recorded function.",
+                line=user_line() or "not known",
+                hint="torch.func.jvp gives the tangents of linearize; trace before, or record "
+                "the function alone.",
+            )
         drawn = replacement(func)
         if drawn is not None and not is_quiet(func, args):
             return self._drawn(drawn, func, args, kwargs)
@@ -130,10 +151,12 @@ class _Recorder(TorchDispatchMode):
         args, kwargs = _mapped((args, kwargs), self._fake)
         if func is aten._to_copy.default and not isinstance(args[0], torch.Tensor):
             func, kwargs = aten.scalar_tensor.default, {"dtype": kwargs.get("dtype")}
-        if func is aten.as_strided.default:
-            args = (self._in_memory_order(args[0]), *args[1:])
+        if func in _OF_MEMORY:
+            return self._of_memory(func, args, kwargs)
         if func is aten.copy.default and not isinstance(args[1], torch.Tensor):
             func, args = aten.fill.Scalar, args[:2]
+        if func in _MEAN_LOSSES and 0 in args[1].shape:  # whose fakes divide by no elements
+            return self.recorded(aten.zeros_like.default, (args[1],), {})
         if func is aten.unfold_backward.default and phase() < 0:
             return self._with_windows(*args)
         if func in REQUIREMENTS:
@@ -256,15 +279,22 @@ class _Recorder(TorchDispatchMode):
         if not bases:
             return None
         last = list(bases)[-1]
-        return next(t for t in reversed(self.alive) if self.vars[id(t)] == last)
+        return next(t for t in reversed(self.alive) if self.vars.get(id(t)) == last)
 
-    def _in_memory_order(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor with its dims as they lie in memory, which strides are about."""
+    def _of_memory(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """An op that counts places in memory, of a tensor with its dims in the order of memory."""
+        tensor, *rest = args
         order = sorted(range(tensor.ndim), key=lambda d: -tensor.stride(d))
-        if order != list(range(tensor.ndim)) and not tensor.is_contiguous():
-            tensor = self.__torch_dispatch__(aten.permute.default, (), (tensor, order))
+        if tensor.is_contiguous() or order == list(range(tensor.ndim)):
+            _whole_memory(tensor)
+            return self.recorded(func, args, kwargs)
+        tensor = self.recorded(aten.permute.default, (tensor, order), {})
         _whole_memory(tensor)
-        return tensor
+        out = self.recorded(func, (tensor, *rest), kwargs)
+        if func is not aten.as_strided_scatter.default:
+            return out
+        back = [order.index(d) for d in range(tensor.ndim)]
+        return self.recorded(aten.permute.default, (out, back), {})
 
     def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor if isinstance(tensor, FakeTensor) else self.constant(tensor)
@@ -383,6 +413,11 @@ def _is_alias(a: torch.Tensor, b: torch.Tensor) -> bool:
         return t.shape, t.stride(), t.storage_offset(), t.dtype, t.untyped_storage()._cdata
 
     return place(a) == place(b)
+
+
+def _proxy_mode() -> Any:
+    """What `make_fx` records by, which would see none of the tensors that a recorder does."""
+    return _C._C._get_dispatch_mode(_C._C._TorchDispatchModeKey.PROXY)
 
 
 def _whole_memory(tensor: torch.Tensor) -> None:

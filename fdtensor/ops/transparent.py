@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from fdtensor.layouts.callsite import user_line
 from fdtensor.layouts.dtypes import dtype_name
 from fdtensor.layouts.errors import DataDependentError, TraceError
+from fdtensor.ops.writes import checked_write
 
 __all__ = ["needs_values", "recorded_as", "recording", "transparent"]
 
@@ -164,4 +165,7 @@ class _Plain(TorchFunctionMode):
             raise needs_values(func, args)
         name = getattr(func, "_qualified_op_name", func)
         _refuse_fused(func)
-        return _RECORDED_AS.get(func, _RECORDED_AS.get(name, func))(*args, **(kwargs or {}))
+        instead = _RECORDED_AS.get(func, _RECORDED_AS.get(name))
+        if instead is not None:
+            return instead(*args, **(kwargs or {}))
+        return checked_write(func, args, kwargs or {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -38,7 +38,7 @@ from fdtensor.programs.choice import Bounds
 from fdtensor.programs.options import Like, OnMissingRule, Options
 from fdtensor.programs.program import Program
 
-__all__ = ["Traced", "trace", "traced"]
+__all__ = ["Traced", "filled", "trace", "traced"]
 
 
 @attrs.frozen(eq=False)
@@ -187,6 +187,21 @@ def one_mesh(types: Sequence[TensorType]) -> Mesh:
     return meshes[0]
 
 
+def filled(
+    leaves: Sequence[Any], types: Sequence[TensorType | None], tensors: Iterable[torch.Tensor]
+) -> list[Any]:
+    """The leaves of arguments with tensors for what has a type; one for what is given twice."""
+    given, known, full = iter(tensors), {}, []
+    for leaf, type in zip(leaves, types, strict=True):
+        if type is None:
+            full.append(leaf)
+        elif leaf is None or leaf is type:  # equal types, one object, stand for any two tensors
+            full.append(next(given))
+        else:
+            full.append(known.setdefault(id(leaf), next(given)))
+    return full
+
+
 def recorded(
     f: Callable[..., Any],
     spec: optree.PyTreeSpec,
@@ -204,9 +219,7 @@ def recorded(
     told: list[Any] = []
 
     def flat(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        given = iter(tensors)
-        full = [leaf if t is None else next(given) for leaf, t in zip(leaves, types)]
-        args, kwargs = unflatten(spec, full)
+        args, kwargs = unflatten(spec, filled(leaves, types, tensors))
         out, tree = flatten(f(*args, **kwargs))
         made = [o for o in out if isinstance(o, torch.Tensor)]
         taken = {id(t) for t in tensors}

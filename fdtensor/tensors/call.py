@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
+from types import FunctionType, MethodType
 from typing import Any
 
 import attrs
@@ -14,6 +16,7 @@ from fdtensor.ops.ambient import settings, unusual
 from fdtensor.programs.options import Options
 from fdtensor.tensors.dtensor import DTensor
 from fdtensor.tensors.foreach import by_comm, is_foreach
+from fdtensor.tensors.python_state import reader_of
 from fdtensor.tensors.spmd import CACHED, Entry, Spmd
 
 __all__ = ["call"]
@@ -42,7 +45,9 @@ def call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         function = _spmd_of(fn, kwargs)
         parts = by_comm(function, args, kwargs) if comm is None and is_foreach(fn) else None
         return function(*args, **kwargs) if parts is None else parts
-    whole = (comm, *key)
+    if len(values) > 1:
+        key += map([id(v) for v in values].index, map(id, values))  # which are one and the same
+    whole = (comm, _read(fn), *key)
     found = _QUICK.get(whole)
     if found is not None:
         return found.result(found.go(values), comm)
@@ -55,6 +60,20 @@ def call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         _QUICK[whole] = found
     return result
 
+
+def _read(fn: Callable[..., Any]) -> Any:
+    """The key of what a function of the user reads besides its arguments."""
+    if fn.__class__ is not FunctionType and fn.__class__ not in (partial, MethodType):
+        return None
+    if fn not in _READERS:
+        if len(_READERS) >= CACHED:
+            _READERS.pop(next(iter(_READERS)))
+        _READERS[fn] = reader_of(fn)
+    read = _READERS[fn]
+    return read and read()
+
+
+_READERS: dict[Any, Any] = {}
 
 _transformed: Any = torch._C._are_functorch_transforms_active
 

@@ -25,7 +25,7 @@ from fdtensor.layouts.errors import (
 from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.progress import working
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.layouts.tree import argument, flatten, paths, unflatten
+from fdtensor.layouts.tree import argument, flatten, key_orders, paths, unflatten
 from fdtensor.ops.ambient import ambient
 from fdtensor.ops.graph import Full
 from fdtensor.ops.random_key import is_key, key_type, keyed
@@ -46,6 +46,7 @@ from fdtensor.runtime.interpreter import admit, digest_of
 from fdtensor.runtime.replication import mark, watching
 from fdtensor.runtime.runner import runner_of
 from fdtensor.tensors.dtensor import DTensor
+from fdtensor.tensors.python_state import argument_key, reader_of
 from fdtensor.tensors.replicated_fallback import ANSWERS, on_replicas, placed, replica
 from fdtensor.tensors.vjp import adjoint
 
@@ -89,6 +90,8 @@ class Spmd(Generic[F]):
     def __init__(self, f: F, options: Options | None = None) -> None:
         self.f = f
         self.options = options or Options()
+        self.reads = reader_of(f)
+        """What it reads besides its arguments, as a part of the key of a program."""
         self.programs: OrderedDict[Any, Entry] = OrderedDict()
         self.derived: dict[Any, Spmd[Any]] = {}
         self.keyed: Spmd[Any] | None = None
@@ -120,7 +123,7 @@ class Spmd(Generic[F]):
             return drawing.trace(*args, **kwargs)
         leaves, spec = flatten((args, kwargs), is_leaf=is_typed)
         if any(isinstance(leaf, DTensor) for leaf in leaves):
-            entry = self._entry(leaves, spec)
+            entry = self._entry(leaves, spec, key_orders((args, kwargs)))
             if entry.traced is None:
                 raise DataDependentError(
                     f"{self!r} has no program: what it gives depends on the values of tensors.",
@@ -150,7 +153,7 @@ class Spmd(Generic[F]):
         try:
             if any(isinstance(leaf, torch.Tensor) for leaf in leaves):
                 leaves = self._distributed(leaves, spec)
-            entry = self.last = self._entry(leaves, spec)
+            entry = self.last = self._entry(leaves, spec, key_orders((args, kwargs)))
         except FdtensorError as error:
             self._tell(leaves, error)
             raise
@@ -207,11 +210,11 @@ class Spmd(Generic[F]):
             mistake = f"{who}{error.sentence.removesuffix('.')}"
             comm.agree("this program", digest_of(error.sentence), [known.mesh], mistake)
 
-    def _entry(self, leaves: Sequence[Any], spec: Any) -> Entry:
+    def _entry(self, leaves: Sequence[Any], spec: Any, orders: Any) -> Entry:
         """What is known of a call with these arguments, worked out at the first of its kind."""
         __tracebackhide__ = True
         comm = None
-        key: list[Any] = [spec]
+        key: list[Any] = [spec, orders, _twice(leaves), self.reads and self.reads()]
         grads = False
         for leaf in leaves:
             if leaf.__class__ is DTensor:
@@ -221,7 +224,7 @@ class Spmd(Generic[F]):
                 key.append(leaf.type)
                 grads = grads or _requires_grad(leaf.local)
             else:
-                key.append(_static(leaf))
+                key.append(argument_key(leaf))
         if comm is None:
             raise TraceError(
                 f"no argument of {self!r} is a DTensor.",
@@ -435,27 +438,7 @@ def _requires_grad(local: Any) -> bool:
     return local.requires_grad
 
 
-def _static(leaf: Any) -> Any:
-    """A Python argument as a key: 1, 1.0 and True differ, as do 0.0 and -0.0; nan equals itself."""
-    if leaf.__class__ is float:
-        return float, repr(leaf)
-    if leaf.__class__ is slice:  # has no hash before Python 3.12
-        return slice, *map(_static, (leaf.start, leaf.stop, leaf.step))
-    try:
-        hash(leaf)
-    except TypeError:
-        return _Itself(leaf)
-    return leaf.__class__, leaf
-
-
-class _Itself:
-    """An argument without a hash as a key: the object, kept so that no other takes its id."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and self.value is other.value
+def _twice(leaves: Sequence[Any]) -> tuple[int, ...]:
+    """Where each DTensor is given first, if one is given more than once: a write to it shows."""
+    places = [id(leaf) for leaf in leaves if leaf.__class__ is DTensor]
+    return () if len(set(places)) == len(places) else tuple(map(places.index, places))

@@ -18,7 +18,7 @@ from fdtensor.ops.saved_values import ALIAS
 from fdtensor.programs.options import Options
 from fdtensor.programs.program import Eqn, Program, is_view_line
 from fdtensor.programs.schedule import scheduled
-from fdtensor.programs.tracer import TENSOR, Traced, name_of
+from fdtensor.programs.tracer import TENSOR, Traced, filled, name_of
 from fdtensor.runtime.replication import mark, mark_operands, watching
 from fdtensor.runtime.runner import as_traced, compiled, runner_of
 
@@ -154,9 +154,7 @@ def adjoint(
         return None
 
     def flat(tensors: Sequence[Any]) -> list[Any]:
-        given = iter(tensors)
-        full = [leaf if t is None else next(given) for leaf, t in zip(leaves, types)]
-        args, kwargs = unflatten(spec, full)
+        args, kwargs = unflatten(spec, filled(leaves, types, tensors))
         results, _ = flatten(f(*args, **kwargs))
         return [r for r, leaf in zip(results, made.statics) if leaf is TENSOR]
 

@@ -166,10 +166,11 @@ def _grids(n: int, inner: str, outer: str) -> None:
     @rule(back, local=unless_empty(back))
     def grid_sampler_backward(grad, x, grid, mode, padding_mode, align_corners, output_mask):
         """`x'[n, c, grid[n, y]] += grad[n, c, y]`, if wanted, and `grid'[n, y]`, a sum over `c`"""
-        wanted = f"n c {inner}, " * output_mask[0] + f"n {outer} K"
+        of_x, of_grid = output_mask
+        wanted = ", ".join([f"n c {inner}"] * of_x + [f"n {outer} K"] * of_grid)
         ins = f"n c {outer}, n c {inner}, n {outer} K"
         yield from formula(f"{ins} -> {wanted}", grad, x, grid, linear=[0])
-        yield (R, P, R), (R, P)[-1 - output_mask[0] :]
+        yield (R, P, R), (R,) * of_x + (P,) * of_grid
 
 
 _grids(2, "H W", "y x")

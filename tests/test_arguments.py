@@ -1,0 +1,173 @@
+"""Python values, the order of dicts and one DTensor given twice: what a program is made for."""
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+import torch
+
+from fdtensor import Mesh, SimulatedComm, call, distribute, spmd
+
+MESH = Mesh(b=3)
+COMM = SimulatedComm(MESH)
+X = distribute(torch.tensor([1.0, 2, 3]), MESH.layout("b"), COMM)
+Y = distribute(torch.tensor([10.0, 20, 30]), MESH.layout("b"), COMM)
+
+
+def by_place(values):
+    return [value * (i + 1) for i, value in enumerate(values)]
+
+
+def fulls(results):
+    return [t.full().tolist() for t in results]
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda tree: by_place(tree.values()),
+        lambda tree: by_place({"in": tree}["in"].values()),
+    ],
+)
+def test_the_order_of_a_dict_is_that_of_the_call(f):
+    g = spmd(f)
+    assert fulls(g({"a": X, "b": Y})) == [[1, 2, 3], [20, 40, 60]]
+    assert fulls(g({"b": Y, "a": X})) == [[10, 20, 30], [2, 4, 6]]
+    assert fulls(g({"a": X, "b": Y})) == [[1, 2, 3], [20, 40, 60]]
+    assert len(g.programs) == 2
+
+
+def test_the_order_of_keywords_is_that_of_the_call():
+    g = spmd(lambda **named: by_place(named.values()))
+    g(p=X, q=Y)
+    assert fulls(g(q=Y, p=X)) == [[10, 20, 30], [2, 4, 6]]
+
+
+def written(x, y):
+    x.add_(1)
+    return y * 2
+
+
+@pytest.mark.parametrize("way", [spmd(written), functools.partial(call, written)])
+def test_a_write_shows_where_the_same_tensor_is_given_again(way):
+    assert way(X, X).full().tolist() == [4, 6, 8]
+    assert way(X, Y).full().tolist() == [20, 40, 60]
+    assert way(X, X).full().tolist() == [4, 6, 8]
+    assert X.full().tolist() == [1, 2, 3]
+
+
+def test_derivatives_of_a_tensor_that_is_given_twice_add_up():
+    leaf = torch.tensor([1.0, 2, 3], requires_grad=True)
+    x = distribute(leaf, MESH.layout("b"), COMM)
+    spmd(lambda a, b: (a * b * b).sum())(x, x).full().backward()
+    assert leaf.grad is not None
+    assert leaf.grad.tolist() == [3, 12, 27]
+
+
+@dataclasses.dataclass
+class Settings:
+    factor: float
+
+
+class Plain:
+    def __init__(self, factor):
+        self.factor = factor
+
+
+@pytest.mark.parametrize("kind", [Settings, Plain])
+def test_attributes_of_an_argument_count(kind):
+    given, g = kind(2), spmd(lambda x, s: x * s.factor)
+    assert g(X, given).full().tolist() == [2, 4, 6]
+    given.factor = 5
+    assert g(X, given).full().tolist() == [5, 10, 15]
+    g(X, given)
+    assert len(g.programs) == 2
+
+
+def test_the_numbers_of_an_array_count():
+    given, g = np.array([2.0]), spmd(lambda x, a: x * float(a[0]))
+    g(X, given)
+    given[0] = 4
+    assert g(X, given).full().tolist() == [4, 8, 12]
+
+
+FACTOR = 2
+TABLE = {"factor": [2]}
+
+
+def helper(x):
+    return x * 2
+
+
+def by_a_global(x):
+    return x * FACTOR
+
+
+def by_a_table(x):
+    return x * TABLE["factor"][0]
+
+
+def by_a_helper(x):
+    return helper(x)
+
+
+def other_helper(x):
+    return x * 3
+
+
+@pytest.mark.parametrize("way", [lambda f: spmd(f), lambda f: functools.partial(call, f)])
+@pytest.mark.parametrize(
+    ("f", "name", "value"),
+    [
+        (by_a_global, "FACTOR", 3),
+        (by_a_table, "TABLE", {"factor": [3]}),
+        (by_a_helper, "helper", other_helper),
+    ],
+)
+def test_what_a_function_reads_by_name_counts(f, name, value, way, monkeypatch):
+    g = way(f)
+    assert g(X).full().tolist() == [2, 4, 6]
+    monkeypatch.setitem(globals(), name, value)
+    assert g(X).full().tolist() == [3, 6, 9]
+
+
+def test_what_is_in_a_closure_counts():
+    factor, weight = 2, torch.ones(3)
+    g = spmd(lambda x: x * factor * weight)
+    assert g(X).full().tolist() == [2, 4, 6]
+    factor = 3
+    assert g(X).full().tolist() == [3, 6, 9]
+    weight = torch.full((3,), 2.0)
+    assert g(X).full().tolist() == [6, 12, 18]
+    weight += 1  # read afresh, by the same program
+    assert g(X).full().tolist() == [9, 18, 27]
+    assert len(g.programs) == 3
+
+
+def test_whether_a_module_is_in_training_counts():
+    norm = torch.nn.BatchNorm1d(1, affine=False).eval()
+    x = distribute(torch.tensor([[1.0], [2], [3]]), MESH.layout("b"), COMM)
+    buffers = {k: distribute(v, MESH.layout(), COMM) for k, v in norm.named_buffers()}
+    g = spmd(lambda x, b: torch.func.functional_call(norm, b, (x,)))
+    assert torch.allclose(g(x, buffers).full().flatten(), torch.tensor([1.0, 2, 3]), atol=1e-4)
+    norm.train()
+    got = g(x, buffers).full().flatten()
+    assert torch.allclose(got, torch.tensor([-1.2247, 0, 1.2247]), atol=1e-4)
+
+
+class Trainer:
+    def __init__(self):
+        self.step = 0
+
+    def loss(self, x):
+        return (x * x).sum()
+
+
+def test_an_object_that_counts_its_steps_makes_no_other_program():
+    trainer = Trainer()
+    g = spmd(trainer.loss)
+    for _ in range(3):
+        g(X)
+        trainer.step += 1
+    assert len(g.programs) == 1
