@@ -64,7 +64,7 @@ def checked_write(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
             hint="Take contiguous() of it, or reshape().",
         )
     if target is None or not _writes(name):
-        return _followed(func(*args, **kwargs), target)
+        return _followed(_unrepeated(name, func(*args, **kwargs), args), target)
     before = target.shape
     if name == "__setitem__":
         part, value = _view(target, args[1]), args[2]
@@ -90,6 +90,21 @@ def _writes(name: str) -> bool:
     if name in _AUGMENTED or name == "__setitem__":
         return True
     return name.endswith("_") and not name.endswith("__") and name not in _OF_SHAPES
+
+
+def _unrepeated(name: str, out: Any, args: Sequence[Any]) -> Any:
+    """What `expand` and its like gave, as a plain view where they repeat nothing.
+
+    A write to a view of `expand` adds the change of the elements up: nan and infinity stay nan,
+    and next to a large number a small one is lost.
+    """
+    if name in ("expand", "expand_as", "broadcast_to"):
+        return args[0].reshape(out.shape) if out.numel() == args[0].numel() else out
+    if name == "broadcast_tensors":
+        given = args[0] if isinstance(args[0], (tuple, list)) else args
+        pairs = zip(given, out, strict=True)
+        return type(out)([a.reshape(b.shape) if a.numel() == b.numel() else b for a, b in pairs])
+    return out
 
 
 def _followed(out: Any, source: torch.Tensor | None) -> Any:

@@ -20,6 +20,7 @@ KNOWN: dict[str, str] = {
     r"^dtype: .*linalg": "pinv under autocast: torch casts the products inside of the kernel.",
     r"index of one_hot, # to #": "Under vmap torch's one_hot looks at no values.",
     r"running statistics that are views": "Batch norm under vmap writes to views.",
+    r"several elements share one place": "Writes to what expand gave are refused.",
     r"expected scalar type .*but found": "Torch's own shapes refuse a product of no integers.",
     r"Subtraction, the `-` operator": "A write to an expanded bool tensor.",
 }

@@ -78,7 +78,8 @@ def _slice_scatter(at, x, src, dim=0, start=None, end=None, step=1):
 @on("slice_scatter", local=_slice_scatter, contiguous=True)
 def slice_scatter(x, src, dim=0, start=None, end=None, step=1):
     """`out[start + i * step] = src[i]`, and `x` elsewhere"""
-    yield (S(dim % x.ndim), R), S(dim % x.ndim)
+    if len(_range(x.shape[dim], start, end, step)) < x.shape[dim]:
+        yield (S(dim % x.ndim), R), S(dim % x.ndim)
     for (whole,), sliced in _sliced(x.shape, dim, start, end, step):
         yield (whole, sliced), whole
 
