@@ -33,12 +33,19 @@ def flatten(
 
 def key_orders(tree: Any) -> tuple[tuple[Any, ...], ...]:
     """The keys of each dict of a tree in their order, in which its structure does not differ."""
-    if tree.__class__ is dict:
-        inner = [order for value in tree.values() for order in key_orders(value)]
-        return (tuple(tree), *inner) if len(tree) > 1 else tuple(inner)
-    if tree.__class__ in (tuple, list):
-        return tuple([order for value in tree for order in key_orders(value)])
-    return ()
+    orders, nodes = [], [tree]
+    while nodes:
+        node = nodes.pop()
+        values = node
+        if node.__class__ is dict:
+            values = node.values()
+            if len(node) > 1:
+                orders.append(tuple(node))
+        nodes += [value for value in values if value.__class__ in _PLAIN_NODES]
+    return tuple(orders)
+
+
+_PLAIN_NODES = frozenset({dict, list, tuple})
 
 
 def unflatten(spec: optree.PyTreeSpec, leaves: Sequence[Any]) -> Any:

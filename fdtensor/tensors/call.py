@@ -45,8 +45,8 @@ def call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         function = _spmd_of(fn, kwargs)
         parts = by_comm(function, args, kwargs) if comm is None and is_foreach(fn) else None
         return function(*args, **kwargs) if parts is None else parts
-    if len(values) > 1:
-        key += map([id(v) for v in values].index, map(id, values))  # which are one and the same
+    if len(values) > 1 and len(set(map(id, values))) < len(values):
+        key += map([*map(id, values)].index, map(id, values))  # a write to one shows in the other
     whole = (comm, _read(fn), *key)
     found = _QUICK.get(whole)
     if found is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dis
 import functools
 from collections.abc import Callable
-from types import FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,13 @@ import torch
 
 __all__ = ["argument_key", "reader_of"]
 
-_PLAIN = frozenset({int, bool, str, bytes, type(None), torch.dtype, torch.device})
+_PLAIN = frozenset(
+    (
+        *(int, bool, str, bytes, type(None), torch.dtype, torch.device),
+        *(FunctionType, BuiltinFunctionType, type),
+    )
+)
+"""Kinds of which a value is its own key."""
 
 _CONTAINERS = (list, tuple, set, frozenset, dict)
 
@@ -113,18 +119,19 @@ def reader_of(f: Callable[..., Any]) -> Callable[[], tuple[Any, ...]] | None:
         return None
 
     def read() -> tuple[Any, ...]:
-        return (
-            *map(_key_of_cell, cells),
-            *[_captured_key(space.get(name)) for space, name in names],
-            *map(_captured_key, bound),
+        values = [_contents(cell) for cell in cells]
+        values += [space.get(name) for space, name in names]
+        values += bound
+        return tuple(
+            [(v.__class__, v) if v.__class__ in _PLAIN else _captured_key(v) for v in values]
         )
 
     return read
 
 
-def _key_of_cell(cell: Any) -> Any:
+def _contents(cell: Any) -> Any:
     try:
-        return _captured_key(cell.cell_contents)
+        return cell.cell_contents
     except ValueError:  # nothing is in it yet
         return None
 

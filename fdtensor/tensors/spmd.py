@@ -440,5 +440,7 @@ def _requires_grad(local: Any) -> bool:
 
 def _twice(leaves: Sequence[Any]) -> tuple[int, ...]:
     """Where each DTensor is given first, if one is given more than once: a write to it shows."""
+    if len(set(map(id, leaves))) == len(leaves):
+        return ()
     places = [id(leaf) for leaf in leaves if leaf.__class__ is DTensor]
     return () if len(set(places)) == len(places) else tuple(map(places.index, places))
