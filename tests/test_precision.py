@@ -8,8 +8,12 @@ from hypothesis import strategies as st
 
 from fdtensor import (
     NCCL,
+    Layout,
+    Partial,
+    Shard,
     SimulatedComm,
     TraceError,
+    debug,
     distribute,
     from_local,
     like,
@@ -139,6 +143,33 @@ def test_a_sum_is_rounded_once_and_moves_in_halves_from_there_on(data):
     assert got.type.layout == target
     assert got.full().equal(given.full().to(dtype))
     assert program.received_bytes <= plan(given.type, target, cost=BYTES_ALONE).received_bytes
+
+
+def test_windows_of_a_sum_of_halves_are_rounded_where_they_are():
+    x = torch.arange(84).reshape(1, 2, 7, 6).to(torch.float16)
+    pool = torch.nn.functional.max_pool2d
+    mesh = Mesh(x=2, y=2)
+    for dim in range(2, 4):
+        layout = Layout(mesh, [Shard(dim), Partial()])
+        given = distribute(x, layout, SimulatedComm(mesh, cost=BYTES_ALONE))
+        assert torch.equal(spmd(lambda x: pool(x, 3, 2, 1))(given).full(), pool(x, 3, 2, 1))
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+def test_complex_halves_wait_in_complex_numbers_of_the_wider_kind():
+    x = torch.arange(4).to(torch.float16)
+    pending = distribute(x, PENDING, COMM)
+    functions = [
+        lambda x: torch.complex(x, x),
+        lambda x: torch.view_as_complex(x.reshape(2, 2)),
+        lambda x: torch.view_as_real(torch.complex(x, x) * 1),
+    ]
+    for f in functions:
+        for layout in (None, PENDING, MESH.layout()):
+            with debug():
+                got = spmd(f, out_layouts=layout)(pending)
+            assert got.dtype == f(x).dtype
+            assert torch.equal(got.full().cfloat(), f(x).cfloat())
 
 
 def test_a_replicated_sum_of_halves_takes_three_quarters_of_the_bytes_of_an_all_reduce():

@@ -16,11 +16,22 @@ from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.placement import Partial
 from fdtensor.layouts.tensor_type import TensorType
 
-__all__ = ["CAST", "HALVES", "ROUNDED", "WIDE", "held", "is_sum", "is_widened", "waits", "widened"]
+__all__ = [
+    "CAST",
+    "HALVES",
+    "ROUNDED",
+    "WIDE",
+    "held",
+    "is_sum",
+    "is_widened",
+    "waits",
+    "wide_of",
+    "widened",
+]
 
 aten = torch.ops.aten
 
-HALVES = (torch.float16, torch.bfloat16)
+HALVES = (torch.float16, torch.bfloat16, torch.complex32)
 """Dtypes of which sums wait in another one."""
 
 CAST = aten._to_copy.default
@@ -56,7 +67,12 @@ def held(type: TensorType, reduce_dtype: torch.dtype | None) -> TensorType:
     """The type in which a value of this type is held, which is wider where sums wait."""
     if reduce_dtype is None or type.dtype not in HALVES or not waits(type.layout):
         return type
-    return attrs.evolve(type, dtype=reduce_dtype)
+    return attrs.evolve(type, dtype=wide_of(type.dtype, reduce_dtype))
+
+
+def wide_of(dtype: torch.dtype, reduce_dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which sums of a half wait: complex numbers have two parts of `reduce_dtype`."""
+    return reduce_dtype.to_complex() if dtype.is_complex else reduce_dtype
 
 
 def is_widened(op: Any) -> bool:
@@ -78,4 +94,4 @@ def widened(op: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> tuple[Any, A
 def _replaced(tree: Any, dtype: torch.dtype) -> Any:
     if isinstance(tree, tuple):
         return tuple([_replaced(entry, dtype) for entry in tree])
-    return dtype if tree in HALVES else tree
+    return wide_of(tree, dtype) if tree in HALVES else tree

@@ -16,7 +16,7 @@ from fdtensor.ops.graph import Call, Full, Graph, Var, substituted
 from fdtensor.ops.lift import kept_cuts, layout_of, lifted
 from fdtensor.ops.notation.core import Row
 from fdtensor.ops.pins import pinned
-from fdtensor.ops.precision import CAST, HALVES, ROUNDED, held, is_widened, waits, widened
+from fdtensor.ops.precision import CAST, HALVES, ROUNDED, held, is_widened, waits, wide_of, widened
 from fdtensor.ops.saved_values import ALIAS, KEPT
 from fdtensor.plans.collective import Slice, Step
 from fdtensor.plans.cost import CostModel
@@ -275,8 +275,8 @@ class _Builder:
         )
 
     def _wider(self, v: Var, dtype: torch.dtype) -> Var:
-        half = self.types[v.index].dtype in HALVES
-        return self._cast(v, dtype, self.versions[v]) if half else v
+        own = self.types[v.index].dtype
+        return self._cast(v, wide_of(own, dtype), self.versions[v]) if own in HALVES else v
 
     def _missing(self, call: Call) -> str:
         if self.on_missing_rule == "error":
@@ -366,7 +366,9 @@ def _bytes_and_seconds(way: tuple[TensorType, tuple[Plan, ...]]) -> tuple[int, f
 
 def _in_dtype(type: TensorType, wide: torch.dtype | None) -> TensorType:
     """The type as a wider line gives it."""
-    return type if wide is None or type.dtype not in HALVES else attrs.evolve(type, dtype=wide)
+    if wide is None or type.dtype not in HALVES:
+        return type
+    return attrs.evolve(type, dtype=wide_of(type.dtype, wide))
 
 
 def _orders(

@@ -35,7 +35,7 @@ from fdtensor.ops.graph import Call, Full, Graph, Var, is_view, tensors_of
 from fdtensor.ops.lift import agreeable
 from fdtensor.ops.notation.core import R, Row, rule_of
 from fdtensor.ops.pins import pinned
-from fdtensor.ops.precision import HALVES, is_sum
+from fdtensor.ops.precision import HALVES, is_sum, wide_of
 from fdtensor.ops.recorder import record
 from fdtensor.ops.rewrite import rewritten
 from fdtensor.ops.rows import Exact, arguments, rows_of, variants
@@ -101,7 +101,9 @@ class Prices:
             return 0.0
         kept = FIXED if Var(v) in self.fixed else 0.0
         full = self.moved(v, p, q)
-        wide = self.reduce_dtype if full.dtype in HALVES and is_sum(p) else None
+        wide = None
+        if self.reduce_dtype is not None and full.dtype in HALVES and is_sum(p):
+            wide = wide_of(full.dtype, self.reduce_dtype)
         return kept + move_seconds(full, p, q, self.axis, self.count, self.cost, wide)
 
     def moved(self, v: int, p: Any, q: Any) -> Full:

@@ -26,19 +26,20 @@ __all__ = ["stages"]
 def stages(
     src: TensorType, dst: TensorType, wide: torch.dtype, cost: CostModel
 ) -> tuple[Plan, ...]:
-    """The plan in `wide` and then, where no terms are left, the one in the dtype of `src`.
+    """The plan in `wide` and then, where no terms are left, one in the dtype of `src`, if any.
 
-    `src` and `dst` have a half dtype, and terms of a sum wait in `src`. Between the two plans the
-    value is rounded. By `cost` the two take the least time.
+    `src` and `dst` have a half dtype, and terms of a sum wait in `src`. The value is rounded after
+    the first plan. By `cost` the two take the least time.
     """
     terms, end = (attrs.evolve(type, dtype=wide) for type in (src, dst))
     whole = plan(terms, end, cost=cost)
     if waits(dst.layout):
         return (whole,)
-    ways = [
-        (plan(terms, middle, cost=cost), plan(src.with_layout(middle.layout), dst, cost=cost))
-        for middle in (end, *_middles(whole))
-    ]
+    ways: list[tuple[Plan, ...]] = [(whole,)]
+    for middle in _middles(whole):
+        if middle is not end:
+            after = plan(src.with_layout(middle.layout), dst, cost=cost)
+            ways.append((plan(terms, middle, cost=cost), after))
     felt = overlapped(cost)
     return min(ways, key=lambda way: sum(seconds(s, felt) for part in way for s in part.steps))
 

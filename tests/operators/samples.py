@@ -136,10 +136,9 @@ def _rounded(tensor: torch.Tensor) -> torch.Tensor:
         return torch.complex(_rounded(tensor.real), _rounded(tensor.imag))
     if not tensor.is_floating_point():
         return tensor
-    narrow = tensor.dtype.itemsize <= 2
-    parts = 4 if narrow else 256
+    parts, most = {torch.bfloat16: (2, 2), torch.float16: (4, 16)}.get(tensor.dtype, (256, None))
     rounded = (tensor * parts).round() / parts + 0.0  # -0.0 is no sum of terms
-    rounded = rounded.clamp(-16, 16) if narrow else rounded
+    rounded = rounded if most is None else rounded.clamp(-most, most)
     return torch.where(rounded.isfinite(), rounded, tensor)
 
 
