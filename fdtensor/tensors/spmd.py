@@ -398,9 +398,9 @@ def spmd(
     The program is made at the first call with certain types, and agreed on by all ranks; see
     `trace` for what `f` may do and for the options. Python arguments are frozen into it, and what
     `f` reads from its closure and by name from the globals of its module: another value makes
-    another program. Tensors that `f` closes over are replicated and read afresh. Results are new values, never pending
-    unless `out_layouts` says so. A program also belongs to the settings of torch under which it was
-    traced: default dtype and device, grad mode, autocast.
+    another program. Tensors that `f` closes over are replicated and read afresh. Results are new
+    values, never pending unless `out_layouts` says so. A program also belongs to the settings of
+    torch under which it was traced: default dtype and device, grad mode, autocast.
 
     What depends on the values of tensors, in the forward or the backward, is refused with the line
     that asks for one: `.item()`, `if tensor:`, `nonzero`. With `on_data_dependent="replicate"` all
