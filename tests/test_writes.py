@@ -292,14 +292,22 @@ def from_strides(y):
     y.mul_(torch.as_strided_copy(y, y.shape, (1,) * y.ndim))
 
 
+def a_window(y):
+    y.unfold(0, 1, 1)[0].mul_(2)
+
+
+def windows(y):
+    y.unfold(-1, 2, 2)[1].add_(1)
+
+
 WRITES = [
     *(part_times, part_from_part, column, diagonal, of_the_transpose, square_diagonal, by_strides),
-    *(whole, twice, by_indices, by_mask, from_strides),
+    *(whole, twice, by_indices, by_mask, from_strides, a_window, windows),
 ]
 
 
-BY_PLACES = (square_diagonal, by_strides, from_strides)
-"""They go by strides, and are refused of a view of a larger tensor."""
+BY_PLACES = (square_diagonal, by_strides, from_strides, a_window, windows)
+"""They go by strides; what cannot be told of a view of a larger tensor is refused."""
 
 
 def weighted(y):

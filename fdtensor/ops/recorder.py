@@ -157,7 +157,7 @@ class _Recorder(TorchDispatchMode):
             func, args = aten.fill.Scalar, args[:2]
         if func in _MEAN_LOSSES and 0 in args[1].shape:  # whose fakes divide by no elements
             return self.recorded(aten.zeros_like.default, (args[1],), {})
-        if func is aten.unfold_backward.default and phase() < 0:
+        if func is aten.unfold_backward.default and not _is_derivative("UnfoldBackward"):
             return self._with_windows(*args)
         if func in REQUIREMENTS:
             return self.checks and self.checks.required(func, args)
@@ -250,7 +250,10 @@ class _Recorder(TorchDispatchMode):
             ones = torch.ones_like(windows)
         covered = spread((ones, sizes, dim, size, step))
         with self:
-            return torch.where(covered > 0, written, base)
+            out = torch.where(covered > 0, written, base)
+        if out.stride() == base.stride():
+            return out
+        return self.recorded(aten.copy.default, (base, out), {})  # it lies as the tensor did
 
     def _unfolded(self, windows: torch.Tensor, sizes: Any, how: Any) -> torch.Tensor | None:
         """The tensor whose `unfold` these windows are, as far as they came of it or it is alone."""
@@ -413,6 +416,12 @@ def _is_alias(a: torch.Tensor, b: torch.Tensor) -> bool:
         return t.shape, t.stride(), t.storage_offset(), t.dtype, t.untyped_storage()._cdata
 
     return place(a) == place(b)
+
+
+def _is_derivative(name: str) -> bool:
+    """Whether a node of autograd of this name is being run, and its op is no write of its own."""
+    node = _C._C._current_autograd_node()
+    return node is not None and node.name().startswith(name)
 
 
 def _proxy_mode() -> Any:
