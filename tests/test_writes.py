@@ -222,8 +222,24 @@ def filled_by_a_view(x, c):
     return x
 
 
-@pytest.mark.parametrize("f", [filled, filled_in_part, filled_by_a_view])
-def test_a_write_to_what_expand_gave_is_refused(f):
+def windows_that_overlap(x, c):
+    x = x.clone()
+    x.unfold(0, 2, 1).add_(1)
+    return x
+
+
+def one_of_windows_that_overlap(x, c):
+    x = x.clone()
+    x.as_strided((3, 2), (1, 1))[1].mul_(2)
+    return x
+
+
+SHARED = [filled, filled_in_part, filled_by_a_view]
+SHARED += [windows_that_overlap, one_of_windows_that_overlap]
+
+
+@pytest.mark.parametrize("f", SHARED)
+def test_a_write_to_elements_of_one_place_is_refused(f):
     """Torch takes it; functionalization would add up what the elements of one place hold."""
     x, c = (distribute(t, MESH.layout("b"), COMM) for t in (X, C))
     f(X, C)
@@ -396,6 +412,12 @@ def test_a_tracer_inside_of_a_recorded_function_is_refused():
 
     with pytest.raises(TraceError, match=r"torch\.func\.jvp gives the tangents of linearize"):
         spmd(tangents)(distribute(X, MESH.layout("b"), COMM))
+
+
+def test_a_number_that_no_half_holds_is_refused():
+    for fill in (lambda x: x.half().fill_(7e4), lambda x: x.bfloat16().fill_(1e39)):
+        with pytest.raises((TraceError, RuntimeError), match="without overflow"):
+            spmd(fill)(distribute(X, MESH.layout("b"), COMM))
 
 
 def test_asking_torch_draws_no_random_numbers():

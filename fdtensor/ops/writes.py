@@ -42,7 +42,7 @@ _OF_SHAPES = frozenset(
 )
 """Methods that change the shape of a tensor, or what is known of it, and write no values."""
 
-_EXPANDED = "_fdtensor_expanded"
+_SHARED = "_fdtensor_shares_places"
 
 FEW = 2**16
 """The most elements that operands of torch have when it is asked; beyond, they have no values."""
@@ -74,11 +74,11 @@ def checked_write(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
         _refuse_overlap(func, args, kwargs)
         if _may_need_a_cast(target, args[1:], kwargs):
             _raise(_asked(func, args, kwargs, _of_one), _NO_CAST)
-    if getattr(target, _EXPANDED, False):
+    if getattr(target, _SHARED, False):
         raise TraceError(
             f"{name} writes to a tensor of which several elements share one place in memory.",
             line=user_line() or "not known",
-            hint="Write to the tensor before expand(), or to a clone().",
+            hint="Write to the tensor before expand() or unfold(), or to a clone().",
         )
     out = func(*args, **kwargs)
     _keeps(target, before)
@@ -111,12 +111,12 @@ def _followed(out: Any, source: torch.Tensor | None) -> Any:
     """The result, marked where it is a view of what `expand` gave."""
     if source is None:
         return out
-    marked = getattr(source, _EXPANDED, False)
+    marked = getattr(source, _SHARED, False)
     for t in out if isinstance(out, (tuple, list)) else (out,):
-        if isinstance(t, torch.Tensor) and t is not source and (marked or 0 in t.stride()):
-            here, there = _place(t), _place(source)
-            if here is not None and there is not None and here.memory == there.memory:
-                setattr(t, _EXPANDED, marked or _covers_itself(t))
+        if isinstance(t, torch.Tensor) and t is not source and (marked or _overlaps(t)):
+            view, base = _place(t), _place(source)
+            if view is not None and base is not None and view.memory == base.memory:
+                setattr(t, _SHARED, True)
     return out
 
 
@@ -171,7 +171,9 @@ def _may_need_a_cast(target: torch.Tensor, others: Any, kwargs: Any) -> bool:
         return True
     if any(t.dtype is not target.dtype for t in _tensors((others, kwargs))):
         return True
-    return any(isinstance(leaf, complex) for leaf in _leaves((others, kwargs)))
+    numbers = [leaf for leaf in _leaves((others, kwargs)) if isinstance(leaf, (float, complex))]
+    most = torch.finfo(target.dtype).max
+    return any(isinstance(n, complex) or most < abs(n) < float("inf") for n in numbers)
 
 
 def _asked(
@@ -285,6 +287,17 @@ def _covers_itself(tensor: torch.Tensor) -> bool:
     return place is not None and any(
         stride == 0 and size > 1 for stride, size in zip(place.strides, place.shape)
     )
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    """Whether several elements may be one place: of `expand`, or of windows that overlap."""
+    place, reach = _place(tensor), 0
+    dims = [] if place is None else sorted(zip(place.strides, place.shape))
+    for stride, size in dims:
+        if size > 1 and stride <= reach:
+            return True
+        reach += (size - 1) * stride
+    return False
 
 
 def _partly_on(target: torch.Tensor, other: torch.Tensor) -> bool:
