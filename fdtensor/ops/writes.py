@@ -108,7 +108,7 @@ def _unrepeated(name: str, out: Any, args: Sequence[Any]) -> Any:
 
 
 def _followed(out: Any, source: torch.Tensor | None) -> Any:
-    """The result, marked where it is a view of what `expand` gave."""
+    """The result, marked where it is a view of which several elements share one place."""
     if source is None:
         return out
     marked = getattr(source, _SHARED, False)
@@ -121,6 +121,7 @@ def _followed(out: Any, source: torch.Tensor | None) -> Any:
 
 
 def _to_out(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """The result of a call with `out=`; raises what torch raises where tensors cannot take it."""
     outs, operands = _tensors(kwargs["out"]), _tensors(args)
     for out in outs:
         if _covers_itself(out) or any(_partly_on(out, t) for t in operands):

@@ -52,6 +52,8 @@ def argument_key(value: Any, depth: int = 0) -> Any:
     Of an object that is told from others by being itself, the attributes are a part of the key.
     """
     kind = value.__class__
+    if kind in _PLAIN:
+        return kind, value
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         return kind, value.dtype.str, value.shape, value.tobytes()
     if _has_state(value) and depth < _DEEPEST:
@@ -87,7 +89,7 @@ def _key(value: Any, of: Callable[[Any, int], Any], depth: int) -> Any:
 def _has_state(value: Any) -> bool:
     """Whether a value is an object of the user with attributes, and no value by its own word."""
     kind = value.__class__
-    if kind in _PLAIN or isinstance(value, (type, ModuleType, FunctionType, torch.nn.Module)):
+    if isinstance(value, (type, ModuleType, FunctionType, torch.nn.Module)):
         return False
     of_others = kind.__module__.partition(".")[0] in ("torch", "fdtensor", "numpy", "builtins")
     by_itself = kind.__hash__ in (None, object.__hash__)
