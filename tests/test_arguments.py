@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+from decimal import Decimal
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -75,7 +77,32 @@ class Plain:
         self.factor = factor
 
 
-@pytest.mark.parametrize("kind", [Settings, Plain])
+class Slots:
+    __slots__ = ("factor",)
+
+    def __init__(self, factor):
+        self.factor = factor
+
+
+class Table(dict):
+    @property
+    def factor(self):
+        return self["factor"]
+
+    @factor.setter
+    def factor(self, value):
+        self["factor"] = value
+
+
+class Scaling(torch.nn.Module):
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+
+@pytest.mark.parametrize(
+    "kind", [Settings, Plain, Slots, Scaling, lambda factor: Table(factor=factor)]
+)
 def test_attributes_of_an_argument_count(kind):
     given, g = kind(2), spmd(lambda x, s: x * s.factor)
     assert g(X, given).full().tolist() == [2, 4, 6]
@@ -171,3 +198,102 @@ def test_an_object_that_counts_its_steps_makes_no_other_program():
         g(X)
         trainer.step += 1
     assert len(g.programs) == 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    value: object
+
+
+class Pair(NamedTuple):
+    value: object
+
+
+class Sizes(dict):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (Frozen(1), Frozen(1.0)),
+        (Frozen(0.0), Frozen(-0.0)),
+        (Frozen(True), Frozen(1)),
+        (Frozen([1]), Frozen([2])),
+        (Pair(1), Pair(1.0)),
+        (complex(2, -0.0), complex(2, 0.0)),
+        (complex(-0.0, 2), complex(0.0, 2)),
+        (Decimal("1"), Decimal("1.0")),
+        ({1: 2}, {1.0: 2}),
+        (Sizes(a=1), Sizes(a=2)),
+        (bytearray(b"a"), bytearray(b"b")),
+        (np.float64(0.0), np.float64(-0.0)),
+        ([Frozen(1)], [Frozen(1.0)]),
+    ],
+)
+@pytest.mark.parametrize("where", ["argument", "closure", "default"])
+def test_equal_values_that_differ_make_two_programs(first, second, where):
+    now = first
+    if where == "argument":
+        g = spmd(lambda x, v: x * 1)
+        run = lambda v: g(X, v)  # noqa: E731
+    else:
+
+        def closing(x):
+            return x * (now is None or 1)
+
+        def by_default(x, v=None):
+            return x * 1
+
+        f = closing if where == "closure" else by_default
+        g = spmd(f)
+
+        def run(v):
+            nonlocal now
+            now, by_default.__defaults__ = v, (v,)
+            return g(X)
+
+    for value in (first, second, first, second):
+        run(value)
+    assert len(g.programs) == 2
+
+
+def test_a_global_that_comes_later_counts():
+    g = spmd(by_a_late_global)
+    try:
+        for factor in (2, 3):
+            globals()["LATE"] = factor
+            assert g(X).full().tolist() == [factor, 2 * factor, 3 * factor]
+    finally:
+        del globals()["LATE"]
+
+
+def by_a_late_global(x):
+    return x * LATE  # noqa: F821
+
+
+def test_the_tensors_of_a_module_are_those_that_it_has_now():
+    layer = torch.nn.Linear(1, 1, bias=False)
+    g = spmd(lambda x: layer(x[:, None])[:, 0])
+    for factor in (2.0, 3.0):
+        layer.load_state_dict({"weight": torch.tensor([[factor]])}, assign=True)
+        layer.requires_grad_(False)
+        assert g(X).full().tolist() == [factor, 2 * factor, 3 * factor]
+    layer.weight.fill_(5)
+    assert g(X).full().tolist() == [5, 10, 15]
+    assert len(g.programs) == 2
+
+
+def test_an_array_that_a_function_reads_counts():
+    table = np.array([2.0])
+    g = spmd(lambda x: x * float(table[0]))
+    assert g(X).full().tolist() == [2, 4, 6]
+    table[0] = 4
+    assert g(X).full().tolist() == [4, 8, 12]
+
+
+def test_objects_that_hold_each_other_end():
+    a, b = Plain(2), Plain(3)
+    a.other, b.other = b, a
+    g = spmd(lambda x, s: x * s.factor)
+    assert g(X, a).full().tolist() == [2, 4, 6]

@@ -427,3 +427,92 @@ def test_asking_torch_draws_no_random_numbers():
     torch.manual_seed(0)
     spmd(lambda x: x.long().add_(2).clone().mul_(3))(x)
     assert torch.equal(torch.rand(3), due)
+
+
+ORDERED = {
+    "whole": lambda x: x,
+    "turned": lambda x: x.t(),
+    "turned copy": lambda x: x.t().clone(),
+    "stepped": lambda x: x[:, ::2],
+    "column": lambda x: x[:, 1],
+    "rows": lambda x: x[1:3],
+    "turned rows": lambda x: x.t()[:, 1:3],
+    "permuted": lambda x: x[:4].view(2, 2, 3).permute(2, 0, 1),
+}
+"""Views, of which some are dense and not row-major."""
+
+
+def backwards(v):
+    """Numbers of its shape that lie in memory the other way round."""
+    dims = range(v.ndim - 1, -1, -1)
+    return torch.arange(v.numel()).to(v.dtype).view(v.shape[::-1]).permute(*dims)
+
+
+IN_PLACE = {
+    "cumsum_": lambda v: v.cumsum_(0),
+    "triu_": lambda v: v.triu_(),
+    "index_add_": lambda v: v.index_add_(0, torch.tensor([0]), v[:1] * 2),
+    "scatter_": lambda v: v.scatter_(0, torch.zeros((1,) * v.ndim, dtype=torch.int64), 5.0),
+    "masked_fill_": lambda v: v.masked_fill_(v > 3, 9),
+    "add_": lambda v: v.add_(backwards(v)),
+    "copy_": lambda v: v.copy_(backwards(v)),
+    "fill_diagonal_": lambda v: v.fill_diagonal_(3),
+    "rows by index": lambda v: v.__setitem__([0], 7),
+    "rows by mask": lambda v: v.__setitem__(v > 3, 7),
+    "row": lambda v: v.__setitem__(0, 7),
+    "cumsum out": lambda v: torch.cumsum(v, 0, out=v),
+    "add out": lambda v: torch.add(backwards(v), backwards(v), out=v),
+    "sort out": lambda v: torch.sort(backwards(v), 0, out=(v, torch.empty(v.shape).long())),
+}
+
+
+@pytest.mark.parametrize("write", IN_PLACE)
+@pytest.mark.parametrize("view", ORDERED)
+@pytest.mark.parametrize("copy", ["contiguous", "flatten"])
+def test_a_write_leaves_a_tensor_in_its_order_of_memory(view, write, copy):
+    """Whether `contiguous` and `flatten` copy depends on it, and what a later write changes."""
+
+    def f(x):
+        whole = x.clone()
+        v = ORDERED[view](whole)
+        IN_PLACE[write](v)
+        seen.append(v.stride())
+        getattr(v, copy)().add_(100)
+        return whole, v
+
+    seen: list[object] = []
+    x = torch.arange(15, dtype=torch.float64).view(5, 3)
+    try:
+        wanted = f(x)
+    except RuntimeError:
+        pytest.skip("torch does not do this")
+    given = spmd(f)(distribute(x, MESH.layout("b"), COMM))
+    assert seen[1] == seen[0]
+    assert [t.full().tolist() for t in given] == [t.tolist() for t in wanted]
+
+
+@pytest.mark.parametrize("write", ["cumsum_", "triu_", "index_add_", "masked_fill_", "scatter_"])
+@pytest.mark.parametrize("view", ["turned", "turned copy", "permuted"])
+def test_gradients_through_a_write_to_a_tensor_that_is_not_row_major(view, write):
+    def loss(x):
+        whole = x * 2
+        v = ORDERED[view](whole)
+        IN_PLACE[write](v)
+        return (whole * backwards(whole)).sum() + (v * v).sum()
+
+    x = torch.arange(15, dtype=torch.float64).view(5, 3)
+    leaf = x.clone().requires_grad_()
+    loss(leaf).backward()
+    got = spmd(torch.func.grad(loss))(distribute(x, MESH.layout("b"), COMM))
+    assert got.full().tolist() == leaf.grad.tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.complex128, torch.float16, torch.int8])
+def test_a_write_to_windows_of_any_dtype(dtype):
+    def f(x):
+        x = x.clone()
+        x.unfold(0, 2, 2).add_(1)
+        return x
+
+    x = torch.arange(12).view(4, 3).to(dtype)
+    assert torch.equal(spmd(f)(distribute(x, MESH.layout("b"), COMM)).full(), f(x))

@@ -32,15 +32,19 @@ def flatten(
 
 
 def key_orders(tree: Any) -> tuple[tuple[Any, ...], ...]:
-    """The keys of each dict of a tree in their order, in which its structure does not differ."""
+    """The keys of each dict of a tree in their order, and whether they are 1 or 1.0.
+
+    In neither does the structure of a tree differ.
+    """
     orders, nodes = [], [tree]
     while nodes:
         node = nodes.pop()
         values = node
         if node.__class__ is dict:
             values = node.values()
-            if len(node) > 1:
-                orders.append(tuple(node))
+            keys = [key if key.__class__ is str else (key.__class__, repr(key)) for key in node]
+            if len(node) > 1 or (keys and keys[0].__class__ is tuple):
+                orders.append(tuple(keys))
         nodes += [value for value in values if value.__class__ in _PLAIN_NODES]
     return tuple(orders)
 

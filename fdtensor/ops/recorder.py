@@ -24,6 +24,7 @@ from fdtensor.layouts.callsite import user_line
 from fdtensor.layouts.errors import TraceError
 from fdtensor.ops.ambient import neutral
 from fdtensor.ops.graph import Call, Full, Graph, Var, is_view, pruned, tensors_of
+from fdtensor.ops.memory_order import OTHERWISE, in_order_of_kernel
 from fdtensor.ops.randomness import (
     Numbers,
     is_quiet,
@@ -59,6 +60,16 @@ _PHYSICAL: dict[Any, Any] = {
     aten._neg_view.default: aten.neg.default,
 }
 """Views that set a bit which kernels of views do not know, and the ops that compute the values."""
+
+_FACTORS = (
+    aten._linalg_det.default,
+    aten._linalg_slogdet.default,
+    aten._linalg_solve_ex.default,
+)
+"""They factorize the transpose of a real matrix that is contiguous, and a matrix that is not.
+
+Their derivatives solve by the factors. `local_program.CONTIGUOUS` gives them contiguous blocks.
+"""
 
 _MEAN_LOSSES = {
     aten.mse_loss_backward.default,
@@ -120,6 +131,13 @@ class _Recorder(TorchDispatchMode):
 
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
         """The fake of a real tensor that the function closes over."""
+        if tensor.layout is not torch.strided:
+            raise TraceError(
+                f"a recorded function closes over a tensor of layout {tensor.layout}, and only "
+                "dense ones are distributed.",
+                line=user_line() or "not known",
+                hint="Keep its indices and values as two dense tensors.",
+            )
         if id(tensor) not in self.closed:
             shape, strides = tensor.shape, tensor.stride()
             with self.fakes:
@@ -134,8 +152,8 @@ class _Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if _proxy_mode() is not self.outer:
             raise TraceError(
-                "a function is traced by make_fx, as torch.func.linearize and torch.export do, "
-                "inside of a recorded function.",
+                "a function is traced by make_fx, as torch.cond, torch.func.linearize and "
+                "torch.export do, inside of a recorded function.",
                 line=user_line() or "not known",
                 hint="torch.func.jvp gives the tangents of linearize; trace before, or record "
                 "the function alone.",
@@ -155,6 +173,10 @@ class _Recorder(TorchDispatchMode):
             return self._of_memory(func, args, kwargs)
         if func is aten.copy.default and not isinstance(args[1], torch.Tensor):
             func, args = aten.fill.Scalar, args[:2]
+        if func in _FACTORS and not (args[0].is_contiguous() or args[0].is_complex()):
+            return self._factored(func, args, kwargs)
+        if func is aten.nansum.default and args[1:2] == ([],):  # whose fake keeps all dims
+            args = (args[0], None, *args[2:])
         if func in _MEAN_LOSSES and 0 in args[1].shape:  # whose fakes divide by no elements
             return self.recorded(aten.zeros_like.default, (args[1],), {})
         if func is aten.unfold_backward.default and not _is_derivative("UnfoldBackward"):
@@ -163,7 +185,16 @@ class _Recorder(TorchDispatchMode):
             return self.checks and self.checks.required(func, args)
         if self.checks is not None and func in CHECKED:
             args, kwargs = self.checks.within(func, args, kwargs)
-        return self.recorded(func, args, kwargs)
+        out = self.recorded(func, args, kwargs)
+        if (
+            func is aten._linalg_solve_ex.default
+            and not kwargs.get("left", True)
+            and out[0].is_complex()
+        ):
+            # a kernel conjugates what it gives as a view then, of which no part is real
+            turned = self.recorded(aten.conj_physical.default, out[:1], {})
+            return self.recorded(aten.conj_physical.default, (turned,), {}), *out[1:]
+        return out
 
     def recorded(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What a call gives, written down unless it gives its argument."""
@@ -172,6 +203,8 @@ class _Recorder(TorchDispatchMode):
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise needs_values(func, args) from error
         out = _unmasked(func, args, out)
+        if func in OTHERWISE:
+            out = in_order_of_kernel(func, args, kwargs, out)
         results = tensors_of(out)
         if not results:
             return out
@@ -247,7 +280,7 @@ class _Recorder(TorchDispatchMode):
         if base is None:
             return written
         with self:
-            ones = torch.ones_like(windows)
+            ones = torch.ones_like(windows, dtype=torch.float32)
         covered = spread((ones, sizes, dim, size, step))
         with self:
             out = torch.where(covered > 0, written, base)
@@ -283,6 +316,15 @@ class _Recorder(TorchDispatchMode):
             return None
         last = list(bases)[-1]
         return next(t for t in reversed(self.alive) if self.vars.get(id(t)) == last)
+
+    def _factored(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What these ops give of a matrix that is not contiguous, whatever blocks are at a run."""
+        if func is not aten._linalg_solve_ex.default:  # the determinant of the transpose
+            turned = self.recorded(aten.transpose.int, (args[0], -2, -1), {})
+            return self.recorded(func, (turned, *args[1:]), kwargs)
+        solved = self.recorded(func, args, kwargs)
+        factors = self.recorded(aten.linalg_lu_factor_ex.default, args[:1], {})
+        return solved[0], *factors
 
     def _of_memory(self, func: Any, args: Any, kwargs: Any) -> Any:
         """An op that counts places in memory, of a tensor with its dims in the order of memory."""

@@ -65,7 +65,7 @@ def checked_write(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
         )
     if target is None or not _writes(name):
         return _followed(_unrepeated(name, func(*args, **kwargs), args), target)
-    before = target.shape
+    before, part = target.shape, None
     if name == "__setitem__":
         part, value = _view(target, args[1]), args[2]
         if part is not None and isinstance(value, torch.Tensor):
@@ -80,9 +80,46 @@ def checked_write(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
             line=user_line() or "not known",
             hint="Write to the tensor before expand() or unfold(), or to a clone().",
         )
+    if part is None and _loses_order(func, target):
+        row_major = target.clone(memory_format=torch.contiguous_format)
+        func(row_major, *args[1:], **kwargs)
+        _keeps(row_major, before)
+        target.copy_(row_major)
+        return None if name == "__setitem__" else target
     out = func(*args, **kwargs)
     _keeps(target, before)
     return out
+
+
+def _loses_order(func: Any, target: torch.Tensor) -> bool:
+    """Whether a write would give its target the order of memory of a tensor that is row-major.
+
+    The functional op computes a new tensor, which takes the place of the target, strides included;
+    what asks for them later, as `contiguous()` does, would answer for that one.
+    """
+    name = func.__name__
+    if name == "fill_diagonal_":  # which counts places in memory
+        return True
+    return not target.is_contiguous() and _is_dense(target) and not _pointwise(name)
+
+
+def _is_dense(t: torch.Tensor) -> bool:
+    """Whether the elements fill their memory, in whatever order of the dims."""
+    expected = 1
+    for stride, size in sorted((s, n) for s, n in zip(t.stride(), t.shape, strict=True) if n > 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+@functools.cache
+def _pointwise(name: str) -> bool:
+    """Whether torch tags the op of a method as one by elements, which keeps the order of memory."""
+    packet = getattr(torch.ops.aten, name, None) or getattr(torch.ops.aten, name.rstrip("_"), None)
+    if name in _AUGMENTED or packet is None:
+        return name in _AUGMENTED and name != "__imatmul__"
+    return any(torch.Tag.pointwise in getattr(packet, o).tags for o in packet.overloads())
 
 
 def _writes(name: str) -> bool:
@@ -134,6 +171,14 @@ def _to_out(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if outs and _may_need_a_cast(outs[0], (args, outs), {}):
         few = sum(t.numel() for t in (*outs, *operands)) <= FEW
         _raise(_asked(func, args, kwargs, _of_ones if few else _without_values), _NO_CAST)
+    if not all(t.is_contiguous() for t in (*outs, *operands)):
+        row_major = [out.clone(memory_format=torch.contiguous_format) for out in outs]
+        alone = isinstance(kwargs["out"], torch.Tensor)
+        given = func(*args, **{**kwargs, "out": row_major[0] if alone else tuple(row_major)})
+        if all(a.shape == b.shape for a, b in zip(outs, row_major, strict=True)):
+            for out, value in zip(outs, row_major, strict=True):
+                out.copy_(value)
+            return outs[0] if alone else type(given)(outs)
     read = [(out, out.shape) for out in outs if any(out is t for t in operands)]
     result = func(*args, **kwargs)
     for out, before in read:

@@ -260,6 +260,7 @@ CONTIGUOUS = {
     aten.adaptive_max_pool3d_backward.default: (2,),
     aten._linalg_det.default: (0,),
     aten._linalg_slogdet.default: (0,),
+    aten._linalg_solve_ex.default: (0,),
     aten._embedding_bag.default: (0, 1, 2, 3),
     aten._embedding_bag_forward_only.default: (0, 1, 2, 3),
     aten._embedding_bag_backward.default: (1, 2, 3),

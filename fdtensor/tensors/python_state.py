@@ -2,15 +2,19 @@
 
 A program belongs to the Python values that its function is given, and to those that it reads by
 itself: from its closure, or by name from the globals of its module. Where one is another at the
-next call, another program is made. Attributes of objects count where the object is an argument;
-what a function further down reads, and the parameters of modules that it closes over, do not.
+next call, another program is made. Attributes count of objects that are arguments, and of those
+that compare by what they hold; of other objects that a function reads by itself they do not, and
+neither does what a function further down reads.
 """
 
 from __future__ import annotations
 
+import builtins
 import dis
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from enum import Enum
+from numbers import Number
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -29,8 +33,11 @@ _PLAIN = frozenset(
 
 _CONTAINERS = (list, tuple, set, frozenset, dict)
 
-_DEEPEST, _WIDEST = 4, 64
+_DEEPEST, _WIDEST = 6, 1024
 """How many containers inside of each other, and entries of one, are looked at."""
+
+_OF_MODULES = frozenset(vars(torch.nn.Module()))
+"""The attributes that every module has."""
 
 
 class _Itself:
@@ -46,38 +53,54 @@ class _Itself:
         return isinstance(other, _Itself) and self.value is other.value
 
 
-def argument_key(value: Any, depth: int = 0) -> Any:
+def argument_key(value: Any) -> Any:
     """A Python argument as a key: 1, 1.0 and True differ, as do 0.0 and -0.0; nan equals itself.
 
-    Of an object that is told from others by being itself, the attributes are a part of the key.
+    The attributes of objects and modules are a part of it.
+    """
+    kind = value.__class__
+    return (kind, value) if kind in _PLAIN else _key(value, True, 0, set())
+
+
+def _key(value: Any, given: bool, depth: int, seen: set[int]) -> Any:
+    """The key of an argument, which was `given`, or of a value that a function reads by itself.
+
+    Objects that were `seen` are not looked into again: they may hold each other.
     """
     kind = value.__class__
     if kind in _PLAIN:
         return kind, value
+    if isinstance(value, (Enum, torch.Size, type, ModuleType)):
+        return kind, value
+    if isinstance(value, Number):  # equal ones may differ: 1 and 1.0, 0.0 and -0.0
+        return kind, repr(value)
+    if isinstance(value, torch.Tensor):  # two of them are compared element by element
+        return _Itself(value)
+    if kind is slice:  # has no hash before Python 3.12
+        return slice, *[_key(v, given, depth, seen) for v in (value.start, value.stop, value.step)]
+    if isinstance(value, bytearray):
+        return kind, bytes(value)
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         return kind, value.dtype.str, value.shape, value.tobytes()
-    if _has_state(value) and depth < _DEEPEST:
-        return _Itself(value), *[argument_key(v, depth + 1) for v in vars(value).items()]
-    return _key(value, argument_key, depth)
-
-
-def _captured_key(value: Any, depth: int = 0) -> Any:
-    return _key(value, _captured_key, depth)
-
-
-def _key(value: Any, of: Callable[[Any, int], Any], depth: int) -> Any:
-    kind = value.__class__
-    if kind in _PLAIN:
-        return kind, value
-    if kind is float:
-        return float, repr(value)
-    if kind is slice:  # has no hash before Python 3.12
-        return slice, *[of(v, depth) for v in (value.start, value.stop, value.step)]
-    if kind in _CONTAINERS and depth < _DEEPEST and len(value) <= _WIDEST:
-        return kind, *[of(v, depth + 1) for v in (value.items() if kind is dict else value)]
+    if depth >= _DEEPEST:
+        return _own_key(value)
+    if isinstance(value, _CONTAINERS) and len(value) <= _WIDEST:
+        entries = value.items() if isinstance(value, dict) else value
+        own = _attributes(value) if given and kind not in _CONTAINERS else ()
+        return kind, *[_key(v, given, depth + 1, seen) for v in (*entries, *own)]
     if isinstance(value, torch.nn.Module):
-        return _Itself(value), *[module.training for module in value.modules()]
-    if isinstance(value, torch.Tensor):  # two of them are compared element by element
+        return _Itself(value), *_module_keys(value, given, depth, seen)
+    key = _own_key(value)
+    if _of_user(kind) and (given or key.__class__ is not _Itself) and id(value) not in seen:
+        seen.add(id(value))
+        return key, *[_key(v, given, depth + 1, seen) for v in _attributes(value)]
+    return key
+
+
+def _own_key(value: Any) -> Any:
+    """The key of an object without a look inside: what it compares by, or itself."""
+    kind = value.__class__
+    if kind.__hash__ in (None, object.__hash__):
         return _Itself(value)
     try:
         hash(value)
@@ -86,20 +109,36 @@ def _key(value: Any, of: Callable[[Any, int], Any], depth: int) -> Any:
     return kind, value
 
 
-def _has_state(value: Any) -> bool:
-    """Whether a value is an object of the user with attributes, and no value by its own word."""
-    kind = value.__class__
-    if isinstance(value, (type, ModuleType, FunctionType, torch.nn.Module)):
-        return False
-    of_others = kind.__module__.partition(".")[0] in ("torch", "fdtensor", "numpy", "builtins")
-    by_itself = kind.__hash__ in (None, object.__hash__)
-    return by_itself and not of_others and hasattr(value, "__dict__")
+def _of_user(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] not in ("torch", "fdtensor", "numpy", "builtins")
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    """The attributes of an object, those of `__slots__` included."""
+    yield from getattr(value, "__dict__", {}).items()
+    for base in value.__class__.__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                yield name, getattr(value, name)
+
+
+def _module_keys(module: torch.nn.Module, given: bool, depth: int, seen: set[int]) -> Iterator[Any]:
+    """Of each module: whether it is in training, which tensors it has, and what else if `given`."""
+    for part in module.modules():
+        yield part.training
+        for tensor in (*part._parameters.values(), *part._buffers.values()):
+            yield _Itself(tensor)
+        if given:
+            own = [a for a in vars(part).items() if a[0] not in _OF_MODULES]
+            yield from [_key(a, given, depth + 1, seen) for a in own]
 
 
 def reader_of(f: Callable[..., Any]) -> Callable[[], tuple[Any, ...]] | None:
     """A function that gives the key of what `f` reads besides its arguments; None for nothing."""
     cells: list[Any] = []
     names: list[tuple[dict[str, Any], str]] = []
+    functions: list[FunctionType] = []
     bound: list[Any] = []
     while f is not None:
         if isinstance(f, functools.partial):
@@ -112,23 +151,33 @@ def reader_of(f: Callable[..., Any]) -> Callable[[], tuple[Any, ...]] | None:
             space = f.__globals__
             cells += f.__closure__ or ()
             names += [(space, name) for name in _names_in(f.__code__) if _varies(space, name)]
-            bound += [v for v in (f.__defaults__, f.__kwdefaults__) if v]
+            functions.append(f)
             f = getattr(f, "__wrapped__", None)  # type: ignore[assignment]
         else:
             bound += [f] if isinstance(f, torch.nn.Module) else []
             break
-    if not (cells or names or bound):
+    if not (cells or names or bound or functions):
         return None
 
     def read() -> tuple[Any, ...]:
         values = [_contents(cell) for cell in cells]
         values += [space.get(name) for space, name in names]
         values += bound
+        for function in functions:
+            values += [function.__defaults__, function.__kwdefaults__]
         return tuple(
-            [(v.__class__, v) if v.__class__ in _PLAIN else _captured_key(v) for v in values]
+            [
+                (v.__class__, v) if v.__class__ in _PLAIN else _key(v, False, 0, set())
+                for v in values
+            ]
         )
 
     return read
+
+
+def _captured_key(value: Any) -> Any:
+    kind = value.__class__
+    return (kind, value) if kind in _PLAIN else _key(value, False, 0, set())
 
 
 def _contents(cell: Any) -> Any:
@@ -147,4 +196,7 @@ def _names_in(code: Any) -> tuple[str, ...]:
 
 
 def _varies(space: dict[str, Any], name: str) -> bool:
-    return name in space and not isinstance(space[name], ModuleType)
+    """Whether a global may be another one later: no module is, nor is what Python has built in."""
+    return not isinstance(space.get(name), ModuleType) and (
+        name in space or not hasattr(builtins, name)
+    )

@@ -18,7 +18,15 @@ from typing import Any
 import attrs
 import torch
 
-__all__ = ["DECOMPOSITIONS", "Decomposition", "decomposition", "decomposition_of", "summed", "wide"]
+__all__ = [
+    "DECOMPOSITIONS",
+    "Decomposition",
+    "decomposition",
+    "decomposition_of",
+    "smooth",
+    "summed",
+    "wide",
+]
 
 
 @attrs.frozen(eq=False)
@@ -67,6 +75,13 @@ def _torch_decompositions() -> dict[Any, Callable[..., Any]]:
 def wide(x: torch.Tensor) -> torch.Tensor:
     """`x` in the dtype that sums are computed in."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def smooth(x: torch.Tensor, name: str) -> torch.Tensor:
+    """`x`; raises what torch's kernels raise for integers, which the simpler ops would round to."""
+    if not (x.is_floating_point() or x.is_complex()):
+        raise NotImplementedError(f"{name} not implemented for {x.dtype}")
+    return x
 
 
 def summed(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:

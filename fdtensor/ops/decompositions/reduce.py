@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fdtensor.ops.decompositions.core import decomposition, summed, wide
+from fdtensor.ops.decompositions.core import decomposition, smooth, summed, wide
 from fdtensor.ops.decompositions.scan import placed_along
 from fdtensor.ops.rules.reduce import reduced_dims
 
@@ -30,7 +30,7 @@ def _moments(x: torch.Tensor, dim: Any, correction: float | None) -> tuple[Any, 
 
 
 def _spread(x: torch.Tensor, dim: Any, correction: float | None, keepdim: bool, root: bool):
-    var, mean, dims = _moments(wide(x), dim, correction)
+    var, mean, dims = _moments(wide(smooth(x, "var")), dim, correction)
     kind = x.dtype.to_real() if x.is_complex() else x.dtype
     out = _dropped(var.sqrt() if root else var, dims, keepdim).to(kind)
     return out, _dropped(mean, dims, keepdim).to(x.dtype)

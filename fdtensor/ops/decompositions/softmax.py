@@ -6,7 +6,7 @@ from math import inf
 
 import torch
 
-from fdtensor.ops.decompositions.core import decomposition, summed, wide
+from fdtensor.ops.decompositions.core import decomposition, smooth, summed, wide
 from fdtensor.ops.rules.reduce import reduced_dims
 
 aten = torch.ops.aten
@@ -16,16 +16,18 @@ aten = torch.ops.aten
 def logsumexp(x, dim, keepdim=False):
     """`out[i] = log sum_j exp(x[i, j] - most[i]) + most[i]`"""
     dims = sorted(reduced_dims(x, dim))
-    kind = x.dtype if x.is_floating_point() else torch.get_default_dtype()
+    known = x.is_floating_point() or x.is_complex()
+    kind = x.dtype if known else torch.get_default_dtype()
     x = wide(x.to(kind))
-    most = x.amax(dims, True) if dims else x
+    real = x.real if x.is_complex() else x
+    most = real.amax(dims, True) if dims else real
     most = most.masked_fill(most.abs() == inf, 0)
     out = summed((x - most).exp(), dims).log() + most
     return (out if keepdim or not dims else out.squeeze(tuple(dims))).to(kind)
 
 
 def _below_most(x: torch.Tensor, dim: int) -> torch.Tensor:
-    x = wide(x)
+    x = wide(smooth(x, "softmax"))
     return x - (x.amax(dim, True) if x.ndim else x)
 
 

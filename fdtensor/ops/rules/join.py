@@ -34,7 +34,8 @@ def _joined(ndim, dim, sizes):
 def cat(tensors, dim=0):
     """`out[i] = a[i]` for `i < len(a)`, then `out[len(a) + i] = b[i]`"""
     kept = [i for i, t in enumerate(tensors) if t.shape != (0,)]  # others join with anything
-    kept = kept or list(range(len(tensors)))
+    if not kept:  # all of them join along any dim
+        kept, dim = list(range(len(tensors))), 0
     sizes = [tensors[i].shape[dim] for i in kept]
     for whole, pieces in _joined(tensors[kept[0]].ndim, dim, sizes):
         placed = dict(zip(kept, pieces))
@@ -90,7 +91,7 @@ def _moves(x, runs):
 
 
 def _turned(shape, dims):
-    return {d % len(shape): [range(shape[d] - 1, -1, -1)] for d in dims}
+    return {d % len(shape): [range(shape[d] - 1, -1, -1)] for d in dims if shape}
 
 
 @on("flip", local=_moved(_turned))

@@ -132,7 +132,7 @@ _NORMS = {0: P, 1: P, inf: MAX, -inf: MIN}
 
 
 def _vector_norm(at, x, ord=2, dim=None, keepdim=False, *, dtype=None):
-    if x.numel() or ord not in (inf, -inf):
+    if x.numel() or 0 <= ord < inf:
         return aten.linalg_vector_norm(x, ord, dim, keepdim, dtype=dtype)
     kind = (dtype or x.dtype).to_real()
     return x.new_full(at.outs[0].shape, 0.0 if ord > 0 else inf, dtype=kind)

@@ -69,11 +69,22 @@ def _undamped_at_first(group: Group, state: State) -> None:
         step += 1
 
 
+def _from_the_first_rate(name: str) -> Callable[[Group, State], None]:
+    """State that torch makes in the first step of the rate that this step has."""
+
+    def before(group: Group, state: State) -> None:
+        made = state[name]
+        made.copy_(torch.where(state["step"] == 0, group["lr"], made))
+
+    return before
+
+
 TABLE: Mapping[str, Special] = {
     "Adafactor": Special(names={"min": least, "max": greatest}),
     "ASGD": Special(
         options={"capturable": True},
         without={"differentiable": "torch overwrites the rate that derivatives need"},
+        before=_from_the_first_rate("eta"),
     ),
     "LBFGS": Special(
         refused="it calls the loss as often as the values of losses tell it to",
@@ -87,6 +98,7 @@ TABLE: Mapping[str, Special] = {
         "Without it they may be cut: less work a rank, more traffic, and other rounding.",
     ),
     "RAdam": Special(options={"capturable": True}),
+    "Rprop": Special(before=_from_the_first_rate("step_size")),
     "SGD": Special(fresh=_momentum, before=_undamped_at_first),
     "SparseAdam": Special(
         refused="it is for sparse gradients, and those of DTensors are dense",
