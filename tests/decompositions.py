@@ -15,7 +15,7 @@ from fdtensor.ops.lift import RESHAPES
 from fdtensor.ops.lowering import local_graph
 from fdtensor.ops.recorder import record
 from fdtensor.ops.rows import arguments
-from fdtensor.testing.verify import call_of
+from fdtensor.testing.row_checks import call_of
 
 aten = torch.ops.aten
 

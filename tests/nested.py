@@ -15,8 +15,8 @@ from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Full
 from fdtensor.ops.lowering import local_graph, lowered
 from fdtensor.ops.rows import rows_of
+from fdtensor.testing.row_checks import call_of
 from fdtensor.testing.values import gather_full, scatter
-from fdtensor.testing.verify import call_of
 
 
 def ints(*shape: int, least: int = -5, most: int = 5, dtype=torch.float32) -> torch.Tensor:

@@ -17,7 +17,7 @@ from fdtensor.ops.notation.core import _RULES, rule_of
 from fdtensor.ops.notation.formula import formula
 from fdtensor.ops.rules import P, R, Row, S
 from fdtensor.testing.discovery import child
-from fdtensor.testing.verify import call_of, overload_of
+from fdtensor.testing.row_checks import call_of, overload_of
 from tests.operators.recall import by_dtensor, calls_of, chosen, fake_mesh, recalled
 
 aten = torch.ops.aten

@@ -8,12 +8,34 @@ import types
 import pytest
 
 import fdtensor
-from fdtensor import optim, random, testing
+from fdtensor import (
+    cluster,
+    collectives,
+    cost,
+    errors,
+    io,
+    optim,
+    parallel,
+    plans,
+    random,
+    testing,
+)
 
-PUBLIC = [(fdtensor, name) for name in fdtensor.__all__]
-PUBLIC += [(random, name) for name in random.__all__]
-PUBLIC += [(optim, name) for name in optim.__all__]
-PUBLIC += [(testing, name) for name in testing.__all__]
+MODULES = (
+    fdtensor,
+    cluster,
+    collectives,
+    cost,
+    errors,
+    io,
+    optim,
+    parallel,
+    plans,
+    random,
+    testing,
+)
+
+PUBLIC = [(module, name) for module in MODULES for name in module.__all__]
 
 
 @pytest.mark.parametrize(("module", "name"), PUBLIC, ids=lambda x: getattr(x, "__name__", x))
@@ -44,7 +66,7 @@ def test_the_manual_names_all_that_is_public_and_nothing_else():
 
 
 def test_names_are_sorted_and_unique():
-    for module in (fdtensor, optim, random, testing):
+    for module in MODULES:
         names = module.__all__
         assert len(set(names)) == len(names)
         assert [name for name in names if not hasattr(module, name)] == []

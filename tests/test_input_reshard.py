@@ -1,4 +1,4 @@
-"""Tests of parallel/input_reshard.py and fdtensor/runtime/replication.py."""
+"""Tests of parallel/resharded.py and fdtensor/runtime/replication.py."""
 
 import contextlib
 import copy
@@ -18,8 +18,8 @@ from fdtensor.layouts.errors import CommError, LayoutError, MeshError, TraceErro
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.ops.pins import constrain
 from fdtensor.parallel import input_reshard as home
-from fdtensor.parallel.input_reshard import input_reshard, remove_input_reshard
 from fdtensor.parallel.kept import View, Whole
+from fdtensor.parallel.resharded import input_reshard, remove_input_reshard
 from fdtensor.runtime.replication import storage_of, watching
 from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.tensors.call import call

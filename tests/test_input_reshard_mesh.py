@@ -6,7 +6,7 @@ from torch import nn
 
 from fdtensor.layouts.errors import CommError
 from fdtensor.layouts.mesh import Mesh
-from fdtensor.parallel.input_reshard import input_reshard
+from fdtensor.parallel.resharded import input_reshard
 from fdtensor.runtime import funcol
 from fdtensor.runtime.process_groups import group_of
 from fdtensor.tensors.connect import connect

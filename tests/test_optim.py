@@ -17,6 +17,7 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Ragged, Replicate, Shard, StridedShard
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.runtime.simulator import SimulatedComm
+from fdtensor.tensors import optim as kinds
 from fdtensor.tensors.blockwise import NOT_BY_ELEMENT
 from fdtensor.tensors.call import call
 from fdtensor.tensors.distribution import distribute
@@ -78,9 +79,27 @@ def _only_programs(monkeypatch):
     monkeypatch.setattr(Spmd, "_on_replicas", lambda *_: pytest.fail("no program"))
 
 
+@pytest.mark.parametrize("name", ["ASGD", "Rprop", "SGD", "Adam"])
+def test_the_first_step_may_have_another_rate_than_the_option(name):
+    mesh = Mesh(b=2)
+    comm = SimulatedComm(mesh)
+    plain = torch.nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+    reference = getattr(torch.optim, name)([plain], lr=0.5)
+    opt = getattr(optim, name)(lr=0.5)
+    params = [distribute(plain.detach().clone(), mesh.layout("b"), comm)]
+    state = opt.init(params)
+    for rate in (0.25, 0.125):
+        plain.grad = plain.detach() * 2
+        grads = [distribute(plain.grad, mesh.layout("b"), comm)]
+        reference.param_groups[0]["lr"] = rate
+        reference.step()
+        params, state = opt.step(params, grads, state, lr=rate)
+        assert torch.allclose(params[0].full(), plain.detach(), rtol=1e-6)
+
+
 def test_every_optimizer_of_torch_is_in_the_table():
     assert set(TORCH) == OPTIONS.keys() | REFUSED
-    assert {name for name in optim.__all__ if name != "Optimizer"} == set(TORCH)
+    assert {name for name in kinds.__all__ if name != "Optimizer"} == set(TORCH)
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))

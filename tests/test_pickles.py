@@ -28,12 +28,12 @@ from fdtensor.programs.program import Together
 from fdtensor.tensors.spmd import Entry, Spmd
 from fdtensor.testing import Strides
 from fdtensor.testing.discovery import Case
-from fdtensor.testing.verify import Wrong
+from fdtensor.testing.row_checks import Wrong
 from fdtensor.train import GPT, AdamW, Job, Size
 
 aten = torch.ops.aten
 MODULES = (
-    *("fdtensor", "fdtensor.testing", "fdtensor.testing.discovery", "fdtensor.testing.verify"),
+    *("fdtensor", "fdtensor.testing", "fdtensor.testing.discovery", "fdtensor.testing.row_checks"),
     *("fdtensor.layouts.errors", "fdtensor.layouts.placement", "fdtensor.layouts.text"),
     *("fdtensor.ops.graph", "fdtensor.ops.rules", "fdtensor.programs.options"),
     *("fdtensor.programs.program", "fdtensor.tensors.random", "fdtensor.tensors.spmd"),
@@ -175,7 +175,7 @@ example(Strides, Strides((1, 0)))
 WRONG = [Row((fd.Shard(0),), (fd.Shard(0),))]
 
 
-def options() -> Spmd[Any]:
+def options() -> Spmd[..., Any]:
     return fd.spmd(layer, out_layouts=(ROWS, None), regather=True, on_missing_rule="error")
 
 

@@ -13,8 +13,8 @@ from fdtensor.ops.rewrite import BACKWARD_SCANS, rewritten
 from fdtensor.programs.tracer import trace
 from fdtensor.runtime.runner import run_lines
 from fdtensor.runtime.simulator import SimulatedComm
+from fdtensor.testing.row_checks import verify
 from fdtensor.testing.values import block, scatter
-from fdtensor.testing.verify import verify
 from tests.decompositions import differences
 from tests.nested import nested
 

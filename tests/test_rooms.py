@@ -25,7 +25,10 @@ ROOMS = (
 )
 """In the order of imports; the last is the top: what a user types, the demo and the commands."""
 
-TOP = {"__init__", "__main__", "cli", "demo", "train"}
+NAMESPACES = {"collectives", "cost", "errors", "optim", "random"}
+"""Names from rooms below, as users look for them; the other namespaces are rooms."""
+
+TOP = {"__init__", "__main__", "cli", "demo", "train", *NAMESPACES}
 
 DISTRIBUTED = {
     "runtime",
@@ -124,6 +127,13 @@ def test_the_files_of_a_room_have_an_order(name):
         for file in files
     }
     assert len(list(TopologicalSorter(needs).static_order())) == len(files)
+
+
+@pytest.mark.parametrize("name", sorted(NAMESPACES))
+def test_a_namespace_at_the_top_defines_nothing(name):
+    body = ast.parse((ROOT / name).with_suffix(".py").read_text()).body
+    kinds = (ast.Expr, ast.ImportFrom, ast.Assign, ast.If)
+    assert [node for node in body if not isinstance(node, kinds)] == []
 
 
 @pytest.mark.parametrize("name", ROOMS)

@@ -16,8 +16,8 @@ from fdtensor.ops.rows import rows_of
 from fdtensor.ops.rules import Row
 from fdtensor.programs.options import like
 from fdtensor.programs.tracer import trace
+from fdtensor.testing.row_checks import call_of, verify
 from fdtensor.testing.strides import Strides, strided
-from fdtensor.testing.verify import call_of, verify
 from tests.decompositions import differences
 from tests.nested import nested
 

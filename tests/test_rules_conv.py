@@ -18,7 +18,7 @@ from fdtensor.ops.graph import Full
 from fdtensor.ops.notation.core import P, R, S
 from fdtensor.ops.rows import rows_of
 from fdtensor.ops.rules import Row, pool, resample
-from fdtensor.testing.verify import call_of, verify
+from fdtensor.testing.row_checks import call_of, verify
 from tests.operators.check import Checked
 from tests.operators.layouts import LINE, SQUARE
 from tests.operators.samples import Sample

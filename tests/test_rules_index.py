@@ -18,8 +18,8 @@ from fdtensor.programs.tracer import trace
 from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.tensors.distribution import distribute
 from fdtensor.tensors.spmd import spmd
+from fdtensor.testing.row_checks import call_of, verify
 from fdtensor.testing.values import gather_full, scatter
-from fdtensor.testing.verify import call_of, verify
 from tests.decompositions import differences
 from tests.nested import ints, nested
 from tests.operators.check import BYTES

@@ -16,8 +16,8 @@ from fdtensor.ops.rows import rows_of
 from fdtensor.programs.tracer import trace
 from fdtensor.runtime.runner import run_lines
 from fdtensor.runtime.simulator import SimulatedComm
+from fdtensor.testing.row_checks import call_of, check_row, verify
 from fdtensor.testing.values import gather_full, scatter
-from fdtensor.testing.verify import call_of, check_row, verify
 from tests.decompositions import differences
 from tests.nested import ints, nested
 

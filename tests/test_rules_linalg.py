@@ -25,7 +25,7 @@ from fdtensor.ops.decompositions.plain import corrcoef, cov
 from fdtensor.ops.graph import Full
 from fdtensor.ops.notation.core import P, R, S
 from fdtensor.ops.rows import rows_of
-from fdtensor.testing.verify import call_of, verify
+from fdtensor.testing.row_checks import call_of, verify
 from tests.decompositions import differences
 from tests.nested import ints, nested
 

@@ -11,7 +11,7 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.ops.decompositions import DECOMPOSITIONS
 from fdtensor.ops.graph import Full
 from fdtensor.ops.rows import rows_of
-from fdtensor.testing.verify import call_of, verify
+from fdtensor.testing.row_checks import call_of, verify
 from tests.decompositions import differences
 from tests.nested import nested
 

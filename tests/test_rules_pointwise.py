@@ -10,7 +10,7 @@ from fdtensor.ops.graph import Full
 from fdtensor.ops.notation.core import P, R, S
 from fdtensor.ops.notation.dtypes import keeps_order, keeps_sums
 from fdtensor.ops.rows import rows_of
-from fdtensor.testing.verify import call_of, verify
+from fdtensor.testing.row_checks import call_of, verify
 
 aten = torch.ops.aten
 MAX, MIN = Partial("max"), Partial("min")

@@ -18,7 +18,7 @@ from fdtensor.ops.notation.core import Row
 from fdtensor.ops.recorder import record
 from fdtensor.ops.rows import rows_of
 from fdtensor.programs.tracer import trace
-from fdtensor.testing.verify import call_of, verify
+from fdtensor.testing.row_checks import call_of, verify
 from tests.decompositions import differences
 from tests.nested import nested
 from tests.operators.check import BYTES

@@ -20,8 +20,8 @@ from fdtensor.ops.notation.core import P, R, S
 from fdtensor.ops.notation.reshape import groups
 from fdtensor.ops.rows import rows_of
 from fdtensor.ops.rules import Row
+from fdtensor.testing.row_checks import call_of, verify
 from fdtensor.testing.strategies import types
-from fdtensor.testing.verify import call_of, verify
 
 aten = torch.ops.aten
 COUNTS = [2, 3, 4]

@@ -7,7 +7,7 @@ import torch
 
 from fdtensor import Mesh, RuleError, SimulatedComm, TensorType, distribute, explain, rule, trace
 from fdtensor.ops.notation.core import P, R, Row, S, rule_of
-from fdtensor.testing.verify import verify
+from fdtensor.testing.row_checks import verify
 
 MESH = Mesh(dp=2)
 

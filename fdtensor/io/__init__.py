@@ -3,3 +3,29 @@
 It imports from all rooms up to `tensors`. It offers checkpoints through
 `torch.distributed.checkpoint`, safetensors read by blocks, and `to_torch` and `from_torch`.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fdtensor.layouts.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from fdtensor.io.checkpoint import checkpoint_contents, load_checkpoint, save_checkpoint
+    from fdtensor.io.interop import from_torch, to_torch
+    from fdtensor.io.safetensors import load_safetensors, save_safetensors
+
+__all__ = [
+    "checkpoint_contents",
+    "from_torch",
+    "load_checkpoint",
+    "load_safetensors",
+    "save_checkpoint",
+    "save_safetensors",
+    "to_torch",
+]
+
+if not TYPE_CHECKING:  # checkers would take any name for one of this package
+    __getattr__, __dir__ = lazy_names(
+        __name__, "fdtensor.io.checkpoint", "fdtensor.io.interop", "fdtensor.io.safetensors"
+    )

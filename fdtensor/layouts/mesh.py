@@ -7,6 +7,7 @@ import keyword
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from inspect import signature
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,8 @@ class Mesh(Record):
             axes, counts = tuple(sizes), tuple(_size(a, n) for a, n in sizes.items())
             _check_size(axes, counts)
             self.__attrs_init__(axes, counts, range(prod(counts)))
+
+        __init__.__signature__ = signature(lambda self, **sizes: None)  # what is not refused
 
     @classmethod
     def _make(cls, axes: Sequence[str], sizes: Coord, order: Sequence[int]) -> Mesh:

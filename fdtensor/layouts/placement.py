@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 import attrs
@@ -37,7 +38,7 @@ ReduceOp = Literal["sum", "avg", "product", "max", "min", "band", "bor", "bxor"]
 REDUCE_OPS: tuple[ReduceOp, ...] = get_args(ReduceOp)
 
 
-def _dim(value: object) -> int:
+def _dim(value: int) -> int:
     dim = natural(value)
     if dim is None:
         raise LayoutError(
@@ -47,7 +48,7 @@ def _dim(value: object) -> int:
     return dim
 
 
-def _count(value: object) -> int:
+def _count(value: int) -> int:
     try:
         count = integer(value)
     except (TypeError, AttributeError):
@@ -59,9 +60,9 @@ def _count(value: object) -> int:
     return count
 
 
-def _sizes(value: object) -> tuple[int, ...]:
+def _sizes(value: Sequence[int]) -> tuple[int, ...]:
     try:
-        sizes = tuple(integer(size) for size in value)  # type: ignore[attr-defined]
+        sizes = tuple(integer(size) for size in value)
     except (TypeError, AttributeError):
         sizes = (-1,)
     if any(size < 0 for size in sizes):
@@ -72,7 +73,7 @@ def _sizes(value: object) -> tuple[int, ...]:
     return sizes
 
 
-def _reduce_op(value: object) -> ReduceOp:
+def _reduce_op(value: ReduceOp) -> ReduceOp:
     for name in REDUCE_OPS:
         if value == name:
             return name
@@ -139,9 +140,9 @@ class Ragged(Record):
         return f"S({self.dim}, [{','.join(map(str, self.sizes))}])"
 
 
-def _spans(value: object) -> tuple[tuple[tuple[int, int], ...], ...]:
+def _spans(value: Sequence[Sequence[tuple[int, int]]]) -> tuple[tuple[tuple[int, int], ...], ...]:
     try:
-        spans = tuple([tuple([(int(a), int(b)) for a, b in held]) for held in value])  # type: ignore[attr-defined]
+        spans = tuple([tuple([(int(a), int(b)) for a, b in held]) for held in value])
     except (TypeError, ValueError):
         spans = (((0, 0),),)
     for held in spans:
@@ -227,7 +228,7 @@ def parse_placement(text: str) -> Placement:
         return StridedShard(int(found["strided"]), int(found["f"]))
     if found["ragged"]:
         sizes = [int(n) for n in found["sizes"].replace(",", " ").split()]
-        return Ragged(int(found["ragged"]), sizes)  # type: ignore[arg-type]
+        return Ragged(int(found["ragged"]), sizes)
     if found["spans"]:
         held = [part.replace("-", "").split("+") for part in found["ranges"].split()]
         spans = [[ends.split(":") for ends in ranges if ends] for ranges in held]

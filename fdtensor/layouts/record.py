@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
@@ -22,6 +23,12 @@ class _Interned(type):
 
         def __call__(cls, /, *args: object, **kwargs: object) -> object:
             return intern(super().__call__(*args, **kwargs))
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """That of `__init__`, which `inspect` does not look for behind a metaclass."""
+        signature = inspect.signature(cls.__init__)
+        return signature.replace(parameters=[*signature.parameters.values()][1:])
 
 
 class Record(metaclass=_Interned):

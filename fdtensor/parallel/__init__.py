@@ -4,3 +4,39 @@ It imports from all rooms up to `tensors`. It offers the styles with `layouts_fo
 `tensor_parallel`, which cuts an exported program, and `input_reshard`, under which activations
 wait for the backward in shards.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fdtensor.layouts.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from fdtensor.parallel.partition import tensor_parallel
+    from fdtensor.parallel.resharded import input_reshard, remove_input_reshard
+    from fdtensor.parallel.styles import (
+        Colwise,
+        Rowwise,
+        SequenceParallel,
+        VocabParallel,
+        layouts_for,
+    )
+
+__all__ = [
+    "Colwise",
+    "Rowwise",
+    "SequenceParallel",
+    "VocabParallel",
+    "input_reshard",
+    "layouts_for",
+    "remove_input_reshard",
+    "tensor_parallel",
+]
+
+if not TYPE_CHECKING:  # checkers would take any name for one of this package
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        "fdtensor.parallel.styles",
+        "fdtensor.parallel.resharded",
+        "fdtensor.parallel.partition",
+    )

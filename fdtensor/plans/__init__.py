@@ -4,3 +4,43 @@ It imports from `layouts`. It offers the closed set of collectives, `plan` with 
 bytes, peak and seconds, `transition` for one axis, and `fuse` for plans that travel together.
 Nothing here holds a tensor: what is found by arithmetic on types is run by `runtime`.
 """
+
+from __future__ import annotations
+
+from fdtensor.plans.collective import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Broadcast,
+    Collective,
+    Exchange,
+    Mask,
+    Pad,
+    ReduceScatter,
+    Scale,
+    Slice,
+    Step,
+)
+from fdtensor.plans.fused import Fused, fuse
+from fdtensor.plans.planner import Plan, plan
+from fdtensor.plans.transitions import transition
+
+__all__ = [
+    "AllGather",
+    "AllReduce",
+    "AllToAll",
+    "Broadcast",
+    "Collective",
+    "Exchange",
+    "Fused",
+    "Mask",
+    "Pad",
+    "Plan",
+    "ReduceScatter",
+    "Scale",
+    "Slice",
+    "Step",
+    "fuse",
+    "plan",
+    "transition",
+]

@@ -36,57 +36,61 @@ __all__ = ["admit", "digest_of", "run", "run_fused"]
 
 
 @overload
-def run(found: Plan, value: Value, comm: Comm[Value], *, check: Check | None = None) -> Value: ...
+def run(plan: Plan, value: Value, comm: Comm[Value], *, check: Check | None = None) -> Value: ...
 
 
 @overload
 def run(
-    found: Program, value: Sequence[Value], comm: Comm[Value], *, check: Check | None = None
+    plan: Program | Fused, value: Sequence[Value], comm: Comm[Value], *, check: Check | None = None
 ) -> list[Value]: ...
 
 
 @opaque
-def run(found: Any, value: Any, comm: Any, *, check: Check | None = None) -> Any:
+def run(plan: Any, value: Any, comm: Any, *, check: Check | None = None) -> Any:
     """The value after a plan, or the outputs of a program for its inputs.
 
-    After a plan it is `value`, a tensor of type `found.src`, as one of type `found.dst`.
+    After a plan it is `value`, a tensor of type `plan.src`, as one of type `plan.dst`.
 
     On a real mesh this is collective over the ranks of both meshes; a rank in neither gets its
     input back, one that leaves gets an empty tensor. The result never shares memory with `value`.
     Raises `CommError` on all ranks, before anything is sent, where one has another plan or a tensor
     that does not fit.
 
-    Derivatives are those of the full tensor, and the backward runs `found.transpose()`. That is
+    Derivatives are those of the full tensor, and the backward runs `plan.transpose()`. That is
     collective too: autograd tracks the values of all ranks or of none. A rank outside of the source
     takes part with an empty tensor, which requires grad where the values of the others do.
 
-    A program takes a sequence of values, in the order of `found.inputs`, and gives a list. It has
-    no derivative of its own: trace the gradient into it, or use `spmd`.
+    A program takes a sequence of values, in the order of its `inputs`, and gives a list. It has no
+    derivative of its own: trace the gradient into it, or use `spmd`. Fused plans take a value each
+    and give a list too.
     """
-    if isinstance(found, Program):
-        return run_program(found, value, comm, check)
-    admit(found, comm, [found.src], [value], check)
-    if tracked([value]) and not _absent(found, comm):
-        out = differentiable(found, [value], comm, _go)[0]
+    match plan:
+        case Program():
+            return run_program(plan, value, comm, check)
+        case Fused():
+            return run_fused(plan, value, comm, check=check)
+    admit(plan, comm, [plan.src], [value], check)
+    if tracked([value]) and not _absent(plan, comm):
+        out = differentiable(plan, [value], comm, _go)[0]
     else:
-        out = execute(found, value, comm)
+        out = execute(plan, value, comm)
     if watching():
-        mark(comm.leaves(out), found.dst)
+        mark(comm.leaves(out), plan.dst)
     return out
 
 
 def run_fused(
-    found: Fused, values: Sequence[Value], comm: Comm[Value], *, check: Check | None = None
+    fused: Fused, values: Sequence[Value], comm: Comm[Value], *, check: Check | None = None
 ) -> list[Value]:
     """Each of `values` after its plan, with one message a pair of ranks for all of them."""
-    admit(found, comm, [p.src for p in found.plans], values, check)
-    if tracked(values) and not _absent(found, comm):
-        outs = differentiable(found, values, comm, _go)
+    admit(fused, comm, [plan.src for plan in fused.plans], values, check)
+    if tracked(values) and not _absent(fused, comm):
+        outs = differentiable(fused, values, comm, _go)
     else:
-        outs = execute_fused(found, values, comm)
+        outs = execute_fused(fused, values, comm)
     if watching():
-        for out, p in zip(outs, found.plans):
-            mark(comm.leaves(out), p.dst)
+        for out, plan in zip(outs, fused.plans, strict=True):
+            mark(comm.leaves(out), plan.dst)
     return outs
 
 

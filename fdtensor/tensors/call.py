@@ -1,19 +1,21 @@
 """`call`: one function of DTensors, now."""
 
+# pyright: reportOverlappingOverload=false
+
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, ParamSpec, overload
 
 import attrs
 import torch
 
 from fdtensor.layouts.opaque import opaque
 from fdtensor.ops.ambient import settings, unusual
-from fdtensor.programs.options import Options
+from fdtensor.programs.options import Check, OnMissingRule, Options, Plain
 from fdtensor.tensors.dtensor import DTensor
 from fdtensor.tensors.foreach import by_comm, is_foreach
 from fdtensor.tensors.python_state import reader_of
@@ -21,12 +23,50 @@ from fdtensor.tensors.spmd import CACHED, Entry, Spmd
 
 __all__ = ["call"]
 
-_FUNCTIONS: OrderedDict[Any, Spmd[Any]] = OrderedDict()
+P = ParamSpec("P")
+
+_FUNCTIONS: OrderedDict[Any, Spmd[..., Any]] = OrderedDict()
 
 _QUICK: dict[Any, Entry] = {}
 """What `call` has made for arguments without derivatives, by function, types and constants."""
 
 _CONSTANT = frozenset({int, bool, str, type(None), torch.dtype})
+
+
+@overload
+def call(fn: Callable[P, torch.Tensor], *args: P.args, **kwargs: P.kwargs) -> DTensor[Any]: ...
+
+
+@overload
+def call(fn: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> Any: ...
+
+
+@overload
+def call(fn: Callable[..., Any], *args: Any, out_layouts: Any, **kwargs: Any) -> Any: ...
+
+
+@overload
+def call(fn: Callable[..., Any], *args: Any, plain: Plain, **kwargs: Any) -> Any: ...
+
+
+@overload
+def call(
+    fn: Callable[..., Any], *args: Any, on_missing_rule: OnMissingRule, **kwargs: Any
+) -> Any: ...
+
+
+@overload
+def call(fn: Callable[..., Any], *args: Any, check: Check | None, **kwargs: Any) -> Any: ...
+
+
+@overload
+def call(fn: Callable[..., Any], *args: Any, check_indices: bool, **kwargs: Any) -> Any: ...
+
+
+@overload
+def call(
+    fn: Callable[..., Any], *args: Any, reduce_dtype: torch.dtype | None, **kwargs: Any
+) -> Any: ...
 
 
 @opaque
@@ -116,7 +156,7 @@ def _keyed(args: Any, key: list[Any], values: list[Any], comm: Any) -> Any:
 _ANY = object()
 
 
-def _spmd_of(fn: Callable[..., Any], kwargs: dict[str, Any]) -> Spmd[Any]:
+def _spmd_of(fn: Callable[..., Any], kwargs: dict[str, Any]) -> Spmd[..., Any]:
     """The function of DTensors that `call` has made of `fn`; takes its options out of `kwargs`."""
     named = {name: kwargs.pop(name) for name in _NAMES if name in kwargs}
     options = attrs.evolve(_DEFAULT, **named) if named else _DEFAULT

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -16,13 +16,15 @@ from fdtensor.layouts.tree import broadcast_prefix, flatten, mismatches, paths, 
 from fdtensor.plans.cost import NCCL, CostModel
 from fdtensor.plans.fused import fuse
 from fdtensor.plans.planner import Plan, plan
-from fdtensor.runtime.comm import Check
+from fdtensor.runtime.comm import Check, Comm
 from fdtensor.runtime.interpreter import run, run_fused
 from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.tensors.distribution import distribute, from_local, shards
 from fdtensor.tensors.dtensor import DTensor
 
 __all__ = ["connect", "distribute", "from_local", "redistribute", "shards"]
+
+Tree = TypeVar("Tree")
 
 FUSED_BYTES = 4 << 20
 """Tensors whose blocks are larger travel by themselves: there, packing costs more than it saves."""
@@ -35,7 +37,7 @@ def connect(
     *,
     check: Check = "first",
     cost: CostModel = NCCL,
-) -> Any:
+) -> Comm[Any]:
     """The Comm of a mesh: real where a process group is up, else simulated.
 
     Under torchrun a process group is brought up from the environment: NCCL where there is CUDA,
@@ -51,7 +53,7 @@ def connect(
     return FuncolComm(mesh, device or default_device(), check=check, cost=cost)
 
 
-def redistribute(tree: Any, layouts: Any, *, max_bytes: int | None = None) -> Any:
+def redistribute(tree: Tree, layouts: Any, *, max_bytes: int | None = None) -> Tree:
     """A DTensor, or a pytree of them, under other layouts. Differentiable.
 
     `layouts` is one layout for all, or a pytree of layouts that has the structure of `tree` or of
@@ -60,7 +62,8 @@ def redistribute(tree: Any, layouts: Any, *, max_bytes: int | None = None) -> An
     Raises `ValueTreeError`, which names every leaf that has no plan, before anything is sent.
     """
     if isinstance(tree, DTensor):
-        return tree.redistribute(layouts, max_bytes=max_bytes)
+        moved: Any = tree.redistribute(layouts, max_bytes=max_bytes)
+        return moved
     leaves, spec = flatten(tree, is_leaf=_is_dtensor)
     skeleton = unflatten(spec, range(len(leaves)))
     try:

@@ -1,8 +1,10 @@
 """`DTensor`: a tensor spread over a mesh, as a record of a local value, a type and a Comm."""
 
+# pyright: reportIncompatibleMethodOverride=false, reportIncompatibleVariableOverride=false
+
 from __future__ import annotations
 
-from typing import Generic
+from typing import TYPE_CHECKING, Generic
 
 import attrs
 import torch
@@ -23,9 +25,14 @@ __all__ = ["DTensor"]
 
 _STATIC = {"pytree_node": False}
 
+if TYPE_CHECKING:  # `spmd(f)` takes a DTensor where `f` itself says that it takes a tensor
+    from torch import Tensor as _LikeTensor
+else:
+    _LikeTensor = object
+
 
 @attrs.frozen(eq=False, repr=False)
-class DTensor(Generic[Value]):
+class DTensor(Generic[Value], _LikeTensor):
     """A distributed tensor: a plain record and a pytree node, no tensor subclass.
 
     `local` is this rank's block, or on a simulated mesh the tuple of all ranks' blocks. Making one

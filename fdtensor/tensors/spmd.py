@@ -9,7 +9,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from operator import attrgetter
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, overload
 
 import attrs
 import torch
@@ -28,6 +28,7 @@ from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import argument, flatten, key_orders, paths, unflatten
 from fdtensor.ops.ambient import ambient
 from fdtensor.ops.graph import Full
+from fdtensor.ops.random_bits.keys import AnyKey
 from fdtensor.ops.random_key import is_key, key_type, keyed
 from fdtensor.programs.options import Check, OnDataDependent, OnMissingRule, Options, Plain
 from fdtensor.programs.program import Program
@@ -52,7 +53,12 @@ from fdtensor.tensors.vjp import adjoint
 
 __all__ = ["Entry", "Spmd", "spmd"]
 
-F = TypeVar("F", bound=Callable[..., Any])
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
+K = TypeVar("K")
 
 CACHED = 4096
 """How many programs a function keeps."""
@@ -84,17 +90,17 @@ class Entry:
         return made[0] if self.traced.bare else self.traced.result(made)
 
 
-class Spmd(Generic[F]):
+class Spmd(Generic[P, R]):
     """A function of DTensors made of a plain torch function; one program for each set of types."""
 
-    def __init__(self, f: F, options: Options | None = None) -> None:
+    def __init__(self, f: Callable[P, Any], options: Options | None = None) -> None:
         self.f = f
         self.options = options or Options()
         self.reads = reader_of(f)
         """What it reads besides its arguments, as a part of the key of a program."""
         self.programs: OrderedDict[Any, Entry] = OrderedDict()
-        self.derived: dict[Any, Spmd[Any]] = {}
-        self.keyed: Spmd[Any] | None = None
+        self.derived: dict[Any, Spmd[..., Any]] = {}
+        self.keyed: Spmd[..., Any] | None = None
         """The same of the function with a key."""
         self.last: Entry | None = None
         """What the last call ran."""
@@ -142,6 +148,12 @@ class Spmd(Generic[F]):
             **kwargs,
         )
 
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    @overload
+    def __call__(self, *args: Any, key: AnyKey | DTensor[Any], **kwargs: Any) -> R: ...
+
     @opaque
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
@@ -163,7 +175,7 @@ class Spmd(Generic[F]):
             entry.go([x.local for x in leaves if x.__class__ is DTensor]), entry.comm
         )
 
-    def _drawing(self, args: Any, kwargs: dict[str, Any]) -> Spmd[Any] | None:
+    def _drawing(self, args: Any, kwargs: dict[str, Any]) -> Spmd[..., Any] | None:
         """What to call where random ops are to draw from `kwargs["key"]`, which becomes a DTensor.
 
         None where there is no key, or it is just an argument of the function.
@@ -379,6 +391,65 @@ class Spmd(Generic[F]):
             second=leaf.comm,
             hint="Make all DTensors with one Comm: connect(mesh) once, then pass it on.",
         )
+
+
+class _Decorator(Protocol):
+    """`spmd` with its options, before the function is there.
+
+    Checkers know arguments by those of `f`, and results that are tensors, or tuples or dicts of
+    them. No type of Python says of other structures that their tensors have become DTensors.
+    """
+
+    @overload
+    def __call__(self, f: Callable[P, torch.Tensor], /) -> Spmd[P, DTensor[Any]]: ...
+
+    @overload
+    def __call__(
+        self, f: Callable[P, tuple[torch.Tensor, ...]], /
+    ) -> Spmd[P, tuple[DTensor[Any], ...]]: ...
+
+    @overload
+    def __call__(
+        self, f: Callable[P, dict[K, torch.Tensor]], /
+    ) -> Spmd[P, dict[K, DTensor[Any]]]: ...
+
+    @overload
+    def __call__(self, f: Callable[P, Any], /) -> Spmd[P, Any]: ...
+
+
+class _Options(TypedDict, total=False):
+    out_layouts: Any
+    regather: bool
+    on_missing_rule: OnMissingRule
+    on_data_dependent: OnDataDependent
+    plain: Plain
+    check: Check | None
+    check_indices: bool
+    reduce_dtype: torch.dtype | None
+
+
+@overload
+def spmd(f: Callable[P, torch.Tensor], **options: Unpack[_Options]) -> Spmd[P, DTensor[Any]]: ...
+
+
+@overload
+def spmd(
+    f: Callable[P, tuple[torch.Tensor, ...]], **options: Unpack[_Options]
+) -> Spmd[P, tuple[DTensor[Any], ...]]: ...
+
+
+@overload
+def spmd(
+    f: Callable[P, dict[K, torch.Tensor]], **options: Unpack[_Options]
+) -> Spmd[P, dict[K, DTensor[Any]]]: ...
+
+
+@overload
+def spmd(f: Callable[P, Any], **options: Unpack[_Options]) -> Spmd[P, Any]: ...
+
+
+@overload
+def spmd(f: None = None, **options: Unpack[_Options]) -> _Decorator: ...
 
 
 def spmd(

@@ -13,12 +13,15 @@ hypothesis, and all but the fixtures without pytest. `verify` tries the rows of 
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from fdtensor.layouts.lazy import lazy_names
+
 if TYPE_CHECKING:
+    from fdtensor.testing.discovery import Discovered, discover
     from fdtensor.testing.every_layout import assert_same_on_every_layout, assert_same_on_layouts
     from fdtensor.testing.pool import GlooPool, WorkerError
+    from fdtensor.testing.row_checks import verify
     from fdtensor.testing.strategies import (
         layouts,
         memory_formats,
@@ -33,12 +36,14 @@ if TYPE_CHECKING:
     from fdtensor.testing.values import block, full_tensor, gather_full, reduced, scatter
 
 __all__ = [
+    "Discovered",
     "GlooPool",
     "Strides",
     "WorkerError",
     "assert_same_on_every_layout",
     "assert_same_on_layouts",
     "block",
+    "discover",
     "full_tensor",
     "gather_full",
     "layouts",
@@ -51,14 +56,17 @@ __all__ = [
     "shapes",
     "sharded",
     "types",
+    "verify",
 ]
 
-_HOMES = ("pool", "values", "strides", "every_layout", "strategies")
-
-
-def __getattr__(name: str) -> object:
-    for home in _HOMES if name in __all__ else ():
-        module = import_module(f"{__name__}.{home}")
-        if name in module.__all__:
-            return getattr(module, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # checkers would take any name for one of this package
+    __getattr__, __dir__ = lazy_names(
+        __name__,
+        "fdtensor.testing.pool",
+        "fdtensor.testing.values",
+        "fdtensor.testing.strides",
+        "fdtensor.testing.every_layout",
+        "fdtensor.testing.strategies",
+        "fdtensor.testing.discovery",
+        "fdtensor.testing.row_checks",
+    )

@@ -1,5 +1,6 @@
 """Keys and the random bits of any block of a tensor: they depend on the key and the place alone."""
 
+from fdtensor.ops.random_bits.bounded import integers, integers_of
 from fdtensor.ops.random_bits.fill import filled
 from fdtensor.ops.random_bits.floats import (
     exponential_of,
@@ -8,7 +9,6 @@ from fdtensor.ops.random_bits.floats import (
     truncated_of,
     uniform_of,
 )
-from fdtensor.ops.random_bits.integers import integers, integers_of
 from fdtensor.ops.random_bits.keys import Key, fold_in, key, split
 from fdtensor.ops.random_bits.places import Places
 

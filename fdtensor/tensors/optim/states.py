@@ -58,7 +58,7 @@ def _state_layout(param: TensorType, shape: tuple[int, ...]) -> Layout:
 
 
 @functools.lru_cache(maxsize=CACHED)
-def fresh_program(kind: Kind, options: Settings, param: TensorType) -> Spmd[Any]:
+def fresh_program(kind: Kind, options: Settings, param: TensorType) -> Spmd[..., Any]:
     """The function from a parameter of this type to its state before the first step."""
 
     def init(x: torch.Tensor) -> State:
@@ -70,7 +70,7 @@ def fresh_program(kind: Kind, options: Settings, param: TensorType) -> Spmd[Any]
 
 
 @functools.lru_cache(maxsize=CACHED)
-def step_program(kind: Kind, options: Settings) -> Spmd[Any]:
+def step_program(kind: Kind, options: Settings) -> Spmd[..., Any]:
     """The function from a parameter with its state, its gradient and numbers to what is after."""
 
     def step(

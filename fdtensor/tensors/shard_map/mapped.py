@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, overload
 from weakref import WeakKeyDictionary
 
 import attrs
@@ -31,8 +31,22 @@ from fdtensor.tensors.shard_map.varying import enter, followed, leave, replicate
 
 __all__ = ["shard_map"]
 
+P = ParamSpec("P")
+
 _GIVEN: Any = object()
 """Stands for a layout that is left open."""
+
+
+@overload
+def shard_map(
+    f: Callable[P, torch.Tensor], mesh: Mesh, in_layouts: Any = None, out_layouts: Any = None
+) -> Callable[P, DTensor[Any]]: ...
+
+
+@overload
+def shard_map(
+    f: Callable[P, Any], mesh: Mesh, in_layouts: Any = None, out_layouts: Any = None
+) -> Callable[P, Any]: ...
 
 
 def shard_map(

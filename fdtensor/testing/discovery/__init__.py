@@ -24,7 +24,7 @@ from fdtensor.ops.rules import Row
 from fdtensor.testing.discovery.sample import Sample
 from fdtensor.testing.discovery.search import Found, attempts, found
 from fdtensor.testing.discovery.trial import R, Trial, size_cut
-from fdtensor.testing.verify import arguments_of, overload_of
+from fdtensor.testing.row_checks import arguments_of, overload_of
 
 __all__ = ["Case", "Discovered", "discover"]
 

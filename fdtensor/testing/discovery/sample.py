@@ -17,8 +17,8 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Partial, Placement, Shard
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Call, Full, substituted, tensors_of
+from fdtensor.testing.row_checks import call_of
 from fdtensor.testing.values import scatter
-from fdtensor.testing.verify import call_of
 
 __all__ = ["Place", "Sample", "Setting", "close", "cut", "run"]
 
