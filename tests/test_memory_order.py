@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fdtensor import Mesh, SimulatedComm, distribute, spmd
 from fdtensor.ops.memory_order import OTHERWISE
+from tests.operators.samples import entries
 
 aten = torch.ops.aten
 
@@ -59,9 +59,7 @@ def turned(t):
 @pytest.mark.slow
 def test_the_table_has_every_op_whose_fake_lies_otherwise():
     compared = Compared()
-    for op in op_db:
-        if torch.float64 not in op.dtypes or "jiterator" in op.name:
-            continue
+    for op in entries(torch.float64).values():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for sample in list(op.sample_inputs("cpu", torch.float64))[:3]:
