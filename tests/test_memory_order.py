@@ -59,7 +59,9 @@ def turned(t):
 @pytest.mark.slow
 def test_the_table_has_every_op_whose_fake_lies_otherwise():
     compared = Compared()
-    for op in entries(torch.float64).values():
+    for name, op in entries(torch.float64).items():
+        if "jiterator" in name:  # for GPUs alone
+            continue
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for sample in list(op.sample_inputs("cpu", torch.float64))[:3]:
