@@ -19,7 +19,7 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Partial, Placement, Ragged, Replicate, Shard, StridedShard
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.planner import Plan
-from fdtensor.runtime.comm import Comm
+from fdtensor.runtime.comm import Comm, ranks_here
 from fdtensor.tensors.connect import distribute
 from fdtensor.testing.values import block, gather_full
 
@@ -139,12 +139,8 @@ def _check(
         except AssertionError as error:
             return [str(error)]
         return [] if torch.equal(total, tensor) else [f"the terms of {type} do not add up"]
-    rank = getattr(comm, "rank", None)
-    ranks = type.mesh.ranks if rank is None else [rank]
     wrong = []
-    for r, held in zip(ranks, comm.leaves(local), strict=True):
-        if type.mesh.position(r) is None:
-            continue
+    for r, held in zip(ranks_here(comm, type.mesh), comm.leaves(local)):
         if not torch.equal(held, block(tensor, type, r)):
             wrong.append(f"rank {r} has a wrong block of {type}")
     return wrong

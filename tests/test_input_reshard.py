@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from fdtensor.layouts.errors import CommError, LayoutError, MeshError, TraceError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.ops.pins import constrain
-from fdtensor.parallel import input_reshard as home
+from fdtensor.parallel import resharded as home
 from fdtensor.parallel.kept import View, Whole
 from fdtensor.parallel.resharded import input_reshard, remove_input_reshard
 from fdtensor.runtime.replication import storage_of, watching

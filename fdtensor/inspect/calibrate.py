@@ -31,7 +31,6 @@ from fdtensor.plans.traffic import most_received
 from fdtensor.plans.transitions import by_exchange
 from fdtensor.programs.program import Program
 from fdtensor.runtime.interpreter import run
-from fdtensor.runtime.simulator import SimulatedComm
 
 __all__ = ["calibrate", "estimate"]
 
@@ -65,7 +64,7 @@ def calibrate(comm: Any, *, rounds: int = 5) -> CostModel:
     """
     mesh = comm.mesh
     axes = [axis for axis in mesh.axes if mesh.axis_size(axis) > 1]
-    if isinstance(comm, SimulatedComm) or not axes:
+    if comm.rank is None or not axes:
         raise CommError(
             "there are no links to measure.",
             comm=repr(comm),

@@ -27,5 +27,10 @@ __all__ = [
 
 if not TYPE_CHECKING:  # checkers would take any name for one of this package
     __getattr__, __dir__ = lazy_names(
-        __name__, "fdtensor.io.checkpoint", "fdtensor.io.interop", "fdtensor.io.safetensors"
+        __name__,
+        {
+            "io.checkpoint": ["checkpoint_contents", "load_checkpoint", "save_checkpoint"],
+            "io.interop": ["from_torch", "to_torch"],
+            "io.safetensors": ["load_safetensors", "save_safetensors"],
+        },
     )

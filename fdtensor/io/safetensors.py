@@ -17,13 +17,13 @@ from fdtensor.io.checkpoint.headers import DTYPES, Header, headers, opened
 from fdtensor.io.checkpoint.names import Leaf, named
 from fdtensor.io.checkpoint.request import Request, request
 from fdtensor.io.checkpoint.stored import Contents, Stored
-from fdtensor.io.checkpoint.together import inside, together
+from fdtensor.io.checkpoint.together import together
 from fdtensor.layouts.dtypes import dtype_name
 from fdtensor.layouts.errors import CheckpointError, ValueTreeError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Replicate
-from fdtensor.runtime.comm import Comm
+from fdtensor.runtime.comm import Comm, inside
 from fdtensor.runtime.interpreter import digest_of
 from fdtensor.tensors.connect import redistribute
 from fdtensor.tensors.dtensor import DTensor
@@ -100,7 +100,7 @@ def save_safetensors(tree: Any, path: Any, comm: Comm[Any], *, overwrite: bool =
     if not inside(comm):
         return
     together(about, comm, lambda: _cleared(target, comm))
-    mine = [f for f in files if getattr(comm, "rank", f.rank) == f.rank]
+    mine = [f for f in files if comm.rank in (None, f.rank)]
     together(about, comm, lambda: _write(target, mine, {**tensors, **whole}))
     together(about, comm, lambda: _index(target, files, leaves, comm))
 
@@ -187,7 +187,7 @@ def _old(target: Path) -> list[Path]:
 
 
 def _is_first(comm: Comm[Any]) -> bool:
-    return getattr(comm, "rank", None) in (None, min(comm.mesh.order))
+    return comm.rank in (None, min(comm.mesh.order))
 
 
 def _cleared(target: Path, comm: Comm[Any]) -> None:

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 
 __all__ = ["lazy_names"]
 
 
 def lazy_names(
-    package: str, *homes: str
+    package: str, homes: Mapping[str, Sequence[str]]
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """The `__getattr__` and `__dir__` of a package whose `__all__` its modules `homes` define.
-
-    The modules are imported in their order until one has the name in its own `__all__`.
-    """
+    """The `__getattr__` and `__dir__` of a package, by the names that each of its modules has."""
+    home_of = {name: f"fdtensor.{home}" for home, names in homes.items() for name in names}
 
     def get(name: str) -> object:
-        public: Sequence[str] = sys.modules[package].__all__
-        for home in homes if name in public else ():
-            module = import_module(home)
-            if name in module.__all__:
-                value = getattr(module, name)
-                setattr(sys.modules[package], name, value)
-                return value
-        raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name)
+        if name not in home_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name)
+        value = getattr(import_module(home_of[name]), name)
+        setattr(sys.modules[package], name, value)
+        return value
 
     def listed() -> list[str]:
         return sorted(sys.modules[package].__all__)

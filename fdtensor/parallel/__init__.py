@@ -36,7 +36,15 @@ __all__ = [
 if not TYPE_CHECKING:  # checkers would take any name for one of this package
     __getattr__, __dir__ = lazy_names(
         __name__,
-        "fdtensor.parallel.styles",
-        "fdtensor.parallel.resharded",
-        "fdtensor.parallel.partition",
+        {
+            "parallel.partition": ["tensor_parallel"],
+            "parallel.resharded": ["input_reshard", "remove_input_reshard"],
+            "parallel.styles": [
+                "Colwise",
+                "Rowwise",
+                "SequenceParallel",
+                "VocabParallel",
+                "layouts_for",
+            ],
+        },
     )

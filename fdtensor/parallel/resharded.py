@@ -71,8 +71,7 @@ def input_reshard(
         return module
     if not isinstance(dim, int) or isinstance(dim, bool):
         raise LayoutError(f"dim {dim!r} is not an int.", hint="Name the dim to cut, or None.")
-    rank = getattr(comm, "rank", comm.mesh.order[0])
-    coord = comm.mesh.coord(rank)
+    coord = comm.mesh.coord(comm.mesh.order[0] if comm.rank is None else comm.rank)
     if coord is None or comm.mesh.axis_size(axis) == 1:
         return module
     remove_input_reshard(module)
@@ -216,7 +215,7 @@ def _packed(running: _Running, tensor: torch.Tensor) -> Kept:
 def _cut(running: _Running, tensor: torch.Tensor) -> TensorType | None:
     """The type of the blocks of an activation; None for what stays as it is."""
     way = running.way
-    device = getattr(way.comm, "device", tensor.device)
+    device = way.comm.device or tensor.device
     if (
         tensor.device.type != device.type
         or storage_of(tensor) in running.fixed
@@ -241,7 +240,7 @@ def _agree(running: _Running, name: str, error: BaseException | None) -> None:
     when = "always" if way.check else way.comm.check
     if error is not None:
         if when == "always" or (when == "first" and not way.agreed):  # the others may wait for it
-            rank = getattr(way.comm, "rank", way.line.order[0])
+            rank = way.line.order[0] if way.comm.rank is None else way.comm.rank
             mistake = f"rank {rank}: {type(error).__name__} in forward"
             with suppress(CommError):
                 way.comm.agree(about, shapes, [way.line], mistake)

@@ -16,24 +16,62 @@ from fdtensor.plans.collective import Step
 from fdtensor.plans.cost import CostModel
 from fdtensor.programs.options import Check
 
-__all__ = ["Check", "Comm", "Value", "contained", "misfit", "mistakes", "other_kind"]
+__all__ = [
+    "Check",
+    "Comm",
+    "Value",
+    "contained",
+    "inside",
+    "misfit",
+    "mistakes",
+    "other_kind",
+    "ranks_here",
+    "speaker",
+]
 
 Value = TypeVar("Value", torch.Tensor, tuple[torch.Tensor, ...])
 """On a real mesh this rank's tensor; on a simulated one every rank's, in the order of the mesh."""
 
 
+C = TypeVar("C")
+
+
 class Comm(Protocol[Value]):
-    """The collectives on values of one kind. Steps say what each rank has and what it gets."""
+    """The collectives on values of one kind. Steps say what each rank has and what it gets.
+
+    `FuncolComm` and `SimulatedComm` are two; any class with these attributes and methods is one.
+    """
 
     mesh: Mesh
+    """The ranks that it has."""
     cost: CostModel
+    """What plans and programs are priced by."""
     check: Check
+    """When ranks agree that they run the same."""
+    agreed: set[Any]
+    """What its ranks have agreed on."""
+    compiled: dict[Any, Any]
+    """The functions of local tensors that programs have become on it."""
 
-    def __copy__(self) -> Comm[Value]:
+    @property
+    def rank(self) -> int | None:
+        """The rank of this process; None where values have the local tensors of all ranks."""
+        ...
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where local tensors lie; None where they may lie anywhere."""
+        ...
+
+    def __copy__(self: C) -> C:
         return self  # a place to run on: what is copied stays there
 
-    def __deepcopy__(self, memo: object) -> Comm[Value]:
+    def __deepcopy__(self: C, memo: object) -> C:
         return self
+
+    def share(self, numbers: Sequence[int], src_rank: int) -> list[int]:
+        """The numbers that `src_rank` gives, on all ranks."""
+        ...
 
     def agree(self, about: str, digest: str, mesh: Sequence[Mesh], mistake: str | None) -> None:
         """Raises `CommError` on all ranks of the meshes if digests differ or one has a mistake."""
@@ -98,6 +136,23 @@ class Comm(Protocol[Value]):
     def exchange_many(self, steps: Sequence[Step], values: Sequence[Value]) -> list[Value]:
         """The values after several exchanges, with one message a pair of ranks for all of them."""
         ...
+
+
+def ranks_here(comm: Comm[Any], mesh: Mesh) -> Sequence[int]:
+    """The ranks of `mesh` whose local tensors a value in this process has, in its order."""
+    if comm.rank is None:
+        return mesh.order
+    return (comm.rank,) if mesh.position(comm.rank) is not None else ()
+
+
+def inside(comm: Comm[Any], mesh: Mesh | None = None) -> bool:
+    """Whether this process has a rank of `mesh`, by default the one of the Comm."""
+    return comm.rank is None or (mesh or comm.mesh).position(comm.rank) is not None
+
+
+def speaker(comm: Comm[Any]) -> str:
+    """What begins a sentence that this process tells the others: `rank 3: `, or nothing."""
+    return "" if comm.rank is None else f"rank {comm.rank}: "
 
 
 def contained(about: str, meshes: Sequence[Mesh], own: Mesh) -> None:

@@ -5,6 +5,9 @@ The only file of the library that communicates; process_groups.py makes the grou
 rank to rank go over the default process group. What a step needs on this rank is worked out once.
 """
 
+# pyright: reportIncompatibleMethodOverride=false
+# what a Comm answers as a property is an attribute here
+
 from __future__ import annotations
 
 import functools
@@ -143,6 +146,9 @@ class FuncolComm(Comm[torch.Tensor]):
     A pickle of it, or of a DTensor on it, is read on the same rank, where a process group is up.
     """
 
+    rank: int = -1
+    device: torch.device = torch.device("cpu")
+
     def __init__(
         self,
         mesh: Mesh,
@@ -165,8 +171,8 @@ class FuncolComm(Comm[torch.Tensor]):
                 hint="Start more processes, or make a smaller mesh.",
             )
         self.mesh = mesh
-        self.device: torch.device = torch.device(device)
-        self.rank: int = dist.get_rank()
+        self.device = torch.device(device)
+        self.rank = dist.get_rank()
         self.check: Check = check
         backend = backend_of(self.device)
         if backend is None:
@@ -176,6 +182,8 @@ class FuncolComm(Comm[torch.Tensor]):
                 hint="Pass the device that it serves, or bring up a group that serves this one.",
             )
         self.backend: str = backend
+        self.agreed: set[Any] = set()
+        self.compiled: dict[Any, Any] = {}
         self.cost = cost
         # not kept: a group that outlives `destroy_process_group` may abort Python at its end
         self._world = weakref.ref(dist.group.WORLD)  # type: ignore[arg-type]

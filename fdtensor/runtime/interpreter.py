@@ -28,7 +28,7 @@ from fdtensor.plans.fused import Fused
 from fdtensor.plans.planner import Plan
 from fdtensor.programs.program import Program
 from fdtensor.runtime.autograd import differentiable, plans_of, tracked
-from fdtensor.runtime.comm import Check, Comm, Value
+from fdtensor.runtime.comm import Check, Comm, Value, inside
 from fdtensor.runtime.replication import mark, watching
 from fdtensor.runtime.runner import run_locally
 
@@ -122,10 +122,8 @@ def _go(found: Plan | Fused, values: Sequence[Any], comm: Any, admitted: bool) -
 
 def _absent(found: Plan | Fused, comm: Any) -> bool:
     """Whether this is a rank that is in none of the meshes."""
-    rank = getattr(comm, "rank", None)
-    return rank is not None and all(
-        mesh.position(rank) is None for p in plans_of(found) for mesh in (p.src.mesh, p.dst.mesh)
-    )
+    meshes = [mesh for p in plans_of(found) for mesh in (p.src.mesh, p.dst.mesh)]
+    return not any(inside(comm, mesh) for mesh in meshes)
 
 
 def admit(
@@ -136,16 +134,15 @@ def admit(
     check: Check | None = None,
 ) -> None:
     """Agrees with the other ranks on the first use of a plan; later looks at the values only."""
-    seen: set[object] = comm.__dict__.setdefault("_agreed", set())
     check = check or comm.check
-    if check == "always" or (check == "first" and found not in seen):
+    if check == "always" or (check == "first" and found not in comm.agreed):
         wrong = [m for m in map(comm.mistake, values, types) if m]
         about, digest = _KINDS[found.__class__], found.digest
         if tracked(values):  # ranks that differ in this would wait for each other in the backward
             about, digest = f"{about} with its gradient", digest_of(f"{digest} with its gradient")
         meshes = dict.fromkeys(meshes_of(found))
         comm.agree(about, digest, list(meshes), wrong[0] if wrong else None)
-        seen.add(found)
+        comm.agreed.add(found)
         return
     for value, type in zip(values, types, strict=True):
         mistake = comm.mistake(value, type)

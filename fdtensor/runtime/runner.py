@@ -26,6 +26,7 @@ from fdtensor.plans.collective import (
     Step,
 )
 from fdtensor.programs.program import Program, Together
+from fdtensor.runtime.comm import inside
 from fdtensor.runtime.kernel import empty
 from fdtensor.runtime.local_program import (
     AFTER,
@@ -138,7 +139,7 @@ def _lists(tree: Any) -> Any:
 
 def compiled(program: Program, comm: Any) -> Callable[..., tuple[Any, ...]]:
     """The function of local tensors that this rank runs: inputs, then constants."""
-    known = comm.__dict__.setdefault("_compiled", {})  # lives as long as the Comm
+    known = comm.compiled
     checked = debugging()
     found = known.get((program, checked))
     if found is None:
@@ -166,9 +167,9 @@ def _groups(program: Program, rank: int) -> None:
 
 def run_locally(program: Program, values: Sequence[Any], comm: Any) -> Sequence[Any]:
     """The outputs of a program, without checks and without autograd."""
-    if getattr(comm, "rank", None) is None:
+    if comm.rank is None:
         return run_lines(program, values, comm)
-    if program.mesh.position(comm.rank) is None:
+    if not inside(comm, program.mesh):
         return [empty(type, comm.rank, comm.device) for type in program.out_types]
     constants = [t for _, t in program.constants]
     with _below_autograd(), without_autocast():
@@ -177,8 +178,7 @@ def run_locally(program: Program, values: Sequence[Any], comm: Any) -> Sequence[
 
 def runner_of(program: Program, comm: Any) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """What `run_locally` does for a program on a Comm, worked out once."""
-    real = getattr(comm, "rank", None) is not None and program.mesh.position(comm.rank) is not None
-    if not real or program.constants:
+    if comm.rank is None or not inside(comm, program.mesh) or program.constants:
         return lambda values: run_locally(program, values, comm)
     function = as_traced(compiled(program, comm))
     if len(program.eqns) < 3:

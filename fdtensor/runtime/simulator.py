@@ -1,5 +1,8 @@
 """`SimulatedComm`: every rank of a mesh in this process. A value is a tuple of tensors."""
 
+# pyright: reportIncompatibleMethodOverride=false
+# what a Comm answers as a property is an attribute here
+
 from __future__ import annotations
 
 from collections import Counter
@@ -52,18 +55,26 @@ class SimulatedComm(Comm[tuple[torch.Tensor, ...]]):
     that has run nothing yet; all DTensors of a pickle share it.
     """
 
+    rank: None = None
+    device: None = None
+
     def __init__(self, mesh: Mesh, *, cost: CostModel = NCCL, check: Check = "first") -> None:
         self.mesh = mesh
         self.cost = cost
         self.check: Check = check
         self.received: Counter[int] = Counter()
         self.calls: Counter[str] = Counter()
+        self.agreed: set[Any] = set()
+        self.compiled: dict[Any, Any] = {}
 
     def __repr__(self) -> str:
         return f"SimulatedComm({self.mesh!r})"
 
     def __reduce__(self) -> Any:
         return partial(type(self), cost=self.cost, check=self.check), (self.mesh,)
+
+    def share(self, numbers: Sequence[int], src_rank: int) -> list[int]:
+        return list(numbers)
 
     def agree(self, about: str, digest: str, mesh: Sequence[Mesh], mistake: str | None) -> None:
         contained(about, mesh, self.mesh)

@@ -9,6 +9,7 @@ from typing import Any
 from fdtensor.layouts.errors import CommError, FdtensorError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tree import flatten
+from fdtensor.runtime.comm import speaker
 from fdtensor.runtime.interpreter import digest_of
 from fdtensor.tensors.dtensor import DTensor
 
@@ -43,12 +44,12 @@ def agreed(about: str, found: Sequence[DTensor[Any]], key: Hashable = ()) -> Non
     Raises `CommError` on all of them where these differ, or a local tensor does not fit its type.
     """
     comm, types = comm_of(found), tuple([x.type for x in found])
-    seen: set[object] = comm.__dict__.setdefault("_agreed", set())
-    if comm.check == "always" or (comm.check == "first" and (about, types, key) not in seen):
+    first = (about, types, key) not in comm.agreed
+    if comm.check == "always" or (comm.check == "first" and first):
         wrong = [m for m in (x.comm.mistake(x.local, x.type) for x in found) if m]
         digest = digest_of(repr((types, key)))
         comm.agree(about, digest, [union_of(found)], wrong[0] if wrong else None)
-        seen.update([about, (about, types, key)])
+        comm.agreed.update([about, (about, types, key)])
 
 
 def told(about: str, tree: Any, error: FdtensorError) -> None:
@@ -57,8 +58,7 @@ def told(about: str, tree: Any, error: FdtensorError) -> None:
     found = [x for x in leaves if isinstance(x, DTensor)]
     with contextlib.suppress(CommError):
         comm: Any = comm_of(found) if found else None
-        if comm is None or comm.check == "never" or about in comm.__dict__.get("_agreed", ()):
+        if comm is None or comm.check == "never" or about in comm.agreed:
             return
-        rank = f"rank {comm.rank}: " if hasattr(comm, "rank") else ""
-        mistake = f"{rank}{error.sentence.removesuffix('.')}"
+        mistake = f"{speaker(comm)}{error.sentence.removesuffix('.')}"
         comm.agree(about, digest_of(error.sentence), [union_of(found)], mistake)

@@ -17,7 +17,7 @@ from fdtensor.layouts.placement import Replicate
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.planner import plan
 from fdtensor.runtime.autograd import shared, spread, tracked, zeros
-from fdtensor.runtime.comm import Check, Comm, other_kind
+from fdtensor.runtime.comm import Check, Comm, inside, other_kind, speaker
 from fdtensor.runtime.interpreter import digest_of, run
 from fdtensor.runtime.kernel import empty, plain
 from fdtensor.runtime.simulator import SimulatedComm
@@ -45,7 +45,7 @@ def from_local(
         )
     _held_once(type.layout)
     agree("from_local", type, comm, comm.mistake(local, type), check)
-    local = _vacant(type, comm, local) if _outside(type, comm) else _plain(local, comm)
+    local = _plain(local, comm) if inside(comm, type.mesh) else _vacant(type, comm, local)
     return DTensor(shared(local, type, comm), type, comm)
 
 
@@ -87,14 +87,14 @@ def distribute(
         whole = _everywhere(tensor, layout.mesh)
         type = whole.with_layout(layout)
     except LayoutError as error:  # one rank alone may see it: the others must not wait for it
-        mistake = f"{_who(comm)}{error.sentence.removesuffix('.')}"
+        mistake = f"{speaker(comm)}{error.sentence.removesuffix('.')}"
         with contextlib.suppress(CommError):
             _agree("", "distribute", layout.mesh, comm, mistake, check)
         raise
     value = comm.value(spread(tensor, comm.width(whole)))  # type: ignore[arg-type]
     facts = f"distribute {type!r} {tracked([tensor])}"  # the backward is collective
     _agree(facts, "distribute", type.mesh, comm, comm.mistake(value, whole), check)
-    if _outside(type, comm):
+    if not inside(comm, type.mesh):
         return DTensor(_vacant(type, comm, tensor), type, comm)
     found = plan(whole, type, cost=comm.cost)
     return DTensor(run(found, value, comm, check="never"), type, comm)
@@ -122,20 +122,9 @@ def _plain(local: Any, comm: Comm[Any]) -> Any:
     return comm.value([plain(leaf) for leaf in comm.leaves(local)])
 
 
-def _who(comm: Comm[Any]) -> str:
-    rank = getattr(comm, "rank", None)
-    return "" if rank is None else f"rank {rank}: "
-
-
-def _outside(type: TensorType, comm: Comm[Any]) -> bool:
-    """Whether this rank is not in the mesh of the type; never on a simulated Comm."""
-    rank = getattr(comm, "rank", None)
-    return rank is not None and type.mesh.position(rank) is None
-
-
 def _vacant(type: TensorType, comm: Comm[Any], like: Any) -> torch.Tensor:
     """What a rank outside the mesh holds; `like`, a tensor, is what its graph comes from."""
-    nothing = empty(type, comm.rank, comm.device)  # type: ignore[attr-defined]
+    nothing = empty(type, comm.rank or 0, comm.device or torch.device("cpu"))
     if not isinstance(like, torch.Tensor) or like.dtype != type.dtype or not tracked([like]):
         return nothing
     if like.shape == nothing.shape and like.numel() == 0:
@@ -182,13 +171,12 @@ def _scattered(
             )
     _agree(f"{layout!r} {src_rank}", "distribute", comm.mesh, comm, None, check)
     alone = Mesh.from_ranks([src_rank], ("src",))
-    here = getattr(comm, "rank", src_rank)
+    here = src_rank if comm.rank is None else comm.rank
     if comm.mesh.position(here) is None:
         type = _everywhere(tensor, layout.mesh).with_layout(layout)
         return DTensor(_vacant(type, comm, tensor), type, comm)
     told = _told(tensor, alone, comm) if here == src_rank else [0] * 64
-    if not isinstance(comm, SimulatedComm):
-        told = comm.share(told, src_rank)  # type: ignore[attr-defined]
+    told = comm.share(told, src_rank)
     if told[0] < 0:
         found = {} if here != src_rank else {"found": _described(tensor)}
         raise CommError(
@@ -200,7 +188,7 @@ def _scattered(
     source = TensorType(shape[:ndim], _DTYPES[dtype], Layout(alone, [Replicate()]))
     type = source.with_layout(layout)
     if here == src_rank:
-        value = _plain((tensor,) if isinstance(comm, SimulatedComm) else tensor, comm)
+        value = _plain((tensor,) if comm.rank is None else tensor, comm)
     else:  # its graph goes along with that of src_rank, so that both run the backward
         value = _vacant(source, comm, tensor if differentiable else None)
         if differentiable and not tracked([value]):
@@ -218,7 +206,7 @@ def _told(tensor: Any, alone: Mesh, comm: Comm[Any]) -> list[int]:
     """A tensor as 64 numbers: dims, dtype, whether it is tracked, shape; -1 where it is unfit."""
     if isinstance(tensor, torch.Tensor) and tensor.dim() <= 60 and tensor.dtype in _DTYPES:
         type = _everywhere(tensor, alone)
-        value = (tensor,) if isinstance(comm, SimulatedComm) else tensor
+        value = (tensor,) if comm.rank is None else tensor
         if comm.mistake(value, type) is None:
             told = [tensor.dim(), _DTYPES.index(tensor.dtype), tracked([tensor]), *tensor.shape]
             return told + [0] * (64 - len(told))

@@ -98,7 +98,7 @@ class DTensor(Generic[Value], _LikeTensor):
         have.
         """
         mesh, everyone = self.mesh, self.comm.mesh
-        rank = getattr(self.comm, "rank", None)
+        rank = self.comm.rank
         if rank is not None and everyone.position(rank) is None:
             raise CommError(
                 f"rank {rank} asks for a tensor of a Comm that it is not in.",

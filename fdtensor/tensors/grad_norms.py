@@ -194,7 +194,7 @@ def _reduced(
     comm, mesh = comm_of(found), union_of(found)
     pending = Layout(mesh, [Partial(op)] * mesh.ndim)
     src = TensorType((2,), torch.float64, pending)
-    device = getattr(comm, "device", comm.leaves(found[0].local)[0].device)
+    device = comm.device or comm.leaves(found[0].local)[0].device
 
     def of(rank: int) -> torch.Tensor:
         held = [t for x in found if (t := _block(x, rank, replicas)) is not None and t.numel()]

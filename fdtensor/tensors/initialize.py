@@ -42,7 +42,7 @@ def initialize(
     Raises `TraceError` where nothing says what a tensor on the meta device is to be.
     """
     words_of(key)
-    device = torch.device(getattr(comm, "device", "cpu"))
+    device = comm.device or torch.device("cpu")
     names: dict[str, str] = {}
 
     def build() -> Any:

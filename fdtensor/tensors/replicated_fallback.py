@@ -15,6 +15,7 @@ from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten, unflatten
 from fdtensor.ops.randomness import Drawing
 from fdtensor.programs.tracer import one_mesh
+from fdtensor.runtime.comm import inside
 from fdtensor.runtime.kernel import empty
 from fdtensor.tensors.dtensor import DTensor
 
@@ -35,8 +36,8 @@ def on_replicas(f: Callable[..., Any], leaves: Sequence[Any], spec: Any, comm: A
     ]
     first = next(w for w, t in zip(wholes, is_tensor) if t)
     results: list[Any] = []
-    rank = getattr(comm, "rank", None)
-    if rank is None or mesh.position(rank) is not None:
+    rank = comm.rank
+    if inside(comm, mesh):
         for i in range(len(comm.leaves(first))):
             full = [comm.leaves(w)[i] if t else w for w, t in zip(wholes, is_tensor)]
             args, kwargs = unflatten(spec, full)

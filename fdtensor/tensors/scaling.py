@@ -92,14 +92,14 @@ class GradScaler(torch.amp.GradScaler):
     """
 
     def __init__(self, comm: Comm[Any], **options: Any) -> None:
-        device = torch.device(getattr(comm, "device", "cpu"))
+        device = comm.device or torch.device("cpu")
         super().__init__(device.type, **options)
         self.comm = comm
 
     def _unscale_grads_(self, *args: Any, **kwargs: Any) -> dict[torch.device, torch.Tensor]:
         found = super()._unscale_grads_(*args, **kwargs)
         comm: Any = self.comm
-        if getattr(comm, "rank", None) is None:  # one optimizer has the gradients of all ranks
+        if comm.rank is None:  # one optimizer has the gradients of all ranks
             return found
         device = comm.device
         flags = [flag.to(device).reshape(()) for flag in found.values()]

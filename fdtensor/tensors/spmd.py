@@ -43,6 +43,7 @@ from fdtensor.programs.tracer import (
     trace,
     traced,
 )
+from fdtensor.runtime.comm import speaker
 from fdtensor.runtime.interpreter import admit, digest_of
 from fdtensor.runtime.replication import mark, watching
 from fdtensor.runtime.runner import runner_of
@@ -205,7 +206,7 @@ class Spmd(Generic[P, R]):
         if check == "always" or (check != "never" and not self.programs):
             words = key.tolist() if isinstance(key, torch.Tensor) else [key.high, key.low]
             comm.agree("this key", digest_of(repr(words)), [type.mesh], None)
-        device = getattr(comm, "device", None)
+        device = comm.device
         whole = key.to(device, torch.int64) if isinstance(key, torch.Tensor) else key.tensor(device)
         return DTensor(comm.value([whole] * comm.width(type)), type, comm)
 
@@ -218,8 +219,7 @@ class Spmd(Generic[P, R]):
         if (self.options.check or comm.check) == "never":
             return
         with contextlib.suppress(CommError):
-            who = f"rank {comm.rank}: " if hasattr(comm, "rank") else ""
-            mistake = f"{who}{error.sentence.removesuffix('.')}"
+            mistake = f"{speaker(comm)}{error.sentence.removesuffix('.')}"
             comm.agree("this program", digest_of(error.sentence), [known.mesh], mistake)
 
     def _entry(self, leaves: Sequence[Any], spec: Any, orders: Any) -> Entry:
@@ -272,7 +272,7 @@ class Spmd(Generic[P, R]):
         types = [leaf.type if isinstance(leaf, DTensor) else None for leaf in leaves]
         tensors = tuple(i for i, t in enumerate(types) if t is not None)
         tracked = [_requires_grad(leaves[i].local) for i in tensors] if grads else []
-        make = functools.partial(traced, cost=comm.cost, device=getattr(comm, "device", "cpu"))
+        make = functools.partial(traced, cost=comm.cost, device=comm.device or "cpu")
         try:
             with working(f"tracing {name_of(self.f)}"):
                 program = make(self.f, spec, leaves, types, self.options)

@@ -71,7 +71,7 @@ class Adjoint:
 
 
 def _is_real(comm: Any) -> bool:
-    return getattr(comm, "rank", None) is not None
+    return comm.rank is not None
 
 
 def _flat(values: Sequence[Any], comm: Any) -> Sequence[torch.Tensor]:

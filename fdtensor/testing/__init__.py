@@ -62,11 +62,16 @@ __all__ = [
 if not TYPE_CHECKING:  # checkers would take any name for one of this package
     __getattr__, __dir__ = lazy_names(
         __name__,
-        "fdtensor.testing.pool",
-        "fdtensor.testing.values",
-        "fdtensor.testing.strides",
-        "fdtensor.testing.every_layout",
-        "fdtensor.testing.strategies",
-        "fdtensor.testing.discovery",
-        "fdtensor.testing.row_checks",
+        {
+            "testing.pool": ["GlooPool", "WorkerError"],
+            "testing.values": ["block", "full_tensor", "gather_full", "reduced", "scatter"],
+            "testing.strides": ["Strides"],
+            "testing.every_layout": ["assert_same_on_every_layout", "assert_same_on_layouts"],
+            "testing.strategies": [
+                *("layouts", "memory_formats", "meshes", "placements", "redistributions"),
+                *("shapes", "sharded", "types"),
+            ],
+            "testing.discovery": ["Discovered", "discover"],
+            "testing.row_checks": ["verify"],
+        },
     )

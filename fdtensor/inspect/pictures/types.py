@@ -36,7 +36,7 @@ def of_dtensor(x: DTensor[Any]) -> Description:
     """The same of a DTensor, with its values where there are few: of all ranks, or of this one."""
     type = x.type
     held = _held(x)
-    rank = getattr(x.comm, "rank", None)
+    rank = x.comm.rank
     sections: list[Section] = [_facts(type)]
     if not held or not _fits(type, held):
         sections.append(blocks_of(type, ""))
@@ -138,7 +138,7 @@ def _inside(layout: Layout, axis: str, dim: int) -> str:
 
 def _held(x: DTensor[Any]) -> dict[int, torch.Tensor]:
     """The local tensors that are here, by rank; none where their values cannot be read."""
-    type, rank = x.type, getattr(x.comm, "rank", None)
+    type, rank = x.type, x.comm.rank
     ranks = type.mesh.order if rank is None else [rank]
     try:
         found = dict(zip(ranks, x.comm.leaves(x.local), strict=True))

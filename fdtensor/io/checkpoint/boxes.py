@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fdtensor.layouts.blocks import Box, intersect, locate
-from fdtensor.runtime.simulator import SimulatedComm
+from fdtensor.runtime.comm import ranks_here
 from fdtensor.tensors.dtensor import DTensor
 
 __all__ = ["Rectangle", "bounding", "held", "rectangle", "rectangles", "shared", "view"]
@@ -53,12 +53,8 @@ def view(local: torch.Tensor, box: Box, piece: Rectangle) -> torch.Tensor:
 
 def held(x: DTensor[Any]) -> list[tuple[Box, torch.Tensor]]:
     """The blocks that this process has, each with its local tensor."""
-    if isinstance(x.comm, SimulatedComm):
-        ranks, locals = x.mesh.order, x.local
-    else:
-        rank = x.comm.rank  # type: ignore[attr-defined]
-        ranks, locals = ([rank], [x.local]) if x.mesh.position(rank) is not None else ([], [])
+    ranks = ranks_here(x.comm, x.mesh)  # none where this process is not in the mesh
     return [
         (x.type.box(x.mesh.coord(rank) or ()), local)
-        for rank, local in zip(ranks, locals, strict=True)
+        for rank, local in zip(ranks, x.comm.leaves(x.local))
     ]

@@ -38,7 +38,7 @@ class Fresh:
             return cls(asked, tensor, [(tuple(map(whole, shape)), tensor)])
         assert asked.comm is not None
         type, comm = asked.type.cotangent(), asked.comm
-        device = getattr(comm, "device", torch.device("cpu"))
+        device = comm.device or torch.device("cpu")
         local = comm.each(type, partial(empty, type, like=device))
         made = DTensor(local, type, comm)  # type: ignore[call-arg]
         return cls(asked, made, held(made))

@@ -15,10 +15,10 @@ from fdtensor.io.checkpoint.boxes import rectangle
 from fdtensor.io.checkpoint.contents import metadata_of, of_metadata
 from fdtensor.io.checkpoint.fresh import Fresh
 from fdtensor.io.checkpoint.request import Request, request
-from fdtensor.io.checkpoint.together import inside, storing, together
+from fdtensor.io.checkpoint.together import storing, together
 from fdtensor.layouts.blocks import Box, length
 from fdtensor.layouts.opaque import opaque
-from fdtensor.runtime.comm import Comm
+from fdtensor.runtime.comm import Comm, inside
 
 __all__ = ["load_checkpoint"]
 

@@ -122,7 +122,7 @@ def _matched(
     if isinstance(value, torch.Tensor):
         if type(value) not in (torch.Tensor, torch.nn.Parameter):
             return f"is asked for as torch's {type(value).__name__}: pass a layout", Asked()
-        device = getattr(comm, "device", None) if value.is_meta else value.device
+        device = comm.device if value.is_meta else value.device
         asked = Asked(stored, device=device or torch.device("cpu"))
         return _differs(stored, tuple(value.shape), value.dtype), asked
     try:

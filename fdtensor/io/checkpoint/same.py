@@ -15,9 +15,8 @@ from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.placement import Partial, Replicate
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.planner import plan
-from fdtensor.runtime.comm import Comm
+from fdtensor.runtime.comm import Comm, ranks_here
 from fdtensor.runtime.interpreter import run
-from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.tensors.dtensor import DTensor
 
 __all__ = ["differences"]
@@ -48,7 +47,7 @@ def differences(values: Mapping[str, Any], comm: Comm[Any]) -> dict[str, str]:
     claims = together(
         "save_checkpoint", comm, lambda: [c for n, v in values.items() for c in _claims(n, v, comm)]
     )
-    if isinstance(comm, SimulatedComm):
+    if comm.rank is None:
         return _unlike([(c.rank, c.key, c.print) for c in claims])
     if comm.mesh.size == 1 or _all_alike(claims, comm):
         return {}
@@ -57,12 +56,11 @@ def differences(values: Mapping[str, Any], comm: Comm[Any]) -> dict[str, str]:
 
 
 def _claims(name: str, value: Any, comm: Any) -> Iterator[Claim]:
-    own = getattr(comm, "rank", None)
+    own = comm.rank
     if isinstance(value, DTensor):
         mesh = value.mesh
         replicated = [a for a, p in zip(mesh.axes, value.layout.placements) if p == Replicate()]
-        held = mesh.order if own is None else [own] if mesh.coord(own) is not None else []
-        for rank, local in zip(held, value.comm.leaves(value.local)):
+        for rank, local in zip(ranks_here(comm, mesh), value.comm.leaves(value.local)):
             ranks = mesh.coset(tuple(replicated), mesh.coord(rank) or ())
             if len(ranks) > 1:
                 yield Claim((name, min(ranks)), ranks, rank, fingerprint(local))

@@ -25,14 +25,13 @@ from fdtensor.io.checkpoint.boxes import held, rectangles, view
 from fdtensor.io.checkpoint.names import Leaf, named
 from fdtensor.io.checkpoint.names import Path as Keys
 from fdtensor.io.checkpoint.same import differences
-from fdtensor.io.checkpoint.together import inside, storing, together
+from fdtensor.io.checkpoint.together import storing, together
 from fdtensor.layouts.errors import CheckpointError, ValueTreeError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.placement import Replicate
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.runtime.comm import Comm
-from fdtensor.runtime.simulator import SimulatedComm
+from fdtensor.runtime.comm import Comm, inside
 from fdtensor.tensors.connect import redistribute
 from fdtensor.tensors.dtensor import DTensor
 
@@ -151,7 +150,7 @@ def _problem(leaf: Leaf, comm: Comm[Any]) -> str | None:
     if not isinstance(value, DTensor):
         stateful = hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
         return f"is a {type(value).__name__}: pass its state_dict()" if stateful else None
-    if isinstance(value.comm, SimulatedComm) != isinstance(comm, SimulatedComm):
+    if (value.comm.rank is None) != (comm.rank is None):
         return f"is on {value.comm!r}, not on ranks of {comm!r}"
     return value.comm.mistake(value.local, value.type)
 
@@ -162,7 +161,7 @@ def _place(path: Any) -> str:
 
 def _cleared(path: Path, comm: Comm[Any]) -> None:
     """Takes away what makes an old checkpoint one, and its files, before new ones are written."""
-    if getattr(comm, "rank", None) in (None, min(comm.mesh.order)):
+    if comm.rank in (None, min(comm.mesh.order)):
         for file in [path / ".metadata", *path.glob("*.distcp")]:
             file.unlink(missing_ok=True)
 

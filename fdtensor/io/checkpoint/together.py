@@ -15,9 +15,8 @@ from fdtensor.layouts.errors import CheckpointError, CommError, FdtensorError
 from fdtensor.runtime.comm import Comm
 from fdtensor.runtime.interpreter import digest_of
 from fdtensor.runtime.process_groups import group_of
-from fdtensor.runtime.simulator import SimulatedComm
 
-__all__ = ["gathered", "inside", "storing", "together"]
+__all__ = ["gathered", "storing", "together"]
 
 T = TypeVar("T")
 
@@ -59,12 +58,7 @@ def _told(comm: Comm[Any], problem: Exception | None) -> str | None:
     if problem is None:
         return None
     said = problem.sentence if isinstance(problem, FdtensorError) else repr(problem)
-    return f"rank {getattr(comm, 'rank', 0)}: {said.removesuffix('.')}"
-
-
-def inside(comm: Comm[Any]) -> bool:
-    """Whether this process has a rank of the Comm."""
-    return isinstance(comm, SimulatedComm) or comm.mesh.position(comm.rank) is not None  # type: ignore[attr-defined]
+    return f"rank {comm.rank or 0}: {said.removesuffix('.')}"
 
 
 @contextmanager
@@ -73,7 +67,7 @@ def storing(comm: Comm[Any], what: str) -> Iterator[dict[str, Any]]:
 
     What it raises, on all ranks, becomes a `CheckpointError` that begins with `what`.
     """
-    alone = isinstance(comm, SimulatedComm) or comm.mesh.size == 1
+    alone = comm.rank is None or comm.mesh.size == 1
     group = None if alone else _group(tuple(sorted(comm.mesh.order)))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")

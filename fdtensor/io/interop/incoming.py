@@ -15,7 +15,6 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten, paths, unflatten
 from fdtensor.runtime.comm import Check, Comm
-from fdtensor.runtime.funcol import FuncolComm
 from fdtensor.runtime.interpreter import digest_of
 from fdtensor.tensors.dtensor import DTensor
 
@@ -175,7 +174,7 @@ def _refuse(problems: dict[str, FdtensorError], count: int) -> None:
 
 def refuse_simulated(comm: Comm[Any]) -> None:
     """Raises `CommError` for a Comm of which torch has no counterpart."""
-    if not isinstance(comm, FuncolComm):
+    if comm.rank is None:
         raise CommError(
             "a torch DTensor has the local tensor of one rank, but a value of this Comm has those "
             "of all.",

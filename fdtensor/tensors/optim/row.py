@@ -129,8 +129,8 @@ def _everywhere(value: Any, param: DTensor[Any]) -> DTensor[Any]:
     """A number on every rank of the mesh of a parameter."""
     if isinstance(value, DTensor):
         return value
-    comm: Any = param.comm
-    device = getattr(comm, "device", comm.leaves(param.local)[0].device)
+    comm = param.comm
+    device = comm.device or comm.leaves(param.local)[0].device
     if not isinstance(value, torch.Tensor):
         value = torch.full((), float(value), dtype=torch.float64, device=device)
     value = value.to(device, torch.float64).reshape(())

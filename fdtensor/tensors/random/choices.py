@@ -123,7 +123,7 @@ def permutation(
         count = x.shape[_dim(dim, len(x.shape))]
         if isinstance(x, torch.Tensor):
             return x.index_select(dim, _order(key, count, x.device))
-        order = _order(key, count, getattr(x.comm, "device", "cpu"))
+        order = _order(key, count, x.comm.device or "cpu")
         index = distribute(order, x.mesh.layout(None), x.comm)
         return call(torch.index_select, x, dim, index)
     if isinstance(x, TensorType):

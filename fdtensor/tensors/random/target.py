@@ -53,7 +53,7 @@ def drawn(
             hint="Draw type.cotangent(), and redistribute it.",
         )
     contained("a draw", [shape.mesh], comm.mesh)
-    type, there = shape, torch.device(device or getattr(comm, "device", "cpu"))
+    type, there = shape, torch.device(device or comm.device or "cpu")
 
     def block(rank: int) -> torch.Tensor:
         coord = type.mesh.coord(rank)
@@ -88,7 +88,7 @@ def blockwise(
 ) -> DTensor[Any]:
     """What `made` makes of each rank's block of `x` and of the places it has; in `x`'s layout."""
     type = TensorType(x.shape, dtype, x.layout)
-    rank = getattr(x.comm, "rank", None)
+    rank = x.comm.rank
     ranks = type.mesh.order if rank is None else (rank,)
     leaves = [
         empty(type, r, leaf) if (coord := type.mesh.coord(r)) is None

@@ -84,7 +84,7 @@ def shard_map(
         values = [leaves[i].to_local() for i in places]
         wrong = [comm.mistake(v, leaves[i].type) for v, i in zip(values, places, strict=True)]
         wrong = [mistake for mistake in wrong if mistake]
-        if getattr(comm, "rank", None) is None:
+        if comm.rank is None:
             if wrong:
                 comm.refuse("shard_map", wrong[0])
             kinds = [_kind(leaves[i].layout) for i in places]
