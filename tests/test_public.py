@@ -175,6 +175,8 @@ def test_a_typed_script_checks_and_a_missing_argument_does_not(tmp_path):
     script.write_text(TYPED + WRONG)
     command = [pyright, "--pythonpath", sys.executable, "--outputjson", str(script)]
     said = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    if not said.stdout.startswith("{"):
+        pytest.skip(f"pyright does not run here: {said.stderr[:200]}")
     errors = json.loads(said.stdout)["generalDiagnostics"]
     lines = {error["range"]["start"]["line"] + 1 for error in errors}
     first = len(TYPED.splitlines())
