@@ -1,5 +1,6 @@
 """Writes in place and to `out=`: what torch refuses is refused, and what it takes is the same."""
 
+import copy
 import os
 import random
 import warnings
@@ -516,3 +517,27 @@ def test_a_write_to_windows_of_any_dtype(dtype):
 
     x = torch.arange(12).view(4, 3).to(dtype)
     assert torch.equal(spmd(f)(distribute(x, MESH.layout("b"), COMM)).full(), f(x))
+
+
+def test_a_write_by_a_mask_of_one_number():
+    def f(x):
+        y = x * 1
+        first, rest = y[0], y[1:]
+        first[first > 0] = 3
+        rest[rest.sum() > 5] = 7
+        rest[rest.sum() > 100] = 9
+        return y
+
+    got = spmd(f)(distribute(X, MESH.layout("b"), COMM))
+    assert got.full().tolist() == f(X).tolist() == [3, 7, 7, 7]
+
+
+def test_a_deep_copy_shares_nothing():
+    def f(x):
+        copies = copy.deepcopy({"a": x, "b": [x]})
+        copies["a"].add_(1)
+        return x, copies
+
+    whole, copies = spmd(f)(distribute(X, MESH.layout("b"), COMM))
+    assert whole.full().tolist() == X.tolist()
+    assert copies["a"].full().tolist() == copies["b"][0].full().tolist() == (X + 1).tolist()

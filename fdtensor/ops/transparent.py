@@ -135,6 +135,16 @@ def recorded_as(*functions: Any) -> Callable[[Callable], Callable]:
     return register
 
 
+@recorded_as(torch.Tensor.__deepcopy__)
+def _deep_copy(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    """A copy of a tensor, as `copy.deepcopy` makes it; raises what torch raises for a result."""
+    if id(tensor) not in memo:
+        if not tensor.is_leaf:
+            raise RuntimeError("Only Tensors created explicitly by the user support deepcopy.")
+        memo[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    return memo[id(tensor)]
+
+
 _READS = {torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__, torch.Tensor.data_ptr}
 
 

@@ -63,6 +63,10 @@ def checked_write(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
             line=user_line() or "not known",
             hint="Take contiguous() of it, or reshape().",
         )
+    if name == "__setitem__" and target is not None and _is_number(args[1]):
+        value: Any = args[2]  # torch would read whether the index is true
+        target.copy_(torch.where(args[1], value, target))
+        return None
     if target is None or not _writes(name):
         return _followed(_unrepeated(name, func(*args, **kwargs), args), target)
     before, part = target.shape, None
@@ -89,6 +93,11 @@ def checked_write(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     out = func(*args, **kwargs)
     _keeps(target, before)
     return out
+
+
+def _is_number(index: Any) -> bool:
+    """Whether an index is a bool tensor without dims, which takes all of a tensor or nothing."""
+    return isinstance(index, torch.Tensor) and index.dtype == torch.bool and not index.ndim
 
 
 def _loses_order(func: Any, target: torch.Tensor) -> bool:
