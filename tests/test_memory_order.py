@@ -10,13 +10,16 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fdtensor import Mesh, SimulatedComm, distribute, spmd
-from fdtensor.ops.memory_order import OTHERWISE
+from fdtensor.ops.memory_order import IN_OTHER_ORDER
 from tests.operators.samples import entries
 
 aten = torch.ops.aten
 
-KNOWN = OTHERWISE | {
-    aten._batch_norm_with_update.default,  # no program has it
+KNOWN = IN_OTHER_ORDER | {
+    aten._batch_norm_with_update.default,
+    aten._native_batch_norm_legit.default,
+    aten._native_batch_norm_legit.no_stats,
+    aten.native_batch_norm.default,
     aten.normal.Tensor_Tensor,  # drawn by key
 }
 
@@ -80,7 +83,6 @@ ROWS = torch.tensor([[0, 1], [2, 0], [1, 1]])
 @pytest.mark.parametrize(
     "op",
     [
-        lambda x: F.batch_norm(x, None, None, training=True),
         lambda x: torch.complex(x, x).angle(),
         lambda x: x.any(dim=(), keepdim=True).double(),
         lambda x: torch.all(x, dim=()).double(),

@@ -14,15 +14,12 @@ import optree
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = ["OTHERWISE", "in_order_of_kernel"]
+__all__ = ["IN_OTHER_ORDER", "in_order_of_kernel"]
 
 aten = torch.ops.aten
 
-OTHERWISE = frozenset(
+IN_OTHER_ORDER = frozenset(
     (
-        aten._native_batch_norm_legit.default,
-        aten._native_batch_norm_legit.no_stats,
-        aten._native_batch_norm_legit_functional.default,
         aten.all.dims,
         aten.angle.default,
         aten.channel_shuffle.default,
@@ -40,11 +37,14 @@ OTHERWISE = frozenset(
         aten.logical_and.default,
         aten.logical_or.default,
         aten.logical_xor.default,
-        aten.native_batch_norm.default,
         aten.native_dropout_backward.default,
     )
 )
-"""The ops whose fakes may have other strides than what their kernels give."""
+"""The ops whose fakes may have other strides than what their kernels give.
+
+Batch norms are others. They keep what the fake says: products of what is not row-major are not
+folded into one, and every layer after a batch norm of a transposed tensor would be a batched one.
+"""
 
 
 WHOLE = 64
@@ -52,7 +52,7 @@ WHOLE = 64
 
 
 def in_order_of_kernel(func: Any, args: Any, kwargs: Any, out: Any) -> Any:
-    """`out`, the fakes that an op of `OTHERWISE` gave, laid out as the kernel lays it.
+    """`out`, the fakes that an op of `IN_OTHER_ORDER` gave, laid out as the kernel lays it.
 
     The kernel is asked with the same operands, but with sizes of at most 2 where it takes them.
     """

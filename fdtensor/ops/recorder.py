@@ -24,7 +24,7 @@ from fdtensor.layouts.callsite import user_line
 from fdtensor.layouts.errors import TraceError
 from fdtensor.ops.ambient import neutral
 from fdtensor.ops.graph import Call, Full, Graph, Var, is_view, pruned, tensors_of
-from fdtensor.ops.memory_order import OTHERWISE, in_order_of_kernel
+from fdtensor.ops.memory_order import IN_OTHER_ORDER, in_order_of_kernel
 from fdtensor.ops.randomness import (
     Numbers,
     is_quiet,
@@ -33,6 +33,7 @@ from fdtensor.ops.randomness import (
     without_rejection,
 )
 from fdtensor.ops.recorded_checks import REQUIREMENTS, Checks
+from fdtensor.ops.recorded_otherwise import OTHERWISE
 from fdtensor.ops.saved_values import apart, phase
 from fdtensor.ops.transparent import needs_values, transparent
 from fdtensor.ops.value_checks import CHECKED
@@ -60,29 +61,6 @@ _PHYSICAL: dict[Any, Any] = {
     aten._neg_view.default: aten.neg.default,
 }
 """Views that set a bit which kernels of views do not know, and the ops that compute the values."""
-
-_FACTORS = (
-    aten._linalg_det.default,
-    aten._linalg_slogdet.default,
-    aten._linalg_solve_ex.default,
-)
-"""They factorize the transpose of a real matrix that is contiguous, and a matrix that is not.
-
-Their derivatives solve by the factors. `local_program.CONTIGUOUS` gives them contiguous blocks.
-"""
-
-_MEAN_LOSSES = {
-    aten.mse_loss_backward.default,
-    aten.smooth_l1_loss_backward.default,
-    aten.huber_loss_backward.default,
-}
-
-_OF_MEMORY = {
-    aten.as_strided.default,
-    aten.as_strided_copy.default,
-    aten.as_strided_scatter.default,
-}
-"""Ops of strides, which say how far apart elements lie in memory, not in the shape."""
 
 _PROMOTING = {aten.logsumexp.default}
 """Ops that are not elementwise, but take integers as numbers of the default dtype."""
@@ -131,7 +109,7 @@ class _Recorder(TorchDispatchMode):
 
     def constant(self, tensor: torch.Tensor) -> torch.Tensor:
         """The fake of a real tensor that the function closes over."""
-        if tensor.layout is not torch.strided:
+        if tensor.layout not in (torch.strided, torch.jagged):  # nested ones are refused by name
             raise TraceError(
                 f"a recorded function closes over a tensor of layout {tensor.layout}, and only "
                 "dense ones are distributed.",
@@ -167,34 +145,16 @@ class _Recorder(TorchDispatchMode):
                 raise _writes("batch norm in training mode")
             return self._batch_norm(args)
         args, kwargs = _mapped((args, kwargs), self._fake)
-        if func is aten._to_copy.default and not isinstance(args[0], torch.Tensor):
-            func, kwargs = aten.scalar_tensor.default, {"dtype": kwargs.get("dtype")}
-        if func in _OF_MEMORY:
-            return self._of_memory(func, args, kwargs)
-        if func is aten.copy.default and not isinstance(args[1], torch.Tensor):
-            func, args = aten.fill.Scalar, args[:2]
-        if func in _FACTORS and not (args[0].is_contiguous() or args[0].is_complex()):
-            return self._factored(func, args, kwargs)
-        if func is aten.nansum.default and args[1:2] == ([],):  # whose fake keeps all dims
-            args = (args[0], None, *args[2:])
-        if func in _MEAN_LOSSES and 0 in args[1].shape:  # whose fakes divide by no elements
-            return self.recorded(aten.zeros_like.default, (args[1],), {})
-        if func is aten.unfold_backward.default and not _is_derivative("UnfoldBackward"):
-            return self._with_windows(*args)
+        otherwise = OTHERWISE.get(func)
+        if otherwise is not None:
+            out = otherwise(self, func, args, kwargs)
+            if out is not NotImplemented:
+                return out
         if func in REQUIREMENTS:
             return self.checks and self.checks.required(func, args)
         if self.checks is not None and func in CHECKED:
             args, kwargs = self.checks.within(func, args, kwargs)
-        out = self.recorded(func, args, kwargs)
-        if (
-            func is aten._linalg_solve_ex.default
-            and not kwargs.get("left", True)
-            and out[0].is_complex()
-        ):
-            # a kernel conjugates what it gives as a view then, of which no part is real
-            turned = self.recorded(aten.conj_physical.default, out[:1], {})
-            return self.recorded(aten.conj_physical.default, (turned,), {}), *out[1:]
-        return out
+        return self.recorded(func, args, kwargs)
 
     def recorded(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What a call gives, written down unless it gives its argument."""
@@ -203,7 +163,7 @@ class _Recorder(TorchDispatchMode):
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise needs_values(func, args) from error
         out = _unmasked(func, args, out)
-        if func in OTHERWISE:
+        if func in IN_OTHER_ORDER:
             out = in_order_of_kernel(func, args, kwargs, out)
         results = tensors_of(out)
         if not results:
@@ -269,77 +229,6 @@ class _Recorder(TorchDispatchMode):
     def _is_view(self, tensor: torch.Tensor) -> bool:
         v = self.known(tensor)
         return any(v in call.outs and is_view(call) for call in self.calls)
-
-    def _with_windows(
-        self, windows: torch.Tensor, sizes: Any, dim: int, size: int, step: int
-    ) -> torch.Tensor:
-        """A tensor after a write to its `unfold`, where functionalization would leave 0 between."""
-        spread = functools.partial(self.recorded, aten.unfold_backward.default, kwargs={})
-        written = spread((windows, sizes, dim, size, step))
-        base = self._unfolded(windows, sizes, (dim, size, step))
-        if base is None:
-            return written
-        with self:
-            ones = torch.ones_like(windows, dtype=torch.float32)
-        covered = spread((ones, sizes, dim, size, step))
-        with self:
-            out = torch.where(covered > 0, written, base)
-        if out.stride() == base.stride():
-            return out
-        return self.recorded(aten.copy.default, (base, out), {})  # it lies as the tensor did
-
-    def _unfolded(self, windows: torch.Tensor, sizes: Any, how: Any) -> torch.Tensor | None:
-        """The tensor whose `unfold` these windows are, as far as they came of it or it is alone."""
-        views = [
-            call
-            for call in self.calls
-            if call.op is aten.unfold.default
-            and call.args[1:] == how
-            and self.types[call.ins[0].index].shape == tuple(sizes)
-        ]
-        makers = {v: call for call in self.calls for v in call.outs}
-        above, waiting = set(), [self.known(windows)]
-        while waiting:
-            v = waiting.pop()
-            if v is not None and v not in above:
-                above.add(v)
-                waiting += makers[v].ins if v in makers else ()
-        views = [call for call in views if call.outs[0] in above] or views
-        bases = dict.fromkeys(call.ins[0] for call in views)
-        if len(bases) > 1 and not any(call.outs[0] in above for call in views):
-            raise TraceError(
-                "it cannot be told which tensor a write to the windows of `unfold` changes.",
-                line=user_line() or "not known",
-                hint="Write to slices of the tensor, or to a reshaped view of it.",
-            )
-        if not bases:
-            return None
-        last = list(bases)[-1]
-        return next(t for t in reversed(self.alive) if self.vars.get(id(t)) == last)
-
-    def _factored(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What these ops give of a matrix that is not contiguous, whatever blocks are at a run."""
-        if func is not aten._linalg_solve_ex.default:  # the determinant of the transpose
-            turned = self.recorded(aten.transpose.int, (args[0], -2, -1), {})
-            return self.recorded(func, (turned, *args[1:]), kwargs)
-        solved = self.recorded(func, args, kwargs)
-        factors = self.recorded(aten.linalg_lu_factor_ex.default, args[:1], {})
-        return solved[0], *factors
-
-    def _of_memory(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """An op that counts places in memory, of a tensor with its dims in the order of memory."""
-        tensor, *rest = args
-        order = sorted(range(tensor.ndim), key=lambda d: -tensor.stride(d))
-        if tensor.is_contiguous() or order == list(range(tensor.ndim)):
-            _whole_memory(tensor)
-            return self.recorded(func, args, kwargs)
-        tensor = self.recorded(aten.permute.default, (tensor, order), {})
-        _whole_memory(tensor)
-        out = self.recorded(func, (tensor, *rest), kwargs)
-        if func is not aten.as_strided_scatter.default:
-            return out
-        back = [order.index(d) for d in range(tensor.ndim)]
-        return self.recorded(aten.permute.default, (out, back), {})
 
     def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor if isinstance(tensor, FakeTensor) else self.constant(tensor)
@@ -460,25 +349,9 @@ def _is_alias(a: torch.Tensor, b: torch.Tensor) -> bool:
     return place(a) == place(b)
 
 
-def _is_derivative(name: str) -> bool:
-    """Whether a node of autograd of this name is being run, and its op is no write of its own."""
-    node = _C._C._current_autograd_node()
-    return node is not None and node.name().startswith(name)
-
-
 def _proxy_mode() -> Any:
     """What `make_fx` records by, which would see none of the tensors that a recorder does."""
     return _C._C._get_dispatch_mode(_C._C._TorchDispatchModeKey.PROXY)
-
-
-def _whole_memory(tensor: torch.Tensor) -> None:
-    """Refuses strides over a part of a memory: blocks of a rank lie in another one."""
-    nbytes = tensor.untyped_storage().nbytes()
-    if not tensor.is_contiguous() or nbytes != tensor.numel() * tensor.itemsize:
-        raise TraceError(
-            f"as_strided of a view of shape {tuple(tensor.shape)} depends on its place in memory.",
-            hint="Take clone(memory_format=torch.contiguous_format) of it, or slice and transpose.",
-        )
 
 
 def _writes(what: str) -> TraceError:

@@ -1,0 +1,211 @@
+"""`OTHERWISE`: ops that are written down as other ops, or on other operands, for some arguments.
+
+Torch's fakes, functionalization and derivatives each know more of a tensor than its shape: whether
+it is a number, how it lies in memory, what it is a view of. A program knows shapes alone, and so
+these ops are recorded as what they do to tensors of which only the shape is known.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from fdtensor.layouts.callsite import user_line
+from fdtensor.layouts.errors import TraceError
+from fdtensor.ops.graph import Call, Full, Var
+
+__all__ = ["OTHERWISE"]
+
+aten = torch.ops.aten
+_C: Any = torch  # what torch does not declare
+
+
+class Recorder(Protocol):
+    """What writes calls down; used as a context, it writes down what torch functions call."""
+
+    types: list[Full]
+    calls: list[Call]
+    vars: dict[int, Var]
+    alive: list[torch.Tensor]
+
+    def recorded(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What a call gives, written down."""
+        ...
+
+    def known(self, tensor: torch.Tensor) -> Var:
+        """The value that a tensor is."""
+        ...
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> Any: ...
+
+
+OTHERWISE: dict[Any, Callable[[Recorder, Any, Any, Any], Any]] = {}
+"""By op, a function of a recorder and a call; NotImplemented where the call is as any other."""
+
+
+def _of(*ops: Any) -> Callable[[Callable], Callable]:
+    def register(f: Callable) -> Callable:
+        OTHERWISE.update(dict.fromkeys(ops, f))
+        return f
+
+    return register
+
+
+@_of(aten._to_copy.default)
+def _number(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """A number that becomes a tensor."""
+    if isinstance(args[0], torch.Tensor):
+        return NotImplemented
+    return recorder.recorded(aten.scalar_tensor.default, args, {"dtype": kwargs.get("dtype")})
+
+
+@_of(aten.copy.default)
+def _filled(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """A copy of a number."""
+    if isinstance(args[1], torch.Tensor):
+        return NotImplemented
+    return recorder.recorded(aten.fill.Scalar, args[:2], kwargs)
+
+
+@_of(aten.nansum.default)
+def _over_all_dims(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """A sum over no dims, which is one over all; its fake keeps them all."""
+    if args[1:2] != ([],):
+        return NotImplemented
+    return recorder.recorded(func, (args[0], None, *args[2:]), kwargs)
+
+
+@_of(
+    aten.mse_loss_backward.default,
+    aten.smooth_l1_loss_backward.default,
+    aten.huber_loss_backward.default,
+)
+def _of_nothing(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """The gradient of a mean of no elements, by whose number the fakes divide."""
+    if 0 not in args[1].shape:
+        return NotImplemented
+    return recorder.recorded(aten.zeros_like.default, (args[1],), {})
+
+
+@_of(aten._linalg_det.default, aten._linalg_slogdet.default)
+def _of_transposed(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """A determinant of a matrix that is not contiguous, as that of its transpose.
+
+    Kernels factorize the transpose of a real matrix that is contiguous, and others as they are;
+    derivatives, which solve by the factors, go by the strides that a matrix has while it is
+    recorded. `local_program.CONTIGUOUS` gives these ops contiguous blocks.
+    """
+    if not _is_factorized_as_it_is(args[0]):
+        return NotImplemented
+    turned = recorder.recorded(aten.transpose.int, (args[0], -2, -1), {})
+    return recorder.recorded(func, (turned, *args[1:]), kwargs)
+
+
+@_of(aten._linalg_solve_ex.default)
+def _solved(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """A solution, with the factors that the derivative expects, as for determinants."""
+    complex_right = args[0].is_complex() and not kwargs.get("left", True)
+    if not complex_right and not _is_factorized_as_it_is(args[0]):
+        return NotImplemented
+    solved, lu, pivots, info = recorder.recorded(func, args, kwargs)
+    if complex_right:  # the kernel conjugates it as a view, of which no part is real
+        turned = recorder.recorded(aten.conj_physical.default, (solved,), {})
+        solved = recorder.recorded(aten.conj_physical.default, (turned,), {})
+    else:
+        lu, pivots, _ = recorder.recorded(aten.linalg_lu_factor_ex.default, args[:1], {})
+    return solved, lu, pivots, info
+
+
+def _is_factorized_as_it_is(matrix: torch.Tensor) -> bool:
+    return not (matrix.is_contiguous() or matrix.is_complex())
+
+
+@_of(aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default)
+def _of_memory(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """An op that counts places in memory, of a tensor with its dims in the order of memory."""
+    tensor, *rest = args
+    order = sorted(range(tensor.ndim), key=lambda d: -tensor.stride(d))
+    if tensor.is_contiguous() or order == list(range(tensor.ndim)):
+        _whole_memory(tensor)
+        return recorder.recorded(func, args, kwargs)
+    tensor = recorder.recorded(aten.permute.default, (tensor, order), {})
+    _whole_memory(tensor)
+    out = recorder.recorded(func, (tensor, *rest), kwargs)
+    if func is not aten.as_strided_scatter.default:
+        return out
+    back = [order.index(d) for d in range(tensor.ndim)]
+    return recorder.recorded(aten.permute.default, (out, back), {})
+
+
+def _whole_memory(tensor: torch.Tensor) -> None:
+    """Refuses strides over a part of a memory: blocks of a rank lie in another one."""
+    nbytes = tensor.untyped_storage().nbytes()
+    if not tensor.is_contiguous() or nbytes != tensor.numel() * tensor.itemsize:
+        raise TraceError(
+            f"as_strided of a view of shape {tuple(tensor.shape)} depends on its place in memory.",
+            hint="Take clone(memory_format=torch.contiguous_format) of it, or slice and transpose.",
+        )
+
+
+@_of(aten.unfold_backward.default)
+def _with_windows(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """A tensor after a write to its `unfold`, where functionalization would leave 0 between."""
+    if _is_derivative("UnfoldBackward"):
+        return NotImplemented
+    windows, sizes, *how = args
+    spread = functools.partial(recorder.recorded, func, kwargs={})
+    written = spread(args)
+    base = _unfolded(recorder, windows, sizes, tuple(how))
+    if base is None:
+        return written
+    with recorder:
+        ones = torch.ones_like(windows, dtype=torch.float32)
+    covered = spread((ones, sizes, *how))
+    with recorder:
+        out = torch.where(covered > 0, written, base)
+    if out.stride() == base.stride():
+        return out
+    return recorder.recorded(aten.copy.default, (base, out), {})  # it lies as the tensor did
+
+
+def _unfolded(
+    recorder: Recorder, windows: torch.Tensor, sizes: Any, how: Any
+) -> torch.Tensor | None:
+    """The tensor whose `unfold` these windows are, as far as they came of it or it is alone."""
+    views = [
+        call
+        for call in recorder.calls
+        if call.op is aten.unfold.default
+        and call.args[1:] == how
+        and recorder.types[call.ins[0].index].shape == tuple(sizes)
+    ]
+    makers = {v: call for call in recorder.calls for v in call.outs}
+    above, waiting = set(), [recorder.known(windows)]
+    while waiting:
+        v = waiting.pop()
+        if v is not None and v not in above:
+            above.add(v)
+            waiting += makers[v].ins if v in makers else ()
+    views = [call for call in views if call.outs[0] in above] or views
+    bases = dict.fromkeys(call.ins[0] for call in views)
+    if len(bases) > 1 and not any(call.outs[0] in above for call in views):
+        raise TraceError(
+            "it cannot be told which tensor a write to the windows of `unfold` changes.",
+            line=user_line() or "not known",
+            hint="Write to slices of the tensor, or to a reshaped view of it.",
+        )
+    if not bases:
+        return None
+    last = list(bases)[-1]
+    return next(t for t in reversed(recorder.alive) if recorder.vars.get(id(t)) == last)
+
+
+def _is_derivative(name: str) -> bool:
+    """Whether a node of autograd of this name is being run, and its op is no write of its own."""
+    node = _C._C._current_autograd_node()
+    return node is not None and node.name().startswith(name)
