@@ -8,32 +8,9 @@ import types
 import pytest
 
 import fdtensor
-from fdtensor import (
-    cluster,
-    collectives,
-    cost,
-    errors,
-    io,
-    optim,
-    parallel,
-    plans,
-    random,
-    testing,
-)
+from tests.test_public import NAMESPACES
 
-MODULES = (
-    fdtensor,
-    cluster,
-    collectives,
-    cost,
-    errors,
-    io,
-    optim,
-    parallel,
-    plans,
-    random,
-    testing,
-)
+MODULES = (fdtensor, *[getattr(fdtensor, name) for name in NAMESPACES])
 
 PUBLIC = [(module, name) for module in MODULES for name in module.__all__]
 
