@@ -20,7 +20,7 @@ from fdtensor import (
     spmd,
 )
 from fdtensor.cost import NCCL
-from fdtensor.plans.collective import Step
+from fdtensor.plans.collectives import Step
 from fdtensor.testing.strategies import redistributions
 from fdtensor.testing.values import full_tensor, scatter
 
@@ -64,7 +64,7 @@ class CountingComm:
     def copy(self, value: Values) -> Values:
         return tuple(torch.empty_like(t) for t in value)
 
-    def _after(self, step: Step, value: Values, owned: bool = False) -> Values:
+    def perform(self, step: Step, value: Values, owned: bool = False) -> Values:
         alone = Plan(step.src, step.dst, (step,), NCCL)
         for rank in {*step.src.mesh.order, *step.dst.mesh.order}:
             self.received[rank] += alone.received_bytes_at(rank)
@@ -72,10 +72,8 @@ class CountingComm:
         shapes = [dst.local_shape(rank) for rank in dst.mesh.order]
         return tuple(torch.empty(shape, dtype=dst.dtype, device="meta") for shape in shapes)
 
-    local = all_gather = all_to_all = all_reduce = reduce_scatter = broadcast = exchange = _after
-
-    def exchange_many(self, steps: Sequence[Step], values: Sequence[Values]) -> list[Values]:
-        return [self._after(step, value) for step, value in zip(steps, values, strict=True)]
+    def perform_together(self, steps: Sequence[Step], values: Sequence[Values]) -> list[Values]:
+        return [self.perform(step, value) for step, value in zip(steps, values, strict=True)]
 
 
 @given(redistributions(), st.integers(0, 99))

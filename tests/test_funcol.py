@@ -47,11 +47,10 @@ from fdtensor import (
 )
 from fdtensor.layouts.dtypes import known, reducible
 from fdtensor.layouts.placement import REDUCE_OPS
-from fdtensor.plans.collective import is_local
-from fdtensor.plans.transitions import by_exchange
+from fdtensor.plans.collectives import by_exchange, is_local
+from fdtensor.plans.wire import reduces_as
 from fdtensor.runtime.funcol import FuncolComm
 from fdtensor.runtime.interpreter import run_fused
-from fdtensor.runtime.wire import reduces_as
 from fdtensor.testing.strategies import redistributions
 from fdtensor.testing.values import full_tensor, scatter
 

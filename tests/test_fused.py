@@ -13,7 +13,7 @@ from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Partial, Replicate, Shard
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.plans.collective import AllReduce, Exchange, is_local
+from fdtensor.plans.collectives import AllReduce, Exchange, is_local
 from fdtensor.plans.cost import GLOO, NCCL
 from fdtensor.plans.fused import batched, fuse
 from fdtensor.plans.planner import plan
@@ -176,8 +176,8 @@ def sends_of_a_hundred():
     """Whether all blocks are right, and how many messages this rank has sent and started."""
     comm, rank, pairs = connect(Mesh(world=4)), dist.get_rank(), hundred()
     sent = []
-    messages = comm._messages
-    comm._messages = lambda to, *rest: (sent.append(len(to)), messages(to, *rest))[1]
+    messages = comm.around.messages
+    comm.around.messages = lambda to, *rest: (sent.append(len(to)), messages(to, *rest))[1]
     tree = []
     for value, (src, _) in zip(values_of(pairs), pairs, strict=True):
         place = src.mesh.position(rank)

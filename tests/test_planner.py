@@ -34,9 +34,9 @@ from fdtensor import (
     run,
     transition,
 )
-from fdtensor.plans.messages import route
+from fdtensor.plans.collectives import by_exchange
 from fdtensor.plans.planner import _plan
-from fdtensor.plans.transitions import by_exchange
+from fdtensor.plans.routes import route
 from fdtensor.testing.strategies import placements, redistributions
 from fdtensor.testing.values import full_tensor, gather_full, scatter
 

@@ -23,7 +23,7 @@ from fdtensor import (
     trace,
 )
 from fdtensor.ops.graph import substituted, tensors_of
-from fdtensor.plans.collective import Step
+from fdtensor.plans.collectives import Step
 from fdtensor.programs.eqn import Together
 from fdtensor.programs.json import _argument, _encoded
 from fdtensor.runtime.local_program import RESHAPES

@@ -9,7 +9,7 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Replicate, Shard
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten
-from fdtensor.plans.collective import is_local
+from fdtensor.plans.collectives import is_local
 from fdtensor.plans.cost import GLOO, NCCL
 from fdtensor.programs.options import Options
 from fdtensor.programs.program import Together

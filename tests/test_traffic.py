@@ -24,10 +24,11 @@ from fdtensor import (
     trace,
 )
 from fdtensor.plans.bound import least_total, lower_bound
+from fdtensor.plans.collectives import by_exchange
 from fdtensor.plans.cost import seconds
-from fdtensor.plans.messages import route, talk
+from fdtensor.plans.movement import movement
+from fdtensor.plans.routes import route
 from fdtensor.plans.traffic import received, received_at, sent, sent_at
-from fdtensor.plans.transitions import by_exchange
 from fdtensor.testing.strategies import redistributions
 
 R, S, P = Replicate(), Shard, Partial
@@ -61,7 +62,7 @@ def test_both_sides_know_each_message(pair):
 @given(redistributions(partial=False))
 def test_ranks_talk_only_along_the_axes_of_an_exchange(pair):
     src, dst = pair
-    axes = talk(src, dst).axes
+    axes = movement(src, dst).axes
     assert axes is not None
     for rank in src.mesh.order:
         here = src.mesh.coord(rank)

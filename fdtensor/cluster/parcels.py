@@ -28,8 +28,8 @@ from fdtensor.layouts.errors import CommError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import op_named
+from fdtensor.plans.local_tensors import empty
 from fdtensor.runtime.comm import Check
-from fdtensor.runtime.kernel import empty
 from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.tensors.dtensor import DTensor
 

@@ -16,19 +16,19 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Partial, Placement, Replicate, Shard
 from fdtensor.layouts.progress import working
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.plans.collective import (
+from fdtensor.plans.collectives import (
     AllGather,
     AllReduce,
     AllToAll,
     Collective,
     ReduceScatter,
     Step,
+    by_exchange,
 )
 from fdtensor.plans.cost import CostModel, seconds
 from fdtensor.plans.fused import Fused
 from fdtensor.plans.planner import Plan
 from fdtensor.plans.traffic import most_received
-from fdtensor.plans.transitions import by_exchange
 from fdtensor.programs.program import Program
 from fdtensor.runtime.interpreter import run
 

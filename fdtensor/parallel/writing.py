@@ -31,10 +31,10 @@ from fdtensor.ops.graph import Var
 from fdtensor.parallel.exported import OPAQUE, Exported, stands_for
 from fdtensor.parallel.sizes import Sizes, emitted, value_at
 from fdtensor.parallel.styles import identity
+from fdtensor.plans.collectives import local_step
 from fdtensor.plans.planner import plan
 from fdtensor.programs.program import Program
 from fdtensor.runtime.fx import is_whole, places
-from fdtensor.runtime.kernel import local_step
 from fdtensor.runtime.local_program import Line, LocalProgram, constant, of_ops
 
 __all__ = ["Made", "written"]

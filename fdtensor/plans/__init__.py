@@ -1,13 +1,13 @@
 """From one type to another: the collectives that take a tensor there, as a value.
 
-It imports from `layouts`. It offers the closed set of collectives, `plan` with its lower bound,
+It imports from `layouts`. It offers the table of collectives, `plan` with its lower bound,
 bytes, peak and seconds, `transition` for one axis, and `fuse` for plans that travel together.
-Nothing here holds a tensor: what is found by arithmetic on types is run by `runtime`.
+A plan holds no tensor: a collective says what it does to blocks, `runtime` runs it on them.
 """
 
 from __future__ import annotations
 
-from fdtensor.plans.collective import (
+from fdtensor.plans.collectives import (
     AllGather,
     AllReduce,
     AllToAll,

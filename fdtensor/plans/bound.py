@@ -8,8 +8,9 @@ from math import prod
 
 from fdtensor.layouts.blocks import length, whole
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.plans.messages import Grid, grid, overlaps, talk
-from fdtensor.plans.traffic import axes_of, constant, lacking, most, summed, table
+from fdtensor.plans.counts import axes_of, constant, most, summed, table, to_receive
+from fdtensor.plans.movement import movement
+from fdtensor.plans.normal_type import NormalType, normalized, overlaps
 
 __all__ = ["least_total", "lower_bound"]
 
@@ -20,7 +21,7 @@ def lower_bound(src: TensorType, dst: TensorType) -> int:
     For movement a rank must receive what it lacks of its block. With reductions see `least_total`.
     """
     if src.numel and _is_movement(src, dst):
-        return most(lacking(talk(src, dst))) * src.dtype.itemsize
+        return most(to_receive(movement(src, dst))) * src.dtype.itemsize
     ranks = src.mesh.size
     if src.mesh is not dst.mesh:
         ranks = len({*src.mesh.order, *dst.mesh.order})
@@ -35,12 +36,12 @@ def least_total(src: TensorType, dst: TensorType) -> int:
     wanter holds a term. A wanter is a rank, or all ranks that share new pending terms, one of which
     must get the element.
     """
-    a, b = grid(src), grid(dst)
+    a, b = normalized(src), normalized(dst)
     itemsize = src.dtype.itemsize
     if src.numel == 0:
         return 0
     if _is_movement(src, dst):
-        return summed(dst.mesh.sizes, lacking(talk(src, dst))) * itemsize
+        return summed(dst.mesh.sizes, to_receive(movement(src, dst))) * itemsize
     if src.mesh is not dst.mesh:
         return _cross_bound(src, dst, a, b)
     reduced = _reduced(a, b)
@@ -62,11 +63,11 @@ def least_total(src: TensorType, dst: TensorType) -> int:
 
 def _is_movement(src: TensorType, dst: TensorType) -> bool:
     """Whether no terms are reduced and none are added."""
-    a, b = grid(src), grid(dst)
+    a, b = normalized(src), normalized(dst)
     return not _reduced(a, b) and all(_kept(a, b, i) for i in b.partial)
 
 
-def _kept(a: Grid, b: Grid, axis: int) -> bool:
+def _kept(a: NormalType, b: NormalType, axis: int) -> bool:
     """Whether an axis may keep its pending terms: sums may become averages in place."""
     if a.mesh is not b.mesh or axis not in a.partial or axis not in b.partial:
         return False
@@ -74,11 +75,11 @@ def _kept(a: Grid, b: Grid, axis: int) -> bool:
     return len(ops) == 1 or {str(op) for op in ops} == {"P(sum)", "P(avg)"}
 
 
-def _reduced(a: Grid, b: Grid) -> list[int]:
+def _reduced(a: NormalType, b: NormalType) -> list[int]:
     return [i for i in a.partial if not _kept(a, b, i)]
 
 
-def _meeting(a: Grid, b: Grid) -> int:
+def _meeting(a: NormalType, b: NormalType) -> int:
     """The elements for which some rank both holds a term and wants the result."""
     both = sorted(a.cut_axes & b.cut_axes)
     total = constant(a.mesh, 1)
@@ -97,11 +98,11 @@ def _meeting(a: Grid, b: Grid) -> int:
     return summed(_spread(a, both), total)
 
 
-def _spread(here: Grid, axes: Sequence[int]) -> tuple[int, ...]:
+def _spread(here: NormalType, axes: Sequence[int]) -> tuple[int, ...]:
     return tuple(size if i in axes else 1 for i, size in enumerate(here.mesh.sizes))
 
 
-def _covered(a: Grid, b: Grid, adding: Sequence[int]) -> int:
+def _covered(a: NormalType, b: NormalType, adding: Sequence[int]) -> int:
     """The wanted elements that some rank of the wanting ones holds, over all wanters."""
     kept = [i for i in b.partial if _kept(a, b, i)]
     fixed_axes = [i for i in range(a.mesh.ndim) if i not in adding and i not in kept]
@@ -110,7 +111,7 @@ def _covered(a: Grid, b: Grid, adding: Sequence[int]) -> int:
 
         def common(c: list[int], d: int = d) -> int:
             fixed = {axis: c[axis] for axis in fixed_axes}
-            held = overlaps(a.cuts[d], whole(a.shape[d]), b.held(d, tuple(c)), fixed)
+            held = overlaps(a.cuts[d], whole(a.shape[d]), b.indices(d, tuple(c)), fixed)
             return sum(length(part) for _, part in held)
 
         axes = [axis for axis in axes_of((a, d), (b, d)) if axis in fixed_axes]
@@ -118,7 +119,7 @@ def _covered(a: Grid, b: Grid, adding: Sequence[int]) -> int:
     return summed(_spread(a, [*fixed_axes, *kept]), total)
 
 
-def _cross_bound(src: TensorType, dst: TensorType, a: Grid, b: Grid) -> int:
+def _cross_bound(src: TensorType, dst: TensorType, a: NormalType, b: NormalType) -> int:
     """As above between meshes, where a wanter that holds a term is assumed wherever it may be."""
     terms = prod(src.mesh.sizes[i] for i in a.partial)
     added = prod(dst.mesh.sizes[i] for i in b.partial)

@@ -13,12 +13,12 @@ from typing import get_args
 from fdtensor.layouts.errors import PlanError
 from fdtensor.layouts.placement import Spans, StridedShard
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.plans.collective import Collective, Exchange, Slice, Step, Way
+from fdtensor.plans.collectives import Collective, Exchange, Slice, Step, Way, by_exchange
 from fdtensor.plans.cost import CostModel
-from fdtensor.plans.messages import Grid, grid
+from fdtensor.plans.normal_type import NormalType, normalized
 from fdtensor.plans.search import same_everywhere
 from fdtensor.plans.traffic import most_received
-from fdtensor.plans.transitions import by_exchange, named
+from fdtensor.plans.transitions import named
 
 __all__ = ["check_step", "check_steps", "is_right"]
 
@@ -122,14 +122,14 @@ def _held(src: TensorType, dst: TensorType) -> bool:
     same = src.mesh is dst.mesh
     if not _exchangeable(src, dst) or (same and _pending(src) != _pending(dst)):
         return False
-    a, b = grid(src), grid(dst)
+    a, b = normalized(src), normalized(dst)
     if same and all(long[: len(short)] == short for short, long in zip(a.cuts, b.cuts)):
         return True
     blocks = max(src.mesh.size * _pieces(a), dst.mesh.size * _pieces(b))
     return blocks <= MOST_BLOCKS and not most_received((by_exchange(src, dst),))
 
 
-def _pieces(type: Grid) -> int:
+def _pieces(type: NormalType) -> int:
     """How many pieces a block may have."""
     cuts = [(d, p) for d, cuts in enumerate(type.cuts) for _, _, p in cuts]
     return prod(min(p.split_factor, type.shape[d]) for d, p in cuts if isinstance(p, StridedShard))

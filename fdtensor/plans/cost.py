@@ -5,29 +5,13 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from math import prod
 from typing import Any
 
 import attrs
 
 from fdtensor.layouts.errors import PlanError
 from fdtensor.layouts.record import Record
-from fdtensor.plans.collective import (
-    AllGather,
-    AllReduce,
-    AllToAll,
-    Broadcast,
-    Exchange,
-    Mask,
-    Pad,
-    ReduceScatter,
-    Scale,
-    Slice,
-    Step,
-    is_local,
-)
-from fdtensor.plans.memory import outermost
-from fdtensor.plans.messages import Talk, grid, talk
+from fdtensor.plans.collectives import Step, is_local
 from fdtensor.plans.traffic import most_received
 
 __all__ = ["GLOO", "NCCL", "CostModel", "in_order", "overlapped", "seconds"]
@@ -174,78 +158,12 @@ def _scaled(cost: CostModel, by: float) -> CostModel:
 @functools.lru_cache(maxsize=16384)
 def seconds(step: Step, cost: CostModel) -> float:
     """The seconds that `cost` gives for a step. Time: constant in the number of messages."""
-    moved = most_received((step,))
-    time = _copied(step, moved) / cost.copy
+    collective, moved = step.collective, most_received((step,))
+    time = collective.copied(step, moved) / cost.copy
     if not is_local(step):
-        kind, axes, messages = _kind(step)
-        latency, bandwidth = cost.link(axes)
+        kind = collective.kind
+        latency, bandwidth = cost.link(collective.link())
         launch, slowdown = dict(cost.launch), dict(cost.slowdown)
-        time += launch.get(kind, launch.get("", 0.0)) + messages * latency
+        time += launch.get(kind, launch.get("", 0.0)) + collective.messages(step) * latency
         time += moved * slowdown.get(kind, 1.0) / bandwidth
     return time
-
-
-def _kind(step: Step) -> tuple[str, tuple[str, ...] | None, int]:
-    """The kind of a step that needs traffic, its axes and how many messages a rank waits for."""
-    mesh, collective = step.src.mesh, step.collective
-
-    def peers(axes: Sequence[str]) -> int:
-        return prod(mesh.axis_size(axis) for axis in axes) - 1
-
-    match collective:
-        case AllGather(axes):
-            return "all_gather", axes, peers(axes)
-        case AllToAll(axes):
-            return "all_to_all", axes, peers(axes)
-        case AllReduce(axes):
-            return "all_reduce", axes, 2 * peers(axes)
-        case ReduceScatter(axes):
-            return "reduce_scatter", axes, peers(axes)
-        case Broadcast():
-            return "broadcast", None, 1
-        case Exchange(axes, _, "peer_to_peer", pieces):
-            return "peer_to_peer", axes, _senders(talk(step.src, step.dst)) * pieces
-        case Exchange(None, _, _, pieces):
-            ranks = max(step.src.mesh.size, step.dst.mesh.size)
-            return "exchange", None, (ranks - 1) * pieces
-        case Exchange(axes, _, _, pieces):
-            return "exchange", axes, peers(axes or ()) * pieces
-        case _:
-            raise AssertionError(f"{collective} needs no traffic")
-
-
-def _senders(who: Talk) -> int:
-    """About how many ranks send to one: blocks that meet its own, times the terms."""
-    paired = {a for a, _ in who.pairs}
-    met = who.terms
-    for d, size in enumerate(who.dst.shape):
-        ways = prod(n for axis, n, _ in who.said.cuts[d] if axis not in paired)
-        block = -(-size // prod(n for _, n, _ in who.dst.cuts[d]))
-        piece = -(-size // prod(n for _, n, _ in who.said.cuts[d]))
-        met *= max(1, min(ways, -(-block // max(1, piece))))
-    return max(1, met - 1)
-
-
-def _copied(step: Step, moved: int) -> int:
-    """About how many bytes a rank reads and writes besides the traffic, `moved` received."""
-    rank = step.dst.mesh.order[0]
-    out = step.dst.local_nbytes(rank)
-    match step.collective:
-        case Slice() | Mask() | Pad() | Scale():
-            return 2 * out
-        case AllReduce() | Broadcast():
-            return 0
-        case AllGather(axes, dims):
-            return 0 if outermost(step.dst, rank, axes, dims) else 2 * out
-        case AllToAll() | ReduceScatter():
-            return 2 * (out + moved)
-        case Exchange(_, reduce_op, way):
-            packed = 2 if way == "all_to_all" or not _in_place(step) else 0
-            return 2 * out + (packed + (reduce_op is not None)) * 2 * moved
-
-
-def _in_place(step: Step) -> bool:
-    """Whether messages lie in one piece in the blocks that they come from and go to."""
-    a, b = grid(step.src), grid(step.dst)
-    first = next((d for d, size in enumerate(a.shape) if size > 1), 0)
-    return all(a.cuts[d] == b.cuts[d] for d in range(len(a.shape)) if d != first)

@@ -12,10 +12,9 @@ from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.placement import Ragged, Shard, StridedShard
 from fdtensor.layouts.record import Record
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.plans.collective import AllReduce, Step, is_local
+from fdtensor.plans.collectives import AllReduce, Step, by_exchange, is_local
+from fdtensor.plans.owners import owners
 from fdtensor.plans.planner import Plan, plan
-from fdtensor.plans.search import owners
-from fdtensor.plans.transitions import by_exchange
 
 __all__ = ["Fused", "batched", "fuse"]
 

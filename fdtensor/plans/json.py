@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 
@@ -17,7 +17,7 @@ from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import parse_placement
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.plans.collective import Collective, Step
+from fdtensor.plans.collectives import ALL, Step
 from fdtensor.plans.cost import CostModel
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ def step_of(tree: Any, types: Sequence[TensorType], where: str) -> Step:
     return Step(kind(*fields), *ends)
 
 
-_KINDS = {kind.__name__: kind for kind in get_args(Collective)}
+_KINDS = {kind.__name__: kind for kind in ALL}
 
 
 def _axes(value: Any, where: str) -> tuple[str, ...] | None:

@@ -20,7 +20,7 @@ from fdtensor.layouts.record import Record
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.bound import least_total, lower_bound
 from fdtensor.plans.check import check_steps
-from fdtensor.plans.collective import Exchange, Step, is_local
+from fdtensor.plans.collectives import Exchange, Step, by_exchange, is_local
 from fdtensor.plans.cost import NCCL, CostModel, seconds
 from fdtensor.plans.json import decode, encode
 from fdtensor.plans.memory import peak_at
@@ -33,7 +33,6 @@ from fdtensor.plans.traffic import (
     received_at,
     sent_at,
 )
-from fdtensor.plans.transitions import by_exchange
 
 __all__ = ["Plan", "plan"]
 

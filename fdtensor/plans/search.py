@@ -1,7 +1,7 @@
 """The search: the ways from one type to another that are worth comparing, as steps.
 
 Movement is one exchange in which each rank receives what it lacks. Pending reductions take two:
-the terms of each element go to one owner, chosen among those who want the result; then the owners'
+the terms of each element go to one owner, chosen among those that want the result; then the owners'
 blocks move to the destination. What nobody wants is sliced away first, new pending terms are made
 last, and an exchange that happens to be a named collective is written as one.
 """
@@ -16,15 +16,26 @@ import attrs
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.placement import Cut, Partial, Replicate
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.plans.collective import AllReduce, Mask, Pad, Scale, Slice, Step
+from fdtensor.plans.collectives import (
+    AllReduce,
+    Mask,
+    Pad,
+    Scale,
+    Slice,
+    Step,
+    by_exchange,
+    scalable,
+)
 from fdtensor.plans.cost import CostModel, seconds
-from fdtensor.plans.messages import grid, roomiest, talk
+from fdtensor.plans.movement import movement
+from fdtensor.plans.normal_type import normalized
+from fdtensor.plans.owners import cut_like, owners
 from fdtensor.plans.traffic import most_received
-from fdtensor.plans.transitions import by_exchange, named, scalable
+from fdtensor.plans.transitions import named
 
-__all__ = ["candidates", "owners", "same_everywhere"]
+__all__ = ["candidates", "same_everywhere"]
 
-SPREAD = 64
+MAX_OWNERS = 64
 """Owners are spread over axes that neither type uses while at most so many ranks talk."""
 
 Steps = tuple[Step, ...]
@@ -70,16 +81,16 @@ def _between(src: TensorType, dst: TensorType, steps: Steps) -> Steps:
 
 def _same_blocks(src: TensorType, dst: TensorType) -> bool:
     """Whether every rank already holds what it wants, by the layouts alone."""
-    a, b = grid(src), grid(dst)
+    a, b = normalized(src), normalized(dst)
     return a.cuts == b.cuts and a.partial == b.partial and src.layout.partial == dst.layout.partial
 
 
 def _cut(src: TensorType, dst: TensorType) -> Step:
     """The local step that keeps what a rank wants of what it holds."""
     if src.mesh is dst.mesh:
-        found = named(src, dst)
-        if found is not None and isinstance(found, (Slice, Mask, Pad)):
-            return Step(found, src, dst)
+        collective = named(src, dst)
+        if isinstance(collective, (Slice, Mask, Pad)):
+            return Step(collective, src, dst)
     return Step(Slice((), ()), src, dst)
 
 
@@ -87,7 +98,7 @@ def _endings(src: TensorType, dst: TensorType) -> Iterator[tuple[TensorType, Ste
     """Types whose pending terms are all in `src`, each with the local steps from it to `dst`."""
     same = src.mesh is dst.mesh
     before, after = src.layout.partial if same else {}, dst.layout.partial
-    pending = [dst.mesh.axes[i] for i in grid(dst).partial]
+    pending = [dst.mesh.axes[i] for i in normalized(dst).partial]
     scaled = [a for a in pending if a in before and before[a] != after[a]]
     if scaled and not scalable(src, dst):
         scaled = []
@@ -106,8 +117,8 @@ def _adding(
 ) -> Iterator[tuple[TensorType, Steps]]:
     """Types without the pending axes `added`, each with the local steps that add them.
 
-    Terms come from a value that all hold (mask), or from blocks (pad), which lets the exchanges
-    before it carry less.
+    A mask makes terms of a value that all ranks hold, a pad makes them of blocks. Blocks are less
+    to carry, so with a pad the exchanges before it are smaller.
     """
     if not added:
         yield dst, ()
@@ -118,9 +129,9 @@ def _adding(
     if op == "avg" or not dst.shape:
         return
     same = src.mesh is dst.mesh
-    needed = [a for a in added if not same or dst.mesh.axis(a) not in grid(src).free]
+    needed = [a for a in added if not same or dst.mesh.axis(a) not in normalized(src).free]
     for chosen in (needed, added) if needed and needed != added else (added,):
-        middle = _cut_like(src, plain, [dst.mesh.axis(a) for a in chosen])
+        middle = cut_like(src, plain, [dst.mesh.axis(a) for a in chosen])
         masked = [a for a in added if a not in chosen]
         padded = _replicated(dst, masked)
         steps: Steps = (Step(named(middle, padded), middle, padded),)  # type: ignore[arg-type]
@@ -135,70 +146,43 @@ def _replicated(type: TensorType, axes: Sequence[str]) -> TensorType:
     return type
 
 
-def _cut_like(src: TensorType, type: TensorType, axes: Sequence[int]) -> TensorType:
-    """`type` cut further by `axes`.
-
-    First come the axes that cut the source, in its order and on the same dim: their ranks hold
-    terms of these very blocks. The others cut where there is room.
-    """
-    same = src.mesh is type.mesh
-    place = {i: d for d, cuts in enumerate(grid(src).cuts) for i, _, _ in cuts} if same else {}
-    order = list(place)
-    for i in sorted(axes, key=lambda i: order.index(i) if i in place else len(order) + i):
-        dim = roomiest(type, i, place.get(i), src if same else None)
-        type = type.with_layout(type.layout.split(type.mesh.axes[i], dim))
-    return type
-
-
 def _with(layout: Layout, axes: Sequence[str], placement: Partial) -> Layout:
     """The layout with pending axes that have another reduce op, all at once."""
     placements = [
-        placement if a in axes else p for a, p in zip(layout.mesh.axes, layout.placements)
+        placement if a in axes else p
+        for a, p in zip(layout.mesh.axes, layout.placements, strict=True)
     ]
     return Layout(layout.mesh, placements, dict(layout.order))
 
 
 def _reducing(src: TensorType, dst: TensorType, cost: CostModel) -> Iterator[Steps]:
     """The ways from `src` to a `dst` that adds no pending terms."""
-    who = talk(src, dst)
-    if not who.reduced:
+    moves = movement(src, dst)
+    if not moves.reduced:
         yield _moving(src, dst, cost)
         return
     owned = owners(src, dst)
     yield (*_one(src, owned, cost), *_moving(owned, dst, cost))
     if owned is not dst:  # two terms for two ranks: each may as well reduce for itself
         yield _one(src, dst, cost)
-    wide = owners(src, dst, spread=True)
-    if wide is not owned and prod(dst.mesh.sizes[i] for i in who.dst.free) <= SPREAD:
-        yield (*_one(src, wide, cost), *_moving(wide, dst, cost))
-    if who.same_mesh:
+    spread = owners(src, dst, spread=True)
+    if spread is not owned and prod(dst.mesh.sizes[i] for i in moves.dst.free) <= MAX_OWNERS:
+        yield (*_one(src, spread, cost), *_moving(spread, dst, cost))
+    if moves.same_mesh:
         sliced = _sliced(src, dst)
         names = src.mesh.axes
         reduced = sliced
-        for i in who.reduced:
+        for i in moves.reduced:
             reduced = reduced.placed(names[i], Replicate())
-        axes = tuple(names[i] for i in who.reduced)
+        axes = tuple(names[i] for i in moves.reduced)
         first = (Step(named(src, sliced), src, sliced),) if sliced is not src else ()  # type: ignore[arg-type]
         reduce = Step(AllReduce(axes, src.layout.partial[axes[0]]), sliced, reduced)
         yield (*first, reduce, *_moving(reduced, dst, cost))
 
 
-def owners(src: TensorType, dst: TensorType, spread: bool = False) -> TensorType:
-    """`dst` cut further by its free axes, so that each element's terms meet at one owner.
-
-    With `spread` also by the axes that are free on both sides: that is the least total, but the
-    second exchange then talks across them. A 0-d tensor is owned by all who want it.
-    """
-    if not dst.shape:
-        return dst
-    who = talk(src, dst)
-    idle = who.src.free if who.same_mesh and not spread else ()
-    return _cut_like(src, dst, [i for i in who.dst.free if i not in idle])
-
-
 def _sliced(src: TensorType, dst: TensorType) -> TensorType:
     """`src` cut as far as `dst` cuts it with axes that the source leaves free."""
-    a, b = grid(src), grid(dst)
+    a, b = normalized(src), normalized(dst)
     layout, names = src.layout, src.mesh.axes
     for d in range(len(src.shape)):
         held, cuts = a.cuts[d], b.cuts[d]
@@ -213,7 +197,8 @@ def _sliced(src: TensorType, dst: TensorType) -> TensorType:
 def _extended(layout: Layout, axis: str, placement: Cut) -> Layout:
     """The layout with `axis` as the innermost cut of the dim of `placement`."""
     placements = [
-        placement if a == axis else p for a, p in zip(layout.mesh.axes, layout.placements)
+        placement if a == axis else p
+        for a, p in zip(layout.mesh.axes, layout.placements, strict=True)
     ]
     order = {**dict(layout.order), placement.dim: (*layout.cuts(placement.dim), axis)}
     return Layout(layout.mesh, placements, order)
@@ -235,24 +220,24 @@ def _one(src: TensorType, dst: TensorType, cost: CostModel) -> Steps:
     ways = [(by_exchange(src, dst, "peer_to_peer"),), (by_exchange(src, dst, "all_to_all"),)]
     if src.mesh is dst.mesh:
         sliced = _sliced(src, dst)
-        found = named(sliced, dst)
-        if found is not None:
-            step = Step(found, sliced, dst)
+        collective = named(sliced, dst)
+        if collective is not None:
+            step = Step(collective, sliced, dst)
             if sliced is src:
                 ways.append((step,))
             else:
                 ways.append((Step(named(src, sliced), src, sliced), step))  # type: ignore[arg-type]
     else:
-        found = named(src, dst)
-        if found is not None:
-            ways.append((Step(found, src, dst),))
+        collective = named(src, dst)
+        if collective is not None:
+            ways.append((Step(collective, src, dst),))
     return min(ways, key=lambda steps: sum(seconds(step, cost) for step in steps))
 
 
 def _nothing_moves(src: TensorType, dst: TensorType) -> bool:
-    who = talk(src, dst)
-    if who.reduced:
+    moves = movement(src, dst)
+    if moves.reduced:
         return False
-    if who.same_mesh and not who.axes:
+    if moves.same_mesh and not moves.axes:
         return True
     return not most_received((by_exchange(src, dst),))

@@ -10,8 +10,9 @@ import attrs
 import torch
 
 from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.tensor_type import TensorType
 
-__all__ = ["Tiling", "along", "join", "split", "tiling"]
+__all__ = ["Tiling", "along", "join", "outermost", "split", "tiling"]
 
 Ints = tuple[int, ...]
 
@@ -79,6 +80,13 @@ def along(mesh: Mesh, axes: tuple[str, ...], full: Ints, dims: Ints) -> Tiling:
     """
     stack = sorted(range(len(axes)), key=lambda i: mesh.axis(axes[i]))
     return tiling(full, tuple([mesh.axis_size(axis) for axis in axes]), dims, tuple(stack))
+
+
+def outermost(type: TensorType, rank: int, axes: tuple[str, ...], dims: Ints) -> bool:
+    """Whether the blocks of the ranks along `axes` lie one after the other in a local tensor."""
+    if type.mesh.position(rank) is None:
+        return True
+    return along(type.mesh, axes, type.local_shape(rank), dims).straight
 
 
 def _strides(shape: Sequence[int]) -> list[int]:

@@ -18,7 +18,7 @@ from fdtensor.ops.notation.core import Row
 from fdtensor.ops.pins import pinned
 from fdtensor.ops.precision import CAST, HALVES, ROUNDED, held, is_widened, waits, wide_of, widened
 from fdtensor.ops.saved_values import ALIAS, KEPT
-from fdtensor.plans.collective import Slice, Step
+from fdtensor.plans.collectives import Slice, Step
 from fdtensor.plans.cost import CostModel
 from fdtensor.plans.planner import Plan, plan
 from fdtensor.programs.choice import (

@@ -10,33 +10,9 @@ import torch
 from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.record import Record
 from fdtensor.ops.graph import Call, Var, is_view, op_by_name, tensors_in
-from fdtensor.plans.collective import (
-    AllGather,
-    AllReduce,
-    Collective,
-    Exchange,
-    ReduceScatter,
-    Step,
-    is_local,
-)
+from fdtensor.plans.collectives import Collective, Step, is_local
 
-__all__ = ["Eqn", "Together", "is_view_line", "travels"]
-
-
-def travels(step: Step) -> Any:
-    """What steps must share to travel together; None for one that travels alone."""
-    dtype = step.src.dtype
-    match step.collective:
-        case AllReduce(axes, reduce_op):
-            return AllReduce, axes, reduce_op, dtype
-        case ReduceScatter(axes, _, reduce_op):
-            return ReduceScatter, axes, reduce_op, dtype
-        case AllGather(axes):
-            return AllGather, axes, dtype
-        case Exchange(axes, reduce_op, way, 1):
-            return Exchange, axes, reduce_op, way
-        case _:
-            return None
+__all__ = ["Eqn", "Together", "is_view_line"]
 
 
 @attrs.frozen(eq=False)
@@ -49,7 +25,7 @@ class Together(Record):
     steps: tuple[Step, ...]
 
     def __attrs_post_init__(self) -> None:
-        kinds = {travels(step) for step in self.steps}
+        kinds = {step.collective.bundle(step) for step in self.steps}
         if len(kinds) != 1 or None in kinds:
             raise TraceError(
                 "these steps do not travel together.",

@@ -23,7 +23,7 @@ from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.json_fields import Malformed, items, real, record, whole, word
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Var, op_named
-from fdtensor.plans.collective import Step
+from fdtensor.plans.collectives import Step
 from fdtensor.plans.json import (
     VERSION,
     Tables,

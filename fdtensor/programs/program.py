@@ -18,7 +18,7 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.text import Text
 from fdtensor.ops.graph import Var
-from fdtensor.plans.collective import Step, is_local
+from fdtensor.plans.collectives import Step, is_local
 from fdtensor.plans.cost import CostModel, seconds
 from fdtensor.plans.traffic import most_received, received_at
 from fdtensor.programs.check import check_program

@@ -16,8 +16,7 @@ import attrs
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Var
 from fdtensor.ops.saved_values import ALIAS
-from fdtensor.plans.collective import AllGather, Exchange, Step, is_local
-from fdtensor.programs.eqn import travels
+from fdtensor.plans.collectives import AllGather, Exchange, Step, is_local
 from fdtensor.programs.program import Eqn, Program, Together, is_view_line
 
 __all__ = ["BUCKET_BYTES", "scheduled"]
@@ -38,7 +37,7 @@ def scheduled(program: Program, bucket_bytes: int = BUCKET_BYTES, ahead: bool = 
 
 def _kind(eqn: Eqn) -> Any:
     """What lines must share to travel together, or None for a line that travels alone."""
-    return travels(eqn.op) if isinstance(eqn.op, Step) else None
+    return eqn.op.collective.bundle(eqn.op) if isinstance(eqn.op, Step) else None
 
 
 def _size(type: TensorType) -> int:

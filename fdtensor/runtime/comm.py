@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from fdtensor.layouts.errors import CommError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.plans.collective import Step
+from fdtensor.plans.collectives import Step
 from fdtensor.plans.cost import CostModel
 from fdtensor.programs.options import Check
 
@@ -37,7 +37,7 @@ C = TypeVar("C")
 
 
 class Comm(Protocol[Value]):
-    """The collectives on values of one kind. Steps say what each rank has and what it gets.
+    """Where plans run: values of one kind, and the steps on them.
 
     `FuncolComm` and `SimulatedComm` are two; any class with these attributes and methods is one.
     """
@@ -105,36 +105,12 @@ class Comm(Protocol[Value]):
         """A value that shares no memory with `value`."""
         ...
 
-    def local(self, step: Step, value: Value) -> Value:
-        """The value after a step without traffic."""
+    def perform(self, step: Step, value: Value, owned: bool = False) -> Value:
+        """The value after a step; one that is `owned` may be overwritten."""
         ...
 
-    def all_gather(self, step: Step, value: Value) -> Value:
-        """The blocks of all ranks of the step's axes, put together on each: `[A] [B] -> [A B]`."""
-        ...
-
-    def all_to_all(self, step: Step, value: Value) -> Value:
-        """Blocks of one dim for blocks of another."""
-        ...
-
-    def all_reduce(self, step: Step, value: Value, owned: bool) -> Value:
-        """The terms of all ranks, reduced on each; in place where the value is `owned`."""
-        ...
-
-    def reduce_scatter(self, step: Step, value: Value) -> Value:
-        """The terms of all ranks, reduced, and of that a block for each."""
-        ...
-
-    def broadcast(self, step: Step, value: Value) -> Value:
-        """What the step's root holds, on all ranks of its axes."""
-        ...
-
-    def exchange(self, step: Step, value: Value) -> Value:
-        """The value after pieces of blocks have gone straight to where they are wanted."""
-        ...
-
-    def exchange_many(self, steps: Sequence[Step], values: Sequence[Value]) -> list[Value]:
-        """The values after several exchanges, with one message a pair of ranks for all of them."""
+    def perform_together(self, steps: Sequence[Step], values: Sequence[Value]) -> list[Value]:
+        """The values after steps of one bundle, with one call for all of them where that helps."""
         ...
 
 

@@ -6,24 +6,11 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any, overload
 
-from typing_extensions import assert_never
-
 from fdtensor.layouts.errors import CommError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.plans.collective import (
-    AllGather,
-    AllReduce,
-    AllToAll,
-    Broadcast,
-    Exchange,
-    Mask,
-    Pad,
-    ReduceScatter,
-    Scale,
-    Slice,
-)
+from fdtensor.plans.collectives import Exchange
 from fdtensor.plans.fused import Fused
 from fdtensor.plans.planner import Plan
 from fdtensor.programs.program import Program
@@ -171,23 +158,7 @@ def execute(found: Plan, value: Value, comm: Comm[Value]) -> Value:
         return value if _absent(found, comm) else comm.copy(value)
     owned = False
     for step in found.steps:
-        match step.collective:
-            case Slice() | Mask() | Pad() | Scale():
-                value = comm.local(step, value)
-            case Exchange():
-                value = comm.exchange(step, value)
-            case AllGather():
-                value = comm.all_gather(step, value)
-            case AllToAll():
-                value = comm.all_to_all(step, value)
-            case AllReduce():
-                value = comm.all_reduce(step, value, owned)
-            case ReduceScatter():
-                value = comm.reduce_scatter(step, value)
-            case Broadcast():
-                value = comm.broadcast(step, value)
-            case other:
-                assert_never(other)
+        value = comm.perform(step, value, owned)
         owned = True
     return value
 
@@ -200,11 +171,12 @@ def execute_fused(found: Fused, values: Sequence[Value], comm: Comm[Value]) -> l
         meeting = []
         for i, steps in enumerate(todo):
             while steps and not isinstance(steps[0].collective, Exchange):
-                done[i] = comm.local(steps.pop(0), done[i])
+                done[i] = comm.perform(steps.pop(0), done[i])
             if steps:
                 meeting.append(i)
         if meeting:
             steps = [todo[i].pop(0) for i in meeting]
-            for i, value in zip(meeting, comm.exchange_many(steps, [done[i] for i in meeting])):
+            values = comm.perform_together(steps, [done[i] for i in meeting])
+            for i, value in zip(meeting, values, strict=True):
                 done[i] = value
     return done

@@ -14,7 +14,7 @@ from fdtensor.ops.line_checks import LineCheck
 from fdtensor.ops.lowering import lowered
 from fdtensor.ops.rules.attention import BACKWARDS, SEEDS
 from fdtensor.ops.value_checks import BOUNDED
-from fdtensor.plans.collective import Exchange
+from fdtensor.plans.collectives import Exchange
 from fdtensor.programs.program import Eqn, Program
 
 __all__ = [
@@ -138,9 +138,9 @@ class _Writer:
             self.lines.append(Line(eqn.op, given, (), made, number))
             self.names.update(zip(eqn.outs, made))  # type: ignore[arg-type]
             return
-        from fdtensor.runtime.funcol_lowering import spelled
+        from fdtensor.runtime.funcol_lowering import lower_steps
 
-        graph = spelled(steps, self.rank, spelling.backend, spelling.device)
+        graph = lower_steps(steps, self.rank, spelling.backend, spelling.device)
         self._graph(graph, eqn, number, contiguous=eqn.is_collective)
 
     def _contiguous(self, v: Var, number: int, op: Any = None) -> Var:

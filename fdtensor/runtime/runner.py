@@ -16,18 +16,10 @@ from fdtensor.ops.ambient import autocasting, without_autocast
 from fdtensor.ops.graph import Var, substituted, tensors_of
 from fdtensor.ops.line_checks import LineCheck, debugging
 from fdtensor.ops.value_checks import SHARED
-from fdtensor.plans.collective import (
-    AllGather,
-    AllReduce,
-    AllToAll,
-    Broadcast,
-    Exchange,
-    ReduceScatter,
-    Step,
-)
+from fdtensor.plans.collectives import Step
+from fdtensor.plans.local_tensors import empty
 from fdtensor.programs.program import Program, Together
 from fdtensor.runtime.comm import inside
-from fdtensor.runtime.kernel import empty
 from fdtensor.runtime.local_program import (
     AFTER,
     BEFORE,
@@ -42,36 +34,6 @@ from fdtensor.runtime.local_program import (
 __all__ = ["compiled", "run_lines", "run_locally", "runner_of", "written"]
 
 aten = torch.ops.aten
-
-
-def perform(step: Step, value: Any, comm: Any) -> Any:
-    """One step of a plan on a Comm."""
-    match step.collective:
-        case Exchange():
-            return comm.exchange(step, value)
-        case AllGather():
-            return comm.all_gather(step, value)
-        case AllToAll():
-            return comm.all_to_all(step, value)
-        case AllReduce():
-            return comm.all_reduce(step, value, False)
-        case ReduceScatter():
-            return comm.reduce_scatter(step, value)
-        case Broadcast():
-            return comm.broadcast(step, value)
-        case _:
-            return comm.local(step, value)
-
-
-def performed(steps: Sequence[Step], values: Sequence[Any], comm: Any) -> list[Any]:
-    """Steps that travel together, on a Comm."""
-    if len(steps) > 1 and isinstance(steps[0].collective, Exchange):
-        return comm.exchange_many(steps, values)
-    made = [perform(step, value, comm) for step, value in zip(steps, values)]
-    if len(steps) > 1:
-        kind = _METHODS[type(steps[0].collective)]
-        comm.calls[kind] -= len(steps) - 1
-    return made
 
 
 def run_lines(program: Program, values: Sequence[Any], comm: Any) -> list[Any]:
@@ -110,7 +72,7 @@ def _run_together(
                 tuple([env[line.args[k]] for env, line in zip(envs, lines)])
                 for k in range(len(eqn.steps))
             ]
-            after = performed(eqn.steps, before, comm)
+            after = comm.perform_together(eqn.steps, before)
             for r, (env, line) in enumerate(zip(envs, lines)):
                 env.update((v, made[r]) for v, made in zip(line.outs, after) if v is not None)
                 _forget(env, locals_[r], places[r])
@@ -160,7 +122,7 @@ def _groups(program: Program, rank: int) -> None:
     coord = program.mesh.coord(rank)
     assert coord is not None
     for step in program.collectives:
-        axes = getattr(step.collective, "axes", None)
+        axes = step.collective.link()
         if axes:
             group_of(tuple(sorted(program.mesh.coset(axes, coord))))
 
@@ -244,15 +206,11 @@ def _several(op: Any) -> bool:
 def _expression(line: Line, names: dict[str, Any], comm: Any) -> str:
     if isinstance(line.op, Together):
         steps = _named(line.op.steps, "steps", names)
-        together = _named(comm.exchange_many, "exchange_many", names)
+        together = _named(comm.perform_together, "perform_together", names)
         return f"{together}({steps}, [{', '.join(f'v{v.index}' for v in line.args)}])"
     if isinstance(line.op, Step):
         step = _named(line.op, "step", names)
-        kind = type(line.op.collective)
-        method = _METHODS.get(kind, "local")
-        target = _named(getattr(comm, method), method, names)
-        extra = ", False" if method == "all_reduce" else ""
-        return f"{target}({step}, v{line.args[0].index}{extra})"
+        return f"{_named(comm.perform, 'perform', names)}({step}, v{line.args[0].index})"
     if isinstance(line.op, LineCheck):
         return f"{_named(line.op, 'check', names)}(v{line.args[0].index})"
     if line.op is constant:
@@ -262,15 +220,6 @@ def _expression(line: Line, names: dict[str, Any], comm: Any) -> str:
     args += [f"{k}={_source(v, names)}" for k, v in line.kwargs]
     return f"{target}({', '.join(args)})"
 
-
-_METHODS = {
-    Exchange: "exchange",
-    AllGather: "all_gather",
-    AllToAll: "all_to_all",
-    AllReduce: "all_reduce",
-    ReduceScatter: "reduce_scatter",
-    Broadcast: "broadcast",
-}
 
 _PLAIN = {
     "mm", "bmm", "addmm", "add", "sub", "mul", "div", "relu", "t", "transpose", "permute", "exp",

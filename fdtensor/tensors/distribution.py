@@ -15,11 +15,11 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.placement import Replicate
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.plans.local_tensors import empty, plain
 from fdtensor.plans.planner import plan
 from fdtensor.runtime.autograd import shared, spread, tracked, zeros
 from fdtensor.runtime.comm import Check, Comm, inside, other_kind, speaker
 from fdtensor.runtime.interpreter import digest_of, run
-from fdtensor.runtime.kernel import empty, plain
 from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.tensors.dtensor import DTensor
 

@@ -14,9 +14,9 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten, unflatten
 from fdtensor.ops.randomness import Drawing
+from fdtensor.plans.local_tensors import empty
 from fdtensor.programs.tracer import one_mesh
 from fdtensor.runtime.comm import inside
-from fdtensor.runtime.kernel import empty
 from fdtensor.tensors.dtensor import DTensor
 
 __all__ = ["ANSWERS", "on_replicas", "placed", "replica"]

@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 
 from fdtensor.layouts.mesh import Mesh
-from fdtensor.plans.collective import AllGather, AllReduce, AllToAll, Exchange, ReduceScatter, Step
+from fdtensor.plans.collectives import AllGather, AllReduce, AllToAll, Exchange, ReduceScatter, Step
 from fdtensor.plans.cost import GLOO, NCCL
-from fdtensor.plans.messages import route
+from fdtensor.plans.routes import route
 from fdtensor.runtime.funcol import FuncolComm
 from fdtensor.runtime.process_groups import groups
 from fdtensor.tensors.connect import from_local

@@ -28,8 +28,8 @@ from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Partial, Placement, Replicate, Shard
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.plans.messages import route
 from fdtensor.plans.planner import plan
+from fdtensor.plans.routes import route
 from tests.bench.traffic import as_torch
 
 __all__ = ["Million", "Planned", "Times", "million", "planned", "pretend"]

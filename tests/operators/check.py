@@ -20,7 +20,7 @@ from fdtensor.ops.graph import Full, Graph
 from fdtensor.ops.line_checks import debug
 from fdtensor.ops.recorder import record
 from fdtensor.ops.rewrite import rewritten
-from fdtensor.plans.collective import Step, is_local
+from fdtensor.plans.collectives import Step, is_local
 from fdtensor.plans.cost import NCCL
 from fdtensor.programs.assembly import assembled
 from fdtensor.programs.program import Program, op_name

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from fdtensor.inspect.explanation.tables import columns, counted, microseconds
 from fdtensor.ops.graph import Var
-from fdtensor.plans.collective import Step
+from fdtensor.plans.collectives import Step
 from fdtensor.plans.cost import overlapped, seconds
 from fdtensor.plans.text import bytes_text
 from fdtensor.plans.traffic import most_received

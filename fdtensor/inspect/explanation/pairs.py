@@ -9,7 +9,7 @@ from typing import Any
 
 from fdtensor.inspect.explanation.tables import columns, counted, microseconds
 from fdtensor.ops.graph import Call, Graph, Var
-from fdtensor.plans.collective import is_local
+from fdtensor.plans.collectives import is_local
 from fdtensor.plans.text import bytes_text
 from fdtensor.plans.traffic import most_received
 from fdtensor.programs.program import Program, op_name

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fdtensor.inspect.pictures.facts import Description, Facts, Move, Note, Row, Section, Table
 from fdtensor.inspect.pictures.panels import MOST_CELLS, blocks_of
 from fdtensor.inspect.pictures.types import legend
-from fdtensor.plans.collective import Step, is_local
+from fdtensor.plans.collectives import Step, is_local
 from fdtensor.plans.cost import CostModel, seconds
 from fdtensor.plans.planner import Plan
 from fdtensor.plans.text import bytes_text, listing, time_text

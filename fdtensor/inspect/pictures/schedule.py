@@ -16,7 +16,7 @@ from fdtensor.layouts.placement import Cut
 from fdtensor.ops.flops import flops
 from fdtensor.ops.graph import Full, Var
 from fdtensor.ops.rows import Exact
-from fdtensor.plans.collective import Exchange
+from fdtensor.plans.collectives import Exchange
 from fdtensor.plans.cost import CostModel, seconds
 from fdtensor.programs.program import Eqn, Program, is_view_line
 

@@ -13,7 +13,7 @@ from fdtensor.io.checkpoint.boxes import bounding, held, rectangles, shared, vie
 from fdtensor.io.checkpoint.request import Asked
 from fdtensor.layouts.blocks import Box, length, whole
 from fdtensor.layouts.errors import CheckpointError
-from fdtensor.runtime.kernel import empty
+from fdtensor.plans.local_tensors import empty
 from fdtensor.tensors.dtensor import DTensor
 
 __all__ = ["Fresh"]

@@ -16,8 +16,8 @@ from fdtensor.ops.random_bits import Places, filled
 from fdtensor.ops.random_bits.fill import Convert
 from fdtensor.ops.random_bits.floats import FLOATS, width_of
 from fdtensor.ops.random_bits.keys import AnyKey, words_of
+from fdtensor.plans.local_tensors import empty
 from fdtensor.runtime.comm import Comm, contained
-from fdtensor.runtime.kernel import empty
 from fdtensor.tensors.dtensor import DTensor
 
 __all__ = ["Device", "Where", "blockwise", "checked_dtype", "drawn", "floats"]

@@ -18,10 +18,10 @@ from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.placement import Replicate
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import broadcast_prefix, flatten, mismatches, paths, unflatten
+from fdtensor.plans.local_tensors import own
 from fdtensor.runtime.autograd import shared
 from fdtensor.runtime.comm import Comm
 from fdtensor.runtime.interpreter import digest_of
-from fdtensor.runtime.kernel import own
 from fdtensor.runtime.replication import mark
 from fdtensor.tensors.connect import redistribute
 from fdtensor.tensors.dtensor import DTensor

@@ -1,0 +1,110 @@
+"""`AllReduce`: every rank gets the reduction of all terms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+
+from fdtensor.layouts.placement import ReduceOp
+from fdtensor.plans.collectives.base import (
+    Axes,
+    Change,
+    Step,
+    axes_fact,
+    local_numel,
+    peers,
+)
+from fdtensor.plans.collectives.even import Call, Even
+from fdtensor.plans.collectives.exchange import by_exchange
+from fdtensor.plans.counts import numel, summed
+from fdtensor.plans.normal_type import normalized
+from fdtensor.plans.owners import owners
+
+__all__ = ["AllReduce"]
+
+
+@attrs.frozen(eq=False)
+class AllReduce(Even):
+    """Every rank gets the reduction of the terms along `axes`.
+
+    +[A] +[B]  ->  [A+B] [A+B]
+
+    It receives what a reduce_scatter and an all_gather would.
+    """
+
+    axes: Axes
+    reduce_op: ReduceOp
+
+    name = "all_reduce"
+    change = ("partial", "replicate")
+    funcol, in_place = "all_reduce", "all_reduce_"
+    gives_one, gets_one = True, True
+
+    @classmethod
+    def between(cls, change: Change) -> AllReduce | None:
+        if change.src.cuts != change.dst.cuts:
+            return None
+        return cls(change.names, change.src.type.layout.partial[change.names[0]])
+
+    def facts(self) -> list[str]:
+        return [*axes_fact(self.axes), f"reduce_op={self.reduce_op}"]
+
+    def reduction(self) -> ReduceOp:
+        return self.reduce_op
+
+    def tilings(self, step: Step, rank: int) -> tuple[None, None]:
+        return None, None
+
+    def arguments(self, call: Call, wire_op: str) -> tuple[Any, ...]:
+        return wire_op, call.group
+
+    def as_exchanges(self, step: Step) -> tuple[Step, ...]:
+        """To the owners of blocks, and back."""
+        owned = owners(step.src, step.dst)
+        steps = (by_exchange(step.src, owned), by_exchange(owned, step.dst))
+        return steps if owned is not step.dst else steps[:1]
+
+    def received(self, step: Step) -> np.ndarray:
+        return self._around(step) // self._members(step)
+
+    def received_at(self, step: Step, rank: int) -> int:
+        count = self._members(step)
+        return step.src.local_nbytes(rank) * 2 * (count - 1) // count
+
+    def received_by_all(self, step: Step) -> int:
+        # a rank has the mean of them, rounded down
+        return summed(step.src.mesh.sizes, self._around(step)) // self._members(step)
+
+    def sent(self, step: Step) -> np.ndarray:
+        return self.received(step)
+
+    def sent_at(self, step: Step, rank: int) -> int:
+        return self.received_at(step, rank)
+
+    def _around(self, step: Step) -> np.ndarray:
+        """The bytes that all members of each rank's group receive."""
+        nbytes = numel(normalized(step.src)) * step.src.dtype.itemsize
+        return nbytes * (2 * (self._members(step) - 1))
+
+    def _members(self, step: Step) -> int:
+        """The ranks that reduce together."""
+        return peers(step.src.mesh, self.axes) + 1
+
+    def arriving(self, parts: Sequence[torch.Tensor], place: int) -> int:
+        return parts[place].nbytes * 2 * (len(parts) - 1) // len(parts)
+
+    def messages(self, step: Step) -> int:
+        return 2 * peers(step.src.mesh, self.axes)
+
+    def working_numel(self, step: Step, rank: int, owned: bool) -> int:
+        return 0 if owned else local_numel(step.dst, rank)
+
+    def copied(self, step: Step, moved: int) -> int:
+        return 0
+
+    def bundle(self, step: Step) -> Any:
+        return AllReduce, self.axes, self.reduce_op, step.src.dtype

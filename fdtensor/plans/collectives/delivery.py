@@ -1,0 +1,101 @@
+"""`Deliver`: one round of an exchange on one rank, by messages or by an uneven all-to-all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fdtensor.layouts.placement import ReduceOp
+from fdtensor.plans.boxes import Views, cut, pack_into, packed
+from fdtensor.plans.collectives.base import World
+from fdtensor.plans.collectives.rounds import (
+    ExchangeRound,
+    MessageView,
+    copy_kept,
+    put_in_place,
+    reduce_arrivals,
+)
+from fdtensor.plans.wire import from_wire, to_wire
+
+__all__ = ["Deliver", "by_all_to_all", "by_messages"]
+
+Deliver = Callable[[ExchangeRound, torch.Tensor, torch.Tensor], "torch.Tensor | None"]
+"""A round from a source block into a target block; returns what arrived where nothing reads it."""
+
+
+def by_messages(world: World, reduce_op: ReduceOp | None) -> Deliver:
+    """One message for each peer; parts that lie in one piece go from and to their place."""
+
+    def deliver(turn: ExchangeRound, source: torch.Tensor, target: torch.Tensor) -> None:
+        news = cut(target, turn.target)
+        incoming = [
+            news[m.index][0] if m.in_place else target.new_empty(m.part.shape) for m in turn.recvs
+        ]
+        olds = cut(source, turn.source) if turn.source.parts else ()
+        parts: dict[int, torch.Tensor] = {}  # a part may go to several peers
+        for message in turn.sends:
+            if message.index not in parts:
+                parts[message.index] = packed(message.part, olds[message.index])
+        outgoing = [parts[message.index] for message in turn.sends]
+        arriving, leaving = world.messages(turn.receivers, outgoing, turn.senders, incoming)
+        copy_kept(turn, olds, news)  # while the rest is under way
+        reduce_arrivals(turn, reduce_op, olds, news, map(_waited, arriving, incoming))
+        for work in leaving:
+            work.wait()
+
+    return deliver
+
+
+def by_all_to_all(world: World, ranks: tuple[int, ...], reduce_op: ReduceOp | None) -> Deliver:
+    """One uneven all-to-all of packed messages among `ranks`, in their order."""
+    place = {peer: i for i, peer in enumerate(ranks)}
+    send, group = world.collective("all_to_all_single"), world.group(ranks)
+
+    def sizes(messages: Sequence[MessageView]) -> list[int]:
+        """How many elements go to, or come from, each rank."""
+        counts = [0] * len(ranks)
+        for message in messages:
+            counts[place[message.peer]] = message.part.numel
+        return counts
+
+    def side_by_side(
+        turn: ExchangeRound, olds: Sequence[Views], like: torch.Tensor
+    ) -> torch.Tensor:
+        """The messages to all ranks, one after the other."""
+        if world.records:  # what is recorded is best not written to
+            parts = [like.new_empty(0)] * len(ranks)
+            for message in turn.sends:
+                part = packed(message.part, olds[message.index])
+                parts[place[message.peer]] = part.reshape(-1)
+            return torch.cat(parts)
+        in_sizes = sizes(turn.sends)
+        sending = like.new_empty(sum(in_sizes))
+        slots = torch.split_with_sizes(sending, in_sizes)
+        for message in turn.sends:
+            slot = slots[place[message.peer]].view(message.part.shape)
+            pack_into(slot, message.part, olds[message.index])
+        return sending
+
+    def deliver(
+        turn: ExchangeRound, source: torch.Tensor, target: torch.Tensor
+    ) -> torch.Tensor | None:
+        olds = cut(source, turn.source) if turn.source.parts else ()
+        out_sizes = sizes(turn.recvs)
+        wire = to_wire(side_by_side(turn, olds, target))
+        buffer = from_wire(send(wire, out_sizes, sizes(turn.sends), group), target.dtype)
+        slots = torch.split_with_sizes(buffer, out_sizes)
+        arrived = [slots[place[m.peer]].view(m.part.shape) for m in turn.recvs]
+        news = cut(target, turn.target)
+        put_in_place(turn, news, arrived)
+        copy_kept(turn, olds, news)
+        reduce_arrivals(turn, reduce_op, olds, news, arrived)
+        return buffer if world.records and not any(out_sizes) else None
+
+    return deliver
+
+
+def _waited(work: Any, tensor: torch.Tensor) -> torch.Tensor:
+    work.wait()
+    return tensor

@@ -1,0 +1,221 @@
+"""`Even`: one call of a process group among ranks along axes, whose blocks have the same size."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any, ClassVar
+
+import attrs
+import torch
+
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import ReduceOp, Shard
+from fdtensor.plans.collectives.base import Axes, Blocks, Collective, OnRank, Step, World, peers
+from fdtensor.plans.local_tensors import plain
+from fdtensor.plans.normal_type import NormalType
+from fdtensor.plans.reductions import divide, reduced
+from fdtensor.plans.tiling import Tiling, join, split
+from fdtensor.plans.wire import from_wire, reduces_as, to_wire
+
+OnRanks = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+
+__all__ = ["Call", "Even", "ascending", "bundled", "is_even"]
+
+
+@attrs.frozen(eq=False)
+class Call:
+    """An even collective on one rank."""
+
+    count: int
+    """The ranks that take part."""
+    group: str
+    before: Tiling | None
+    """How what a rank gives is cut into blocks, one after the other; None for a block as it is."""
+    after: Tiling | None
+    """How what arrives is put together; None for a block as it is."""
+    length: int
+    """The rows of what a rank gives, or 0 where there are no blocks of it."""
+
+    def packed(self, block: torch.Tensor) -> torch.Tensor:
+        """What a rank gives, contiguous."""
+        block = plain(block)
+        return block.contiguous() if self.before is None else split(block, self.before)
+
+    def unpacked(self, arrived: torch.Tensor) -> torch.Tensor:
+        """The new block."""
+        return arrived if self.after is None else join(arrived, self.after)
+
+
+class Even(Collective):
+    """A collective among the ranks along `axes`, whose blocks have the same size."""
+
+    __slots__ = ()
+
+    axes: Axes
+
+    funcol: ClassVar[str]
+    """The functional collective that it is."""
+    in_place: ClassVar[str] = ""
+    """The one that overwrites its input, where there is one."""
+    gives_one: ClassVar[bool]
+    """Whether a rank gives one block, or one for each rank."""
+    gets_one: ClassVar[bool]
+    """Whether a rank gets one block, or one from each rank."""
+
+    def reduction(self) -> ReduceOp | None:
+        """What the blocks that meet are reduced by; None where they are put together."""
+        return None
+
+    def tilings(self, step: Step, rank: int) -> tuple[Tiling | None, Tiling | None]:
+        """How blocks lie in what a rank has before and after, where it has several."""
+        raise NotImplementedError
+
+    def arguments(self, call: Call, wire_op: str) -> tuple[Any, ...]:
+        """Those of the functional collective, after what a rank gives.
+
+        `wire_op` is the reduction of what travels, empty where there is none.
+        """
+        raise NotImplementedError
+
+    def as_exchanges(self, step: Step) -> tuple[Step, ...]:
+        """The same by exchanges, for a backend that lacks the reduction."""
+        raise NotImplementedError
+
+    def meeting(self, given: Sequence[torch.Tensor], place: int) -> list[torch.Tensor]:
+        """Of what the ranks give, what the one at `place` gets of each."""
+        if self.gives_one:
+            return list(given)
+        return [tensor.chunk(len(given))[place] for tensor in given]
+
+    def link(self) -> Axes:
+        return self.axes
+
+    def messages(self, step: Step) -> int:
+        return peers(step.src.mesh, self.axes)
+
+    def call(self, step: Step, rank: int, group: Callable[[tuple[int, ...]], str]) -> Call:
+        """The call of a rank of the mesh."""
+        coord = step.src.mesh.coord(rank)
+        assert coord is not None
+        ranks = tuple(sorted(step.src.mesh.coset(self.axes, coord)))
+        before, after = self.tilings(step, rank)
+        length = 0 if before is None else before.blocks[0]
+        return Call(len(ranks), group(ranks), before, after, length)
+
+    def wire_op(self, step: Step, backend: str) -> str | None:
+        """The reduction of what travels, empty for none; None where the backend lacks it."""
+        reduce_op = self.reduction()
+        return "" if reduce_op is None else reduces_as(step.src.dtype, reduce_op, backend)
+
+    def on_rank(self, step: Step, world: World) -> OnRank:
+        if step.src.mesh.position(world.rank) is None:
+            return lambda value, owned: value
+        wire_op = self.wire_op(step, world.backend)
+        if wire_op is None:
+            return _one_by_one([s.collective.on_rank(s, world) for s in self.as_exchanges(step)])
+        call = self.call(step, world.rank, world.group)
+        send = world.collective(self.funcol)
+        overwrite = world.collective(self.in_place) if self.in_place and not world.records else None
+        arguments = self.arguments(call, wire_op)
+        averages = self.reduction() == "avg"
+
+        def run(value: torch.Tensor, owned: bool) -> torch.Tensor:
+            given = call.packed(value)
+            if overwrite is not None and (owned or given is not value):
+                overwrite(to_wire(given), *arguments)
+                arrived = given
+            else:
+                arrived = from_wire(send(to_wire(given), *arguments), value.dtype)
+            out = call.unpacked(arrived)
+            return divide(out, call.count) if averages else out
+
+        return run
+
+    def simulate(self, step: Step, blocks: Blocks) -> tuple[dict[int, torch.Tensor], Counter[int]]:
+        reduce_op, mesh = self.reduction(), step.src.mesh
+        received: Counter[int] = Counter()
+        calls = {rank: self.call(step, rank, str) for rank in mesh.order}
+        given = {rank: calls[rank].packed(blocks[rank]) for rank in mesh.order}
+        after = {}
+        for rank in mesh.order:
+            ranks = sorted(mesh.coset(self.axes, mesh.coord(rank) or ()))
+            parts = self.meeting([given[r] for r in ranks], ranks.index(rank))
+            received[rank] += self.arriving(parts, ranks.index(rank))
+            arrived = torch.cat(parts) if reduce_op is None else reduced(parts, reduce_op)
+            after[rank] = calls[rank].unpacked(arrived)
+        return after, received
+
+    def arriving(self, parts: Sequence[torch.Tensor], place: int) -> int:
+        """The bytes of these parts that come from others than the rank at `place`."""
+        return sum(part.nbytes for i, part in enumerate(parts) if i != place)
+
+
+def is_even(type: NormalType, dims: Sequence[int]) -> bool:
+    """Whether every rank has a block of the same size in these dims, by plain shards."""
+    return all(
+        all(isinstance(placement, Shard) for _, _, placement in type.cuts[d])
+        and type.shape[d] % prod(count for _, count, _ in type.cuts[d]) == 0
+        for d in dims
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def ascending(mesh: Mesh) -> bool:
+    """Whether ranks count up along the mesh, as they do in a process group."""
+    return isinstance(mesh.order, range) or list(mesh.order) == sorted(mesh.order)
+
+
+def bundled(steps: Sequence[Step], world: World) -> OnRanks | None:
+    """Even collectives of one bundle as one call of what they give, side by side.
+
+    Returns a function from the blocks of this rank to its new ones; None where the backend lacks
+    the reduction.
+    """
+    kind = steps[0].collective
+    assert isinstance(kind, Even)
+    wire_op = kind.wire_op(steps[0], world.backend)
+    if wire_op is None:
+        return None
+    calls = [_even(step).call(step, world.rank, world.group) for step in steps]
+    shapes = [step.dst.local_shape(world.rank) for step in steps]
+    count, averages = calls[0].count, kind.reduction() == "avg"
+    send = world.collective(kind.funcol)
+
+    def run(blocks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        given = [call.packed(block) for call, block in zip(calls, blocks, strict=True)]
+        if kind.gives_one:
+            row = torch.cat([x.reshape(-1) for x in given])
+            sizes = [x.numel() for x in given]
+        else:
+            row = torch.cat([x.reshape(count, -1) for x in given], 1).reshape(-1)
+            sizes = [x.numel() // count for x in given]
+        arguments = kind.arguments(attrs.evolve(calls[0], length=row.shape[0]), wire_op)
+        arrived = from_wire(send(to_wire(row), *arguments), row.dtype)
+        if kind.gets_one:
+            parts = arrived.split(sizes)
+        else:
+            parts = [part.reshape(-1) for part in arrived.view(count, -1).split(sizes, 1)]
+        outs = []
+        for call, part, shape in zip(calls, parts, shapes, strict=True):
+            outs.append(part.view(shape) if call.after is None else call.unpacked(part))
+        return [divide(out, count) for out in outs] if averages else outs
+
+    return run
+
+
+def _even(step: Step) -> Even:
+    assert isinstance(step.collective, Even)
+    return step.collective
+
+
+def _one_by_one(steps: Sequence[OnRank]) -> OnRank:
+    def run(value: torch.Tensor, owned: bool) -> torch.Tensor:
+        for step in steps:
+            value = step(value, owned)
+            owned = True
+        return value
+
+    return run

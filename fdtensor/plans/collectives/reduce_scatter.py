@@ -1,0 +1,74 @@
+"""`ReduceScatter`: each rank gets its block of the reduction of all terms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from fdtensor.layouts.placement import ReduceOp
+from fdtensor.plans.collectives.base import (
+    Axes,
+    Change,
+    Dims,
+    Step,
+    axes_fact,
+    dims_fact,
+    local_numel,
+    tails,
+)
+from fdtensor.plans.collectives.even import Call, Even, ascending, is_even
+from fdtensor.plans.collectives.exchange import by_exchange
+from fdtensor.plans.tiling import Tiling, along, outermost
+
+__all__ = ["ReduceScatter"]
+
+
+@attrs.frozen(eq=False)
+class ReduceScatter(Even):
+    """Each rank gets its even block of the reduced terms, along `axes[i]` of `dims[i]`.
+
+    +[A B] +[C D]  ->  [A+C] [B+D]
+    """
+
+    axes: Axes
+    dims: Dims
+    reduce_op: ReduceOp
+
+    name = "reduce_scatter"
+    change = ("partial", "shard")
+    funcol = "reduce_scatter_tensor"
+    gives_one, gets_one = False, True
+
+    @classmethod
+    def between(cls, change: Change) -> ReduceScatter | None:
+        cuts = tails(change, change.dst, change.src)
+        if cuts is None or not is_even(change.dst, cuts[1]) or not ascending(change.src.mesh):
+            return None
+        return cls(*cuts, change.src.type.layout.partial[change.names[0]])
+
+    def facts(self) -> list[str]:
+        return [*axes_fact(self.axes), *dims_fact(self.dims), f"reduce_op={self.reduce_op}"]
+
+    def reduction(self) -> ReduceOp:
+        return self.reduce_op
+
+    def tilings(self, step: Step, rank: int) -> tuple[Tiling, None]:
+        whole = step.src.local_shape(rank)
+        return along(step.src.mesh, self.axes, whole, self.dims), None
+
+    def arguments(self, call: Call, wire_op: str) -> tuple[Any, ...]:
+        return wire_op, call.count, call.group
+
+    def as_exchanges(self, step: Step) -> tuple[Step, ...]:
+        return (by_exchange(step.src, step.dst, "all_to_all"),)
+
+    def working_numel(self, step: Step, rank: int, owned: bool) -> int:
+        out, src = local_numel(step.dst, rank), local_numel(step.src, rank)
+        return out if outermost(step.src, rank, self.axes, self.dims) else out + src
+
+    def copied(self, step: Step, moved: int) -> int:
+        return 2 * (step.dst.local_nbytes(step.dst.mesh.order[0]) + moved)
+
+    def bundle(self, step: Step) -> Any:
+        return ReduceScatter, self.axes, self.reduce_op, step.src.dtype

@@ -1,0 +1,140 @@
+"""Counts of what each rank of a mesh holds, lacks and sends, in closed form from the layouts.
+
+What a rank must get is its new block, a term for each pending reduction, without what it already
+holds. A count is an array that broadcasts over its mesh, of Python ints: sums over terms and ranks
+go beyond 64 bits.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from itertools import product
+from math import prod
+
+import numpy as np
+
+from fdtensor.layouts.blocks import intersect, length, whole
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Shard
+from fdtensor.plans.movement import Movement
+from fdtensor.plans.normal_type import NormalType, overlaps
+
+__all__ = [
+    "axes_of",
+    "constant",
+    "numel",
+    "most",
+    "summed",
+    "table",
+    "to_receive",
+    "to_send",
+]
+
+
+def most(count: np.ndarray) -> int:
+    """The largest number of a count."""
+    return int(np.max(count, initial=0))
+
+
+def summed(sizes: Sequence[int], count: np.ndarray) -> int:
+    """The sum of a count over ranks along axes of these sizes."""
+    return int(np.sum(count)) * (prod(sizes) // np.size(count))
+
+
+def constant(mesh: Mesh, value: int) -> np.ndarray:
+    """The count that every rank has."""
+    return np.full((1,) * mesh.ndim, value, object)
+
+
+def table(type: NormalType, axes: Iterable[int], value: Callable[[list[int]], int]) -> np.ndarray:
+    """`value` of the coordinates along `axes`, as an array that broadcasts over the mesh."""
+    axes = sorted(set(axes))
+    sizes = type.mesh.sizes
+    coord = [0] * len(sizes)
+    values = []
+    for indices in product(*[range(sizes[a]) for a in axes]):
+        for a, index in zip(axes, indices, strict=True):
+            coord[a] = index
+        values.append(value(coord))
+    shape = [sizes[a] if a in axes else 1 for a in range(len(sizes))]
+    return np.array(values, object).reshape(shape)
+
+
+def axes_of(*dims: tuple[NormalType, int]) -> list[int]:
+    """The axes that cut these dims, each of a type."""
+    return [axis for type, d in dims for axis, _, _ in type.cuts[d]]
+
+
+def _lengths(type: NormalType, d: int) -> np.ndarray:
+    """How many indices of dim `d` each rank holds."""
+    ways = prod(count for _, count, _ in type.cuts[d])
+    plain = all(isinstance(placement, Shard) for _, _, placement in type.cuts[d])
+    if plain and type.shape[d] % ways == 0:
+        return constant(type.mesh, type.shape[d] // ways)
+    return table(type, axes_of((type, d)), lambda c: length(type.indices(d, tuple(c))))
+
+
+@functools.lru_cache(maxsize=4096)
+def numel(type: NormalType) -> np.ndarray:
+    """The elements that each rank holds."""
+    total = constant(type.mesh, 1)
+    for d in range(len(type.shape)):
+        total = total * _lengths(type, d)
+    return total
+
+
+def _common_numel(a: NormalType, b: NormalType) -> np.ndarray:
+    """The elements that each rank holds in both, on one mesh."""
+    total = constant(a.mesh, 1)
+    for d, (before, after) in enumerate(zip(a.cuts, b.cuts, strict=True)):
+        if before == after[: len(before)]:
+            total = total * _lengths(b, d)
+        elif after == before[: len(after)]:
+            total = total * _lengths(a, d)
+        else:
+
+            def common(c: list[int], d: int = d) -> int:
+                return length(intersect(a.indices(d, tuple(c)), b.indices(d, tuple(c))))
+
+            total = total * table(a, axes_of((a, d), (b, d)), common)
+    return total
+
+
+@functools.lru_cache(maxsize=4096)
+def to_receive(moves: Movement) -> np.ndarray:
+    """The elements that each destination rank must get from others."""
+    wanted = numel(moves.dst) * moves.terms
+    if moves.same_mesh:
+        return wanted - _common_numel(moves.src, moves.dst)
+    src, dst = moves.src, moves.dst
+    if not set(src.mesh.order).isdisjoint(dst.mesh.order):
+        wanted = np.broadcast_to(wanted, dst.mesh.sizes).copy()
+        flat = wanted.reshape(-1)
+        for place, rank in enumerate(dst.mesh.order):
+            before, after = src.mesh.coord(rank), dst.mesh.coord(rank)
+            if before is not None and after is not None:
+                boxes = zip(src.box(before), dst.box(after), strict=True)
+                flat[place] -= prod(length(intersect(a, b)) for a, b in boxes)
+    return wanted
+
+
+def to_send(moves: Movement) -> np.ndarray:
+    """The elements each source rank sends on one mesh: what others want less what they hold."""
+    src, dst, assigned = moves.src, moves.dst, moves.assigned
+    paired = {b for _, b in moves.pairs}
+    same = set(src.cut_axes) | set(moves.reduced)
+    wanted = constant(src.mesh, 1)
+    held = wanted
+    for d in range(len(src.shape)):
+        axes = axes_of((assigned, d), (dst, d))
+
+        def met(c: list[int], fixed: Iterable[int], d: int = d) -> int:
+            part = assigned.indices(d, tuple(c))
+            blocks = overlaps(dst.cuts[d], whole(dst.shape[d]), part, {b: c[b] for b in fixed})
+            return sum(length(common) for _, common in blocks)
+
+        wanted = wanted * table(src, axes, lambda c: met(c, paired))
+        held = held * table(src, axes, lambda c: met(c, paired | same))
+    replicas = prod(dst.mesh.sizes[b] for b in dst.free if b not in paired)
+    return wanted * replicas - held

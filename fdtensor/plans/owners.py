@@ -1,0 +1,39 @@
+"""`owners`: the type in which each element's pending terms meet at one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.plans.movement import movement
+from fdtensor.plans.normal_type import dim_to_cut, normalized
+
+__all__ = ["cut_like", "owners"]
+
+
+def owners(src: TensorType, dst: TensorType, spread: bool = False) -> TensorType:
+    """`dst` cut further by its free axes, so that each element's terms meet at one owner.
+
+    With `spread` also by the axes that are free on both sides: that is the least total, but the
+    second exchange then talks across them. A 0-d tensor is owned by all who want it.
+    """
+    if not dst.shape:
+        return dst
+    moves = movement(src, dst)
+    idle = moves.src.free if moves.same_mesh and not spread else ()
+    return cut_like(src, dst, [i for i in moves.dst.free if i not in idle])
+
+
+def cut_like(src: TensorType, type: TensorType, axes: Sequence[int]) -> TensorType:
+    """`type` cut further by `axes`.
+
+    First come the axes that cut the source, in its order and on the same dim: their ranks hold
+    terms of these very blocks. The others cut where there is room.
+    """
+    same = src.mesh is type.mesh
+    dims = {i: d for d, cuts in enumerate(normalized(src).cuts) for i, _, _ in cuts} if same else {}
+    order = list(dims)
+    for i in sorted(axes, key=lambda i: order.index(i) if i in dims else len(order) + i):
+        dim = dim_to_cut(type, i, dims.get(i), src if same else None)
+        type = type.with_layout(type.layout.split(type.mesh.axes[i], dim))
+    return type

@@ -1,0 +1,96 @@
+"""`ProcessWorld`: how a rank of a real mesh reaches the others, on torch's functional collectives.
+
+Collectives are `torch.ops._c10d_functional` with explicit waits, so that no tensor subclass
+appears; messages from rank to rank go over the default process group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fdtensor.plans.wire import to_wire
+from fdtensor.runtime.process_groups import group_of
+
+__all__ = ["ProcessWorld", "functional", "wait"]
+
+_ops = torch.ops._c10d_functional
+wait = _ops.wait_tensor.default
+
+_TAG = 7040
+
+
+class _Done:
+    """A work that needs no more waiting."""
+
+    def wait(self) -> None:
+        pass
+
+
+def functional(name: str) -> Callable[..., torch.Tensor]:
+    """The functional collective of this name, with its wait."""
+    op = getattr(_ops, name).default
+
+    def waited(*args: Any) -> torch.Tensor:
+        return wait(op(*args))
+
+    return waited
+
+
+class ProcessWorld:
+    """The processes around this rank; `process_group` returns the default one, None at its end."""
+
+    records = False
+
+    def __init__(
+        self,
+        rank: int,
+        device: torch.device,
+        backend: str,
+        process_group: Callable[[], Any],
+    ) -> None:
+        self.rank, self.device, self.backend = rank, device, backend
+        self.process_group = process_group
+
+    def group(self, ranks: tuple[int, ...]) -> str:
+        return group_of(ranks)
+
+    def collective(self, name: str) -> Callable[..., torch.Tensor]:
+        return functional(name)
+
+    def messages(
+        self,
+        receivers: Sequence[int],
+        outgoing: Sequence[torch.Tensor],
+        senders: Sequence[int],
+        incoming: Sequence[torch.Tensor],
+    ) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Starts a message to each receiver and from each sender.
+
+        Returns what to wait for, each once: a work for each that arrives, and those that leave.
+        """
+        if self.backend != "nccl":  # gloo moves bytes of any dtype from rank to rank
+            group = self.process_group()
+            recv, send = group.recv, group.send
+            arriving = [
+                recv([tensor], peer, _TAG) for tensor, peer in zip(incoming, senders, strict=True)
+            ]
+            leaving = [
+                send([tensor], peer, _TAG) for tensor, peer in zip(outgoing, receivers, strict=True)
+            ]
+            return arriving, leaving
+        batch = [
+            dist.P2POp(dist.irecv, to_wire(t), peer)
+            for t, peer in zip(incoming, senders, strict=True)
+        ]
+        batch += [
+            dist.P2POp(dist.isend, to_wire(t), peer)
+            for t, peer in zip(outgoing, receivers, strict=True)
+        ]
+        works = dist.batch_isend_irecv(batch) if batch else []
+        for work in works:
+            work.wait()  # on the stream: this rank goes on
+        return [_Done()] * len(incoming), ()
