@@ -1,7 +1,6 @@
 """Plans that come from outside: a text is a plan that is right, or it is refused."""
 
 import collections
-import os
 
 import pytest
 import torch
@@ -20,6 +19,7 @@ from fdtensor import (
 )
 from fdtensor.layouts.placement import parse_placement
 from fdtensor.testing.values import block, full_tensor, gather_full, scatter
+from tests.support.depth import times
 from tests.support.mutants import mutants
 
 SMALL = 4096
@@ -119,7 +119,7 @@ def test_a_plan_of_the_planner_is_right(text):
     assert verdict(text) == "right"
 
 
-COUNT = 10_000 if os.environ.get("FDTENSOR_PROFILE") == "deep" else 400
+COUNT = times(400, 10_000)
 
 
 def test_a_mutant_of_a_plan_is_right_or_refused():

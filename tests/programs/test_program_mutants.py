@@ -2,7 +2,6 @@
 
 import collections
 import json
-import os
 import random
 from typing import Any
 
@@ -28,6 +27,7 @@ from fdtensor.programs.eqn import Together
 from fdtensor.programs.json import _argument, _encoded
 from fdtensor.runtime.local_program import RESHAPES
 from fdtensor.testing.values import gather_full, scatter
+from tests.support.depth import times
 from tests.support.mutants import mutants
 from tests.support.programs import CASES
 from tests.support.programs import tensors_of as tensors_for
@@ -150,7 +150,7 @@ def test_a_program_that_is_read_back_gives_the_same(i):
     assert verdict(TEXTS[i]) == "right"
 
 
-COUNT = 10_000 if os.environ.get("FDTENSOR_PROFILE") == "deep" else 300
+COUNT = times(300, 10_000)
 ALLOWED = ("refused", "right", "large", "undefined")
 
 

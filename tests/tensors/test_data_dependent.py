@@ -154,7 +154,7 @@ def test_a_backward_that_asks_runs_on_replicas_where_that_is_wanted():
     assert torch.equal(gradients(x).full(), torch.full((2, 3), 3.0))
 
 
-@pytest.mark.parametrize("f", [f for f in ASKS if f not in (by_transform, by_gradient)], ids=str)
+@pytest.mark.parametrize("f", [f for f in ASKS if f not in (by_transform, by_gradient)])
 def test_call_runs_it_on_replicas(f):
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -111,7 +111,7 @@ def test_a_written_value_is_equal(value):
         torch.empty(2, 0),
         torch.tensor([True, False]),
         torch.tensor([1 + 2j]),
-        torch.rand(50),
+        torch.arange(50) / 7,
     ],
     ids=str,
 )
