@@ -39,12 +39,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--deep", action="store_true", help="try every law at length")
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_cmdline_main(config: pytest.Config) -> None:
-    if config.getoption("numprocesses", None) and config.option.dist == "no":
-        config.option.dist = "loadgroup"
-
-
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("deep" if config.getoption("deep") else "fast")
 
@@ -77,7 +71,7 @@ def _few(items: Iterable[pytest.Item]) -> set[pytest.Item]:
 
 
 def _group(item: pytest.Item) -> str:
-    """What one worker runs: a file, whose tests share what they trace; all that has real ranks."""
+    """What one worker of `-n 2 --dist loadgroup` runs: a file, or all that shares real ranks."""
     ranks = "gloo_ranks" in getattr(item, "fixturenames", ())
     return "real ranks" if ranks else item.nodeid.partition("::")[0]
 

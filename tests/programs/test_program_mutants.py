@@ -1,6 +1,7 @@
 """Programs that come from outside: a text is a program that is right, or it is refused."""
 
 import collections
+import functools
 import json
 import random
 from typing import Any
@@ -44,9 +45,11 @@ SMALL = 4096
 MESHES = (Mesh(dp=2, tp=2), Mesh(x=3), Mesh.from_ranks([[2, 0], [1, 3]], ("a", "b")))
 
 
+@functools.cache
 def programs():
-    """Small programs on several meshes, with layouts drawn from a fixed seed."""
+    """Small programs on several meshes, with layouts drawn from a fixed seed, and full tensors."""
     chance = random.Random(20)
+    found = []
     for name in NAMES:
         case, mesh = CASES[name], chance.choice(MESHES)
         sizes = dict.fromkeys(case.names, 4)
@@ -56,11 +59,13 @@ def programs():
             kinds += [Partial()] if t.dtype.is_floating_point else []
             placed = [chance.choice(kinds) for _ in mesh.axes]
             types.append(TensorType(tuple(t.shape), t.dtype, Layout(mesh, placed)))
-        yield name, trace(case.f, *types), tensors_for(case, sizes)
+        found.append((trace(case.f, *types), tensors_for(case, sizes)))
+    return found
 
 
-PROGRAMS = list(programs())
-TEXTS = [program.to_json() for _, program, _ in PROGRAMS]
+@functools.cache
+def texts():
+    return [program.to_json() for program, _ in programs()]
 
 
 def verdict(text: str) -> str:
@@ -136,18 +141,18 @@ def close(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.allclose(a.to(wide), b.to(wide), loose, loose, equal_nan=True)
 
 
-@pytest.mark.parametrize("i", range(len(TEXTS)), ids=NAMES)
+@pytest.mark.parametrize("i", range(len(NAMES)), ids=NAMES)
 def test_a_program_that_is_read_back_gives_the_same(i):
-    _, program, full = PROGRAMS[i]
-    found = Program.from_json(TEXTS[i])
+    (program, full), text = programs()[i], texts()[i]
+    found = Program.from_json(text)
     assert found.digest == program.digest
     assert str(found) == str(program)
-    assert found.to_json() == TEXTS[i]
+    assert found.to_json() == text
     values = [scatter(t, type, i) for i, (t, type) in enumerate(zip(full, program.in_types))]
     once, again = (run(p, values, SimulatedComm(p.mesh)) for p in (program, found))
     for a, b in zip(once, again, strict=True):
         assert all(map(torch.equal, a, b))
-    assert verdict(TEXTS[i]) == "right"
+    assert verdict(text) == "right"
 
 
 COUNT = times(300, 10_000)
@@ -156,7 +161,7 @@ ALLOWED = ("refused", "right", "large", "undefined")
 
 def test_a_mutant_of_a_program_is_right_or_refused():
     verdicts = collections.defaultdict(list)
-    for text in mutants(TEXTS, COUNT, seed=20):
+    for text in mutants(texts(), COUNT, seed=20):
         verdicts[verdict(text)].append(text)
     wrong = {said: texts[0][:2000] for said, texts in verdicts.items() if said not in ALLOWED}
     assert not wrong, {said: len(texts) for said, texts in verdicts.items()}

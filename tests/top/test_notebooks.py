@@ -7,21 +7,56 @@ from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode, v4
 
 from tests import notebooks as machinery
-from tests.notebooks import canonical, complaints, differences, executed, notebooks, plain, read
+from tests.notebooks import (
+    canonical,
+    complaints,
+    differences,
+    executed,
+    executed_together,
+    notebooks,
+    plain,
+    read,
+)
 
 ALL = notebooks()
 
 
-def _marks(path: Path) -> list[pytest.MarkDecorator]:
-    ranks = any("local_cluster" in cell.source for cell in read(path).cells)
-    return [pytest.mark.slow, *([pytest.mark.mesh] if ranks else [])]
+def _has_ranks(path: Path) -> bool:
+    return any("local_cluster" in cell.source for cell in read(path).cells)
 
 
-@pytest.mark.parametrize("path", [pytest.param(p, id=p.stem, marks=_marks(p)) for p in ALL])
+PLAIN = [path for path in ALL if not _has_ranks(path)]
+
+
+@pytest.fixture(scope="module")
+def together() -> dict[Path, NotebookNode]:
+    """All notebooks without ranks, from one kernel: most of the time of one is its imports."""
+    return dict(zip(PLAIN, executed_together([read(path) for path in PLAIN]), strict=True))
+
+
+def _stale(path: Path, fresh: NotebookNode) -> str:
+    stale = differences(read(path), fresh)
+    return stale and f"python -m tests.notebooks --write {path.stem}\n{stale}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PLAIN, ids=lambda path: path.stem)
+def test_a_notebook_shows_what_it_shows_after_the_others(path: Path, together) -> None:
+    assert not _stale(path, together[path])
+
+
+@pytest.mark.slow
+@pytest.mark.deep
+@pytest.mark.parametrize("path", PLAIN, ids=lambda path: path.stem)
 def test_a_notebook_shows_what_a_clean_kernel_shows(path: Path) -> None:
-    stored = read(path)
-    stale = differences(stored, executed(stored))
-    assert not stale, f"python -m tests.notebooks --write {path.stem}\n{stale}"
+    assert not _stale(path, executed(read(path)))
+
+
+@pytest.mark.slow
+@pytest.mark.mesh
+@pytest.mark.parametrize("path", [p for p in ALL if p not in PLAIN], ids=lambda path: path.stem)
+def test_a_notebook_with_ranks_shows_what_a_clean_kernel_shows(path: Path) -> None:
+    assert not _stale(path, executed(read(path)))
 
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
