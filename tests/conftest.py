@@ -1,6 +1,12 @@
-"""What all tests share: two pools of gloo ranks, and how many examples hypothesis draws."""
+"""What all tests share: pools of gloo ranks, how much of each law is tried, which worker runs it.
+
+By default a law is tried on a few examples: `max_examples` of hypothesis, and of a parametrized
+test with `@pytest.mark.few(n)` on `n` of its cases. With `--deep` all of them run, twenty times the
+examples, and the tests that are `@pytest.mark.deep` as a whole.
+"""
 
 import os
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -8,8 +14,10 @@ from hypothesis import HealthCheck, settings
 
 from fdtensor.testing.fixtures import gloo_ranks  # noqa: F401  (a fixture)
 from fdtensor.testing.pool import GlooPool
+from tests.support.depth import is_deep, spread
 
 torch.set_num_threads(1)  # tensors are tiny: threads would only wait for each other
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # nor have the processes that tests start more
 
 settings.register_profile(
     "fast",
@@ -25,7 +33,47 @@ settings.register_profile(
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.load_profile(os.environ.get("FDTENSOR_PROFILE", "fast"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--deep", action="store_true", help="try every law at length")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("deep" if config.getoption("deep") else "fast")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not is_deep():
+        kept = _few(items)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = [item for item in items if item in kept]
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            item.add_marker(pytest.mark.xdist_group(_group(item)))
+
+
+def _few(items: Iterable[pytest.Item]) -> set[pytest.Item]:
+    """What runs by default: none of a deep test, some cases of one of which few do."""
+    kept: set[pytest.Item] = set()
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("few"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        elif not item.get_closest_marker("deep"):
+            kept.add(item)
+    for some in cases.values():
+        marker = some[0].get_closest_marker("few")
+        assert marker is not None
+        kept.update(spread(some, *marker.args))
+    return kept
+
+
+def _group(item: pytest.Item) -> str:
+    """What one worker of `-n 2 --dist loadgroup` runs: a file, or all that shares real ranks."""
+    ranks = "gloo_ranks" in getattr(item, "fixturenames", ())
+    return "real ranks" if ranks else item.nodeid.partition("::")[0]
 
 
 @pytest.fixture(scope="session")

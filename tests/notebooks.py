@@ -25,6 +25,7 @@ from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell
 from nbformat.v4.rwbase import split_lines
 
 ROOT = Path(__file__).parent.parent
@@ -44,10 +45,11 @@ def read(path: Path) -> NotebookNode:
     return nbformat.read(path, as_version=4)
 
 
-def executed(notebook: NotebookNode) -> NotebookNode:
+def executed(notebook: NotebookNode, allow_errors: bool = False) -> NotebookNode:
     """`notebook` with the outputs of a fresh kernel of this Python, which runs in an empty folder.
 
-    Raises nbclient's CellExecutionError where a cell fails that is not tagged as such.
+    Raises nbclient's CellExecutionError where a cell fails that is not tagged as such, unless it
+    may: then its error is its output.
     """
     paths = [str(ROOT), os.environ.get("PYTHONPATH")]
     with tempfile.TemporaryDirectory() as folder:
@@ -57,7 +59,9 @@ def executed(notebook: NotebookNode) -> NotebookNode:
             display_name="Python 3",
             language="python",
         )
-        client = NotebookClient(deepcopy(notebook), km=manager, timeout=60)
+        client = NotebookClient(
+            deepcopy(notebook), km=manager, timeout=60, allow_errors=allow_errors
+        )
         client.execute(
             cleanup_kc=True,  # it leaves a kernel of ours running otherwise
             cwd=folder,
@@ -69,6 +73,28 @@ def executed(notebook: NotebookNode) -> NotebookNode:
             },
         )
     return client.nb
+
+
+FORGET = "get_ipython().reset(new_session=False)"
+
+
+def executed_together(some: Sequence[NotebookNode]) -> list[NotebookNode]:
+    """Each notebook with its outputs, all in one kernel, which forgets the names of the one before.
+
+    A cell that fails has its error as its output, and those after it run.
+    """
+    joined = deepcopy(some[0])
+    joined.cells = []
+    for notebook in some:
+        joined.cells += [*deepcopy(notebook.cells), new_code_cell(FORGET)]
+    cells = iter(executed(joined, allow_errors=True).cells)
+    found = []
+    for notebook in some:
+        made = deepcopy(notebook)
+        made.cells = [next(cells) for _ in notebook.cells]
+        assert next(cells).source == FORGET
+        found.append(made)
+    return found
 
 
 def plain(notebook: NotebookNode) -> NotebookNode:

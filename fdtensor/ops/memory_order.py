@@ -2,7 +2,7 @@
 
 Whether `contiguous()` and `reshape()` copy, and so what a later write changes, depends on strides.
 A few fakes have other strides than what kernels give for operands that are not contiguous:
-`tests/test_memory_order.py` looks for them in torch's database of ops.
+`tests/ops/test_memory_order.py` looks for them in torch's database of ops.
 """
 
 from __future__ import annotations

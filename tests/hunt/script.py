@@ -99,7 +99,7 @@ def ran(*given):
 
 MODULES = """
 def modules(*given):
-    from tests.lockstep import apart  # of the repository
+    from tests.support.lockstep import apart  # of the repository
 
     program = trace(f, *given{options})
     each = {{rank: program.to_fx(rank) for rank in mesh.ranks}}

@@ -54,7 +54,7 @@ from tests.hunt.plain import (
 )
 from tests.hunt.records import Program, compiled, line_at, source
 from tests.hunt.values import forms_of, kind_of, stored
-from tests.lockstep import apart
+from tests.support.lockstep import apart
 
 __all__ = ["GOOD", "Outcome", "outcome"]
 

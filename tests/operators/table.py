@@ -117,7 +117,7 @@ def header(rows: list[str]) -> list[str]:
     return [
         "# What each op moves",
         "",
-        "Written by `python -m tests.operators.table`; `tests/test_operators.py` keeps it true.",
+        "Written by `python -m tests.operators.table`; `test_operators.py` keeps it true.",
         "A sample of each op in torch's own database, on a mesh of 4 ranks, forward: for each",
         "layout of one operand, the others replicated, the bytes that the busiest rank receives.",
         "*On replicas* stands what gathers its operands, with the op that has no rule for them,",

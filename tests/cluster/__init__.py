@@ -1,0 +1,1 @@
+"""Tests of fdtensor.cluster: real ranks for a notebook or a script."""

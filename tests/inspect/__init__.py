@@ -1,0 +1,1 @@
+"""Tests of fdtensor.inspect: what is shown, explained and measured."""

@@ -1,0 +1,1 @@
+"""Tests of fdtensor.io: checkpoints, safetensors, torch's DTensor."""

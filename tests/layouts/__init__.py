@@ -1,0 +1,1 @@
+"""Tests of fdtensor.layouts: meshes, placements, layouts, types and errors."""

@@ -1,0 +1,248 @@
+"""`python -m tests.mutations`: faults put into a copy of fdtensor, and whether the tests see them.
+
+python -m tests.mutations [--deep] [names...]
+
+Each fault is one line that reads otherwise, in the one file that has it, and the tests of some
+folders must fail. What is missed is a hole in the default run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import attrs
+
+ROOT = Path(__file__).parents[1]
+TAKEN = ("fdtensor", "tests", "notebooks", "pyproject.toml", "README.md", "CONTRIBUTING.md")
+
+
+@attrs.frozen
+class Fault:
+    """A line of fdtensor that no other file or line has, what it reads instead, who must see it."""
+
+    name: str
+    line: str
+    instead: str
+    tests: str
+    """Folders or files of tests, with blanks between them."""
+
+
+FAULTS = (
+    Fault(
+        "the last rows of an uneven cut are nobody's",
+        "step = -(-size // count)",
+        "step = size // count",
+        "layouts",
+    ),
+    Fault(
+        "a strided cut counts its parts from the end",
+        "low, high = chunk(stop - start, count, index)",
+        "low, high = chunk(stop - start, count, count - 1 - index)",
+        "layouts testing",
+    ),
+    Fault(
+        "an all_reduce is said to receive half of its bytes",
+        "return step.src.local_nbytes(rank) * 2 * (count - 1) // count",
+        "return step.src.local_nbytes(rank) * (count - 1) // count",
+        "plans",
+    ),
+    Fault(
+        "a price takes the fastest of the axes",
+        "return max(a for a, _ in links + plain), min(b for _, b in links + plain)",
+        "return min(a for a, _ in links + plain), max(b for _, b in links + plain)",
+        "plans",
+    ),
+    Fault(
+        "an all_gather puts blocks the other way round",
+        "out.append(join(torch.cat(members), whole))",
+        "out.append(join(torch.cat(members[::-1]), whole))",
+        "plans",
+    ),
+    Fault(
+        "an average is not divided",
+        "divide(total, len(terms))",
+        "divide(total, 1)",
+        "plans runtime",
+    ),
+    Fault(
+        "the identity of a minimum is minus infinity",
+        'return filled.fill_(float("-inf") if reduce_op == "max" else float("inf"))',
+        'return filled.fill_(float("-inf"))',
+        "plans runtime",
+    ),
+    Fault(
+        "the cotangent of an average is not shared out",
+        "return grad * ctx.count if ctx.back else grad / ctx.count, None, None",
+        "return grad, None, None",
+        "runtime",
+    ),
+    Fault(
+        "a mean of blocks is taken for a mean of all",
+        '_reduction("mean mean.dim", P, passes=linear_in, local=_mean)',
+        '_reduction("mean mean.dim", P, passes=linear_in)',
+        "ops",
+    ),
+    Fault(
+        "a softmax may be cut along its dim",
+        'if d != given["dim"] % x.ndim:',
+        'if d != given["dim"]:',
+        "ops",
+    ),
+    Fault(
+        "a halo is one too narrow",
+        "return (self.at(start)[0], self.at(stop - 1)[-1] + 1) if start < stop else (0, 0)",
+        "return (self.at(start)[0], self.at(stop - 1)[-1]) if start < stop else (0, 0)",
+        "ops",
+    ),
+    Fault(
+        "programs under autocast are those without",
+        "return torch.get_default_device(), tuple(casts)",
+        "return (torch.get_default_device(),)",
+        "ops",
+    ),
+    Fault(
+        "indices that are out of range are not counted",
+        "count = (~fine).sum(dtype=torch.float32)",
+        "count = (~fine).sum(dtype=torch.float32) * 0",
+        "ops",
+    ),
+    Fault(
+        "collectives that travel together come back in another order",
+        "return Eqn(Together(steps), ins, (), tuple(eqn.outs[0] for eqn in eqns))",
+        "return Eqn(Together(steps), ins, (), tuple(eqn.outs[0] for eqn in eqns[::-1]))",
+        "programs",
+    ),
+    Fault(
+        "a move is priced as if no other axis cut the value",
+        "shape[p.dim] = -(-shape[p.dim] // self.mesh.axis_size(axis))",
+        "shape[p.dim] = shape[p.dim]",
+        "programs inspect",
+    ),
+    Fault(
+        "a key is not folded with the place of a block",
+        "return draw(Places(type.shape, type.box(coord)), there)",
+        "return draw(Places.all(type.local_shape(rank)), there)",
+        "tensors",
+    ),
+    Fault(
+        "replicas count several times in a norm",
+        "t for x in found if (t := _block(x, rank, replicas)) is not None and t.numel()",
+        "t for x in found if (t := _block(x, rank, True)) is not None and t.numel()",
+        "tensors",
+    ),
+    Fault(
+        "the rows of a vocabulary are cut as columns",
+        'dim = role.read if role.kind == "embedding" else role.made',
+        "dim = role.made",
+        "parallel",
+    ),
+    Fault(
+        "a piece of a checkpoint is taken from the start of its block",
+        "local = local.narrow(dim, start, stop - start)",
+        "local = local.narrow(dim, 0, stop - start)",
+        "io",
+    ),
+    Fault(
+        "replicas that differ are stored without a word",
+        "return all(total % 2**32 == 0 for total in summed.tolist())",
+        "return True",
+        "io",
+    ),
+    Fault(
+        "the cheapest moves are told first",
+        "for spent, eqn in sorted(sent, key=lambda move: -move[0])[:MOST]:",
+        "for spent, eqn in sorted(sent, key=lambda move: move[0])[:MOST]:",
+        "inspect",
+    ),
+    Fault(
+        "gradients are not compared on every layout",
+        "for name, a, b in zip(smooth, found.grads, due.grads):",
+        "for name, a, b in zip(smooth, due.grads, due.grads):",
+        "testing",
+    ),
+    Fault(
+        "ranks of a cluster get each other's arguments",
+        "each = zip(*values) if values else [()] * self.n",
+        "each = zip(*[v[::-1] for v in values]) if values else [()] * self.n",
+        "cluster",
+    ),
+    Fault(
+        "digests of ranks are not compared",
+        "number = int(digest[:15], 16)",
+        "number = 0",
+        "mesh",
+    ),
+    Fault(
+        "biases and norms decay",
+        "decay = {name: self.decay if len(p.shape) > 1 else 0.0 for name, p in params.items()}",
+        "decay = {name: self.decay for name, p in params.items()}",
+        "top",
+    ),
+)
+
+
+def put(fault: Fault, package: Path) -> Path:
+    """The file of the package that has the line, which now reads otherwise."""
+    files = [path for path in sorted(package.rglob("*.py")) if fault.line in path.read_text()]
+    counts = [path.read_text().count(fault.line) for path in files]
+    if counts != [1]:
+        where = ", ".join(str(path.relative_to(package)) for path in files) or "no file"
+        raise SystemExit(f"{fault.name}: {fault.line!r} is in {where}, {sum(counts)} times.")
+    (path,) = files
+    path.write_text(path.read_text().replace(fault.line, fault.instead))
+    return path
+
+
+def seen_by(fault: Fault, arguments: Sequence[str]) -> str | None:
+    """The first test that fails with the fault, or None."""
+    with tempfile.TemporaryDirectory() as folder:
+        there = Path(folder)
+        for name in TAKEN:
+            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+            copy(ROOT / name, there / name)
+        put(fault, there / "fdtensor")
+        places = [f"tests/{place}" for place in fault.tests.split()]
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tb=no"]
+        done = subprocess.run(
+            [*command, *arguments, *places],
+            cwd=there,
+            env={**os.environ, "PYTHONPATH": folder},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    told = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    if done.returncode not in (0, 1, 2) or (done.returncode and not told):
+        raise SystemExit(f"{fault.name}: pytest ended with {done.returncode}.\n{done.stdout}")
+    return told[0].partition(" - ")[0] if told else None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Puts in one fault after the other, prints who saw it, and returns how many nobody did."""
+    parser = argparse.ArgumentParser("python -m tests.mutations", description=__doc__)
+    parser.add_argument("--deep", action="store_true", help="let the deep tests look")
+    parser.add_argument("names", nargs="*", help="parts of the names of faults")
+    asked = parser.parse_args(arguments)
+    some = [f for f in FAULTS if not asked.names or any(name in f.name for name in asked.names)]
+    missed = 0
+    for fault in some:
+        begun = time.perf_counter()
+        by = seen_by(fault, ["--deep"] if asked.deep else [])
+        missed += by is None
+        took = f"{time.perf_counter() - begun:.0f} s"
+        print(f"{'caught' if by else 'MISSED'}  {fault.name} ({fault.tests}, {took})", flush=True)
+        print(f"        {by or ''}", flush=True)
+    print(f"{len(some) - missed} of {len(some)} caught")
+    return missed
+
+
+if __name__ == "__main__":
+    sys.exit(min(1, main()))

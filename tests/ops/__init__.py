@@ -1,0 +1,1 @@
+"""Tests of fdtensor.ops: every row of every rule, decompositions, writes, draws and checks."""

@@ -1,0 +1,1 @@
+"""Tests of fdtensor.parallel: styles, programs of one rank and saved activations."""

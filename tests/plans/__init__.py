@@ -1,0 +1,1 @@
+"""Tests of fdtensor.plans: laws of plans, their bytes, their prices and their text."""

@@ -1,0 +1,1 @@
+"""Tests of fdtensor.programs: laws of programs, choices, schedules and their text."""

@@ -1,0 +1,1 @@
+"""Tests of fdtensor.runtime: derivatives, Comms and exported graphs."""

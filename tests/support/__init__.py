@@ -1,0 +1,1 @@
+"""Tables and helpers that tests of several rooms share."""

@@ -1,0 +1,29 @@
+"""How much of each law a run tries: a little, or with `--deep` all of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import settings
+
+__all__ = ["is_deep", "spread", "times"]
+
+_GOLDEN = 0.6180339887498949
+"""Multiples of it, without their whole part, are spread as evenly as can be."""
+
+
+def is_deep() -> bool:
+    """Whether this run tries every law at length, as one before a release does."""
+    return settings.get_current_profile_name() == "deep"
+
+
+def times(count: int, deep: int) -> int:
+    """How often something is tried: `count` times, or `deep` times in a deep run."""
+    return deep if is_deep() else count
+
+
+def spread(cases: Sequence[Any], count: int) -> list[Any]:
+    """`count` of the cases, always the same, all over the list and in step with no period of it."""
+    order = sorted(range(len(cases)), key=lambda i: i * _GOLDEN % 1)
+    return [cases[i] for i in sorted(order[:count])]

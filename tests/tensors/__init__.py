@@ -1,0 +1,1 @@
+"""Tests of fdtensor.tensors: DTensors, spmd, shard_map, random numbers and optimizers."""

@@ -1,0 +1,1 @@
+"""Tests of fdtensor.testing: what the other tests stand on."""

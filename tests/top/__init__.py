@@ -1,0 +1,1 @@
+"""Tests of what a user meets first: names, commands, training, notebooks, the rooms."""
