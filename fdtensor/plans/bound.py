@@ -20,7 +20,7 @@ def lower_bound(src: TensorType, dst: TensorType) -> int:
 
     For movement a rank must receive what it lacks of its block. With reductions see `least_total`.
     """
-    if src.numel and _is_movement(src, dst):
+    if src.numel and _is_movement(normalized(src), normalized(dst)):
         return most(to_receive(movement(src, dst))) * src.dtype.itemsize
     ranks = src.mesh.size
     if src.mesh is not dst.mesh:
@@ -40,7 +40,7 @@ def least_total(src: TensorType, dst: TensorType) -> int:
     itemsize = src.dtype.itemsize
     if src.numel == 0:
         return 0
-    if _is_movement(src, dst):
+    if _is_movement(a, b):
         return summed(dst.mesh.sizes, to_receive(movement(src, dst))) * itemsize
     if src.mesh is not dst.mesh:
         return _cross_bound(src, dst, a, b)
@@ -55,15 +55,14 @@ def least_total(src: TensorType, dst: TensorType) -> int:
     numel = prod(a.shape)
     if reduced:
         terms = prod(sizes[i] for i in reduced)
-        total = numel * (cosets * (terms - 1) + wanters) - cosets * _meeting(a, b)
+        total = numel * (cosets * (terms - 1) + wanters) - cosets * _terms_at_wanter(a, b)
     else:
-        total = numel * wanters - _covered(a, b, adding)
+        total = numel * wanters - _already_held(a, b, adding)
     return total * itemsize
 
 
-def _is_movement(src: TensorType, dst: TensorType) -> bool:
+def _is_movement(a: NormalType, b: NormalType) -> bool:
     """Whether no terms are reduced and none are added."""
-    a, b = normalized(src), normalized(dst)
     return not _reduced(a, b) and all(_kept(a, b, i) for i in b.partial)
 
 
@@ -79,7 +78,7 @@ def _reduced(a: NormalType, b: NormalType) -> list[int]:
     return [i for i in a.partial if not _kept(a, b, i)]
 
 
-def _meeting(a: NormalType, b: NormalType) -> int:
+def _terms_at_wanter(a: NormalType, b: NormalType) -> int:
     """The elements for which some rank both holds a term and wants the result."""
     both = sorted(a.cut_axes & b.cut_axes)
     total = constant(a.mesh, 1)
@@ -102,7 +101,7 @@ def _spread(here: NormalType, axes: Sequence[int]) -> tuple[int, ...]:
     return tuple(size if i in axes else 1 for i, size in enumerate(here.mesh.sizes))
 
 
-def _covered(a: NormalType, b: NormalType, adding: Sequence[int]) -> int:
+def _already_held(a: NormalType, b: NormalType, adding: Sequence[int]) -> int:
     """The wanted elements that some rank of the wanting ones holds, over all wanters."""
     kept = [i for i in b.partial if _kept(a, b, i)]
     fixed_axes = [i for i in range(a.mesh.ndim) if i not in adding and i not in kept]

@@ -13,6 +13,7 @@ from fdtensor.layouts.placement import Ragged, Shard, StridedShard
 from fdtensor.layouts.record import Record
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.collectives import AllReduce, Step, by_exchange, is_local
+from fdtensor.plans.movement import movement
 from fdtensor.plans.owners import owners
 from fdtensor.plans.planner import Plan, plan
 
@@ -73,7 +74,7 @@ def _exchanged(found: Plan) -> Plan:
             continue
         src, dst = step.src, step.dst
         if isinstance(step.collective, AllReduce) and src.shape:
-            owned = owners(src, dst)
+            owned = owners(movement(src, dst))
             while not all(map(is_local, todo)):  # the owners send where the reduced blocks would go
                 dst = todo.pop(0).dst
             steps.append(by_exchange(src, owned, "all_to_all"))

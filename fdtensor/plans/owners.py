@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.plans.movement import movement
+from fdtensor.plans.movement import Movement
 from fdtensor.plans.normal_type import dim_to_cut, normalized
 
 __all__ = ["cut_like", "owners"]
 
 
-def owners(src: TensorType, dst: TensorType, spread: bool = False) -> TensorType:
-    """`dst` cut further by its free axes, so that each element's terms meet at one owner.
+def owners(moves: Movement, spread: bool = False) -> TensorType:
+    """The destination cut further by its free axes, so that each element's terms meet at one owner.
 
     With `spread` also by the axes that are free on both sides: that is the least total, but the
     second exchange then talks across them. A 0-d tensor is owned by all who want it.
     """
+    src, dst = moves.src.type, moves.dst.type
     if not dst.shape:
         return dst
-    moves = movement(src, dst)
     idle = moves.src.free if moves.same_mesh and not spread else ()
     return cut_like(src, dst, [i for i in moves.dst.free if i not in idle])
 

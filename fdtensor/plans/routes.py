@@ -14,8 +14,7 @@ import attrs
 
 from fdtensor.layouts.blocks import Box, Intervals, intersect, length, locate, merged, whole
 from fdtensor.layouts.mesh import Coord
-from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.plans.movement import Movement, movement
+from fdtensor.plans.movement import Movement
 from fdtensor.plans.normal_type import overlaps
 
 __all__ = ["Message", "Route", "route"]
@@ -52,10 +51,9 @@ class Route:
 
 
 @functools.lru_cache(maxsize=8192)
-def route(src: TensorType, dst: TensorType, rank: int) -> Route:
+def route(moves: Movement, rank: int) -> Route:
     """What `rank` sends, receives and keeps. Time: linear in its messages."""
-    moves = movement(src, dst)
-    before, after = src.mesh.coord(rank), dst.mesh.coord(rank)
+    before, after = moves.src.mesh.coord(rank), moves.dst.mesh.coord(rank)
     kept = None
     if before is not None and after is not None:
         old, new = moves.src.box(before), moves.dst.box(after)

@@ -27,10 +27,10 @@ from fdtensor.plans.collectives import (
     scalable,
 )
 from fdtensor.plans.cost import CostModel, seconds
-from fdtensor.plans.movement import movement
+from fdtensor.plans.counts import most, to_receive
+from fdtensor.plans.movement import Movement, movement
 from fdtensor.plans.normal_type import normalized
 from fdtensor.plans.owners import cut_like, owners
-from fdtensor.plans.traffic import most_received
 from fdtensor.plans.transitions import named
 
 __all__ = ["candidates", "same_everywhere"]
@@ -161,11 +161,11 @@ def _reducing(src: TensorType, dst: TensorType, cost: CostModel) -> Iterator[Ste
     if not moves.reduced:
         yield _moving(src, dst, cost)
         return
-    owned = owners(src, dst)
+    owned = owners(moves)
     yield (*_one(src, owned, cost), *_moving(owned, dst, cost))
     if owned is not dst:  # two terms for two ranks: each may as well reduce for itself
         yield _one(src, dst, cost)
-    spread = owners(src, dst, spread=True)
+    spread = owners(moves, spread=True)
     if spread is not owned and prod(dst.mesh.sizes[i] for i in moves.dst.free) <= MAX_OWNERS:
         yield (*_one(src, spread, cost), *_moving(spread, dst, cost))
     if moves.same_mesh:
@@ -215,7 +215,7 @@ def _moving(src: TensorType, dst: TensorType, cost: CostModel) -> Steps:
 
 def _one(src: TensorType, dst: TensorType, cost: CostModel) -> Steps:
     """The fastest way that is one exchange, or a slice and a named collective."""
-    if _nothing_moves(src, dst):
+    if _nothing_moves(movement(src, dst)):
         return (_cut(src, dst),)
     ways = [(by_exchange(src, dst, "peer_to_peer"),), (by_exchange(src, dst, "all_to_all"),)]
     if src.mesh is dst.mesh:
@@ -234,10 +234,8 @@ def _one(src: TensorType, dst: TensorType, cost: CostModel) -> Steps:
     return min(ways, key=lambda steps: sum(seconds(step, cost) for step in steps))
 
 
-def _nothing_moves(src: TensorType, dst: TensorType) -> bool:
-    moves = movement(src, dst)
+def _nothing_moves(moves: Movement) -> bool:
+    """Whether every rank holds already what it wants."""
     if moves.reduced:
         return False
-    if moves.same_mesh and not moves.axes:
-        return True
-    return not most_received((by_exchange(src, dst),))
+    return (moves.same_mesh and not moves.axes) or not most(to_receive(moves))

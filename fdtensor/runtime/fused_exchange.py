@@ -12,7 +12,6 @@ from fdtensor.plans.collectives import Exchange, Step
 from fdtensor.plans.collectives.exchange import rounds_of, taking_part
 from fdtensor.plans.collectives.rounds import ExchangeRound, copy_kept, reduce_arrivals
 from fdtensor.plans.local_tensors import empty, flat, plain
-from fdtensor.plans.movement import movement
 from fdtensor.plans.reductions import divide
 from fdtensor.runtime.world import ProcessWorld
 
@@ -97,7 +96,7 @@ def _placed(
     reduce_arrivals(turn, exchange.reduce_op, olds, news, terms)
     inside = step.dst.mesh.position(world.rank) is not None
     if inside and exchange.reduce_op == "avg":
-        divide(out, movement(step.src, step.dst).terms)
+        divide(out, step.moves.terms)
     return out
 
 

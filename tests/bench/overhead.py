@@ -133,7 +133,7 @@ def _bare(step: Step, rank: int) -> list[Callable[[], Any]]:
 
 def _messages(step: Step, rank: int) -> Callable[[], Any]:
     world: Any = dist.group.WORLD
-    here = route(step.src, step.dst, rank)
+    here = route(step.moves, rank)
     recvs = [([torch.zeros(m.numel)], m.peer) for m in here.recvs]
     sends = [([torch.zeros(m.numel)], m.peer) for m in here.sends]
 
@@ -147,7 +147,7 @@ def _messages(step: Step, rank: int) -> Callable[[], Any]:
 
 
 def _all_to_all(step: Step, rank: int, axes: tuple[str, ...]) -> Callable[[], Any]:
-    here, name = route(step.src, step.dst, rank), _group(step.src.mesh, axes)[1]
+    here, name = route(step.moves, rank), _group(step.src.mesh, axes)[1]
     coord = step.src.mesh.coord(rank)
     assert coord is not None
     ranks = sorted(step.src.mesh.coset(axes, coord))

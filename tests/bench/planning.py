@@ -126,7 +126,7 @@ def million() -> list[Million]:
         start = time.process_time()
         made = plan(src, dst)
         middle = time.process_time()
-        routes = [route(step.src, step.dst, MILLION.size // 2) for step in made.steps]
+        routes = [route(step.moves, MILLION.size // 2) for step in made.steps]
         end = time.process_time()
         messages = sum(len(r.sends) + len(r.recvs) for r in routes)
         times = 1e3 * (middle - start), 1e3 * (end - middle)

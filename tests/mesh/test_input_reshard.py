@@ -7,7 +7,6 @@ from torch import nn
 from fdtensor.layouts.errors import CommError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.parallel.resharded import input_reshard
-from fdtensor.runtime import funcol
 from fdtensor.runtime.process_groups import group_of
 from fdtensor.tensors.connect import connect
 from fdtensor.tensors.distribution import distribute
@@ -152,7 +151,7 @@ class Sequence(nn.Module):
         self.group = group_of(ranks)
 
     def forward(self, x):
-        ops = funcol._ops
+        ops = torch.ops._c10d_functional
         with torch.no_grad():
             mine = ops.reduce_scatter_tensor(x.contiguous(), "sum", 2, self.group)
             mine = ops.wait_tensor(mine)

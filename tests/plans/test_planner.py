@@ -35,6 +35,7 @@ from fdtensor import (
     transition,
 )
 from fdtensor.plans.collectives import by_exchange
+from fdtensor.plans.movement import movement
 from fdtensor.plans.planner import _plan
 from fdtensor.plans.routes import route
 from fdtensor.testing.strategies import placements, redistributions
@@ -311,7 +312,7 @@ def test_a_million_ranks():
     assert [str(step.collective) for step in found.steps] == [
         "exchange[axes=(a,b) way=peer_to_peer]"
     ]
-    here = route(src, dst, 123_456)
+    here = route(movement(src, dst), 123_456)
     assert [message.peer for message in here.recvs] == [456_123]
     gathered = plan(src, mesh.layout(None, "b"))
     assert gathered.received_bytes == 999 * 4 * 4 * 4

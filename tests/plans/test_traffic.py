@@ -52,8 +52,8 @@ def test_closed_forms_are_the_sums_of_messages(pair):
 def test_both_sides_know_each_message(pair):
     src, dst = pair
     ranks = {*src.mesh.order, *dst.mesh.order}
-    sends = {(r, m.peer, m.numel) for r in ranks for m in route(src, dst, r).sends}
-    recvs = {(m.peer, r, m.numel) for r in ranks for m in route(src, dst, r).recvs}
+    sends = {(r, m.peer, m.numel) for r in ranks for m in route(movement(src, dst), r).sends}
+    recvs = {(m.peer, r, m.numel) for r in ranks for m in route(movement(src, dst), r).recvs}
     assert sends == recvs
     assert all(source != target and numel for source, target, numel in sends)
     assert len({(source, target) for source, target, _ in sends}) == len(sends)
@@ -66,7 +66,7 @@ def test_ranks_talk_only_along_the_axes_of_an_exchange(pair):
     assert axes is not None
     for rank in src.mesh.order:
         here = src.mesh.coord(rank)
-        for message in route(src, dst, rank).recvs:
+        for message in route(movement(src, dst), rank).recvs:
             there = src.mesh.coord(message.peer)
             assert all(a == b for i, (a, b) in enumerate(zip(here, there)) if i not in axes)
 

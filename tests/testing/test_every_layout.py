@@ -476,7 +476,7 @@ WRONG_RULE_SCRIPT = """\
 import torch
 import sys
 sys.path.insert(0, '...')
-from test_testing_layouts import by_rows
+from tests.testing.test_every_layout import by_rows
 from fdtensor import *
 from fdtensor.testing import assert_same_on_layouts
 

@@ -64,7 +64,7 @@ class AllReduce(Even):
 
     def as_exchanges(self, step: Step) -> tuple[Step, ...]:
         """To the owners of blocks, and back."""
-        owned = owners(step.src, step.dst)
+        owned = owners(step.moves)
         steps = (by_exchange(step.src, owned), by_exchange(owned, step.dst))
         return steps if owned is not step.dst else steps[:1]
 

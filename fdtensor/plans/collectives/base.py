@@ -15,7 +15,7 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.record import Record
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.counts import summed, to_receive, to_send
-from fdtensor.plans.movement import movement
+from fdtensor.plans.movement import Movement, movement
 from fdtensor.plans.normal_type import NormalType
 from fdtensor.plans.routes import route
 
@@ -113,11 +113,11 @@ class Collective(Record):
 
     def received(self, step: Step) -> np.ndarray:
         """The bytes each rank of `step.dst.mesh` receives, as an array that broadcasts over it."""
-        return to_receive(movement(step.src, step.dst)) * step.src.dtype.itemsize
+        return to_receive(step.moves) * step.src.dtype.itemsize
 
     def received_at(self, step: Step, rank: int) -> int:
         """The bytes that a rank of `step.dst.mesh` receives, message by message."""
-        messages = route(step.src, step.dst, rank).recvs
+        messages = route(step.moves, rank).recvs
         return sum(message.numel for message in messages) * step.src.dtype.itemsize
 
     def received_by_all(self, step: Step) -> int:
@@ -126,15 +126,14 @@ class Collective(Record):
 
     def sent(self, step: Step) -> np.ndarray:
         """The bytes each rank of `step.src.mesh` sends, as an array that broadcasts over it."""
-        moves = movement(step.src, step.dst)
-        if moves.same_mesh:
-            return to_send(moves) * step.src.dtype.itemsize
+        if step.moves.same_mesh:
+            return to_send(step.moves) * step.src.dtype.itemsize
         counts = [self.sent_at(step, rank) for rank in step.src.mesh.order]
         return np.array(counts, object).reshape(step.src.mesh.sizes)
 
     def sent_at(self, step: Step, rank: int) -> int:
         """The bytes that a rank of `step.src.mesh` sends, message by message."""
-        messages = route(step.src, step.dst, rank).sends
+        messages = route(step.moves, rank).sends
         return sum(message.numel for message in messages) * step.src.dtype.itemsize
 
     # --- memory and time ----------------------------------------------------------------------
@@ -186,6 +185,11 @@ class Step(Record):
     collective: Collective
     src: TensorType
     dst: TensorType
+
+    @property
+    def moves(self) -> Movement:
+        """Between which ranks pieces go."""
+        return movement(self.src, self.dst)
 
     def __str__(self) -> str:
         return f"{self.collective}  {self.dst}"

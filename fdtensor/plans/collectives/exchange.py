@@ -82,7 +82,7 @@ class Exchange(Collective):
 
     def messages(self, step: Step) -> int:
         if self.way == "peer_to_peer":
-            return _senders(movement(step.src, step.dst)) * self.pieces
+            return _senders(step.moves) * self.pieces
         if self.axes is None:
             return (max(step.src.mesh.size, step.dst.mesh.size) - 1) * self.pieces
         return peers(step.src.mesh, self.axes) * self.pieces
@@ -93,18 +93,18 @@ class Exchange(Collective):
         return 2 * out + (copies + (self.reduce_op is not None)) * 2 * moved
 
     def working_numel(self, step: Step, rank: int, owned: bool) -> int:
-        moves = route(step.src, step.dst, rank)
+        way = route(step.moves, rank)
         inside = step.src.mesh.position(rank) is not None
         src_shape = (step.src.local_shape(rank) or (1,)) if inside else ()
         most = 0
         for i in range(self.pieces):
-            sends = [piece(message, i, self.pieces) for message in moves.sends]
-            recvs = [piece(message, i, self.pieces) for message in moves.recvs]
+            sends = [piece(message, i, self.pieces) for message in way.sends]
+            recvs = [piece(message, i, self.pieces) for message in way.recvs]
             if self.way == "all_to_all":
                 buffers = sum(m.numel for m in sends) + sum(m.numel for m in recvs)
             else:
                 copies = {m.box: m.numel for m in sends if not contiguous(m.box, src_shape)}
-                scattered = [m for m in recvs if m.term or not contiguous(m.box, moves.shape or ())]
+                scattered = [m for m in recvs if m.term or not contiguous(m.box, way.shape or ())]
                 buffers = sum(copies.values()) + sum(m.numel for m in scattered)
             most = max(most, buffers)
         return local_numel(step.dst, rank) + most
@@ -139,7 +139,7 @@ class Exchange(Collective):
                 reduce_arrivals(turn, self.reduce_op, olds, news, arrived)
         if self.reduce_op == "avg":
             for out in after.values():
-                divide(out, movement(step.src, step.dst).terms)
+                divide(out, step.moves.terms)
         return after, received
 
     def on_rank(self, step: Step, world: World) -> OnRank:
@@ -149,7 +149,7 @@ class Exchange(Collective):
             return lambda value, owned: value
         todo = rounds_of(step, rank)
         shape = dst.local_shape(rank) if inside else (0,) * len(dst.shape)
-        divisor = movement(step.src, dst).terms if inside and self.reduce_op == "avg" else 1
+        divisor = step.moves.terms if inside and self.reduce_op == "avg" else 1
         if self.way == "peer_to_peer" and not world.records:
             deliver = by_messages(world, self.reduce_op)
         else:
@@ -189,7 +189,7 @@ def rounds_of(step: Step, rank: int) -> tuple[ExchangeRound, ...]:
     """The rounds of an exchange on one rank."""
     exchange = step.collective
     assert isinstance(exchange, Exchange)
-    return rounds(step.src, step.dst, rank, exchange.pieces, exchange.reduce_op is not None)
+    return rounds(step.moves, rank, exchange.pieces, exchange.reduce_op is not None)
 
 
 @functools.lru_cache(maxsize=4096)

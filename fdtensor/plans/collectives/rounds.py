@@ -10,8 +10,8 @@ import torch
 
 from fdtensor.layouts.blocks import Box, Intervals, length, select
 from fdtensor.layouts.placement import ReduceOp
-from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.boxes import Boxes, Part, Views, boxes_in, contiguous
+from fdtensor.plans.movement import Movement
 from fdtensor.plans.reductions import accumulate
 from fdtensor.plans.routes import Message, Route, route
 
@@ -67,18 +67,16 @@ class ExchangeRound:
 
 
 @functools.lru_cache(maxsize=8192)
-def rounds(
-    src: TensorType, dst: TensorType, rank: int, pieces: int, reduces: bool
-) -> tuple[ExchangeRound, ...]:
+def rounds(moves: Movement, rank: int, pieces: int, reduces: bool) -> tuple[ExchangeRound, ...]:
     """The rounds of an exchange on one rank, as many as it has pieces."""
-    moves = route(src, dst, rank)
+    way, src = route(moves, rank), moves.src.type
     inside = src.mesh.position(rank) is not None
-    shapes = (src.local_shape(rank) or (1,)) if inside else (), moves.shape or ()
-    return tuple([_round(moves, i, pieces, reduces, *shapes) for i in range(pieces)])
+    shapes = (src.local_shape(rank) or (1,)) if inside else (), way.shape or ()
+    return tuple([_round(way, i, pieces, reduces, *shapes) for i in range(pieces)])
 
 
 def _round(
-    moves: Route,
+    way: Route,
     i: int,
     pieces: int,
     reduces: bool,
@@ -86,15 +84,15 @@ def _round(
     target: tuple[int, ...],
 ) -> ExchangeRound:
     """Round `i` of a rank with blocks of shape `source` and `target`."""
-    sends = [m for m in (piece(m, i, pieces) for m in moves.sends) if m.numel]
-    recvs = [m for m in (piece(m, i, pieces) for m in moves.recvs) if m.numel]
+    sends = [m for m in (piece(m, i, pieces) for m in way.sends) if m.numel]
+    recvs = [m for m in (piece(m, i, pieces) for m in way.recvs) if m.numel]
     kept: list[tuple[Box, Box]] = []
-    if moves.kept is not None:
-        old, new = moves.kept
+    if way.kept is not None:
+        old, new = way.kept
         if pieces == 1 or (not reduces and i == 0):
             kept = [(old.box, new.box)]
         elif reduces:  # a term is added when the others are
-            kept = [_within(moves.kept, box) for box in dict.fromkeys(m.box for m in recvs)]
+            kept = [_within(way.kept, box) for box in dict.fromkeys(m.box for m in recvs)]
             kept = [pair for pair in kept if all(pair[1])]
     olds = list(dict.fromkeys([*(m.box for m in sends), *(old for old, _ in kept)]))
     news = list(dict.fromkeys([*(m.box for m in recvs), *(new for _, new in kept)]))
@@ -105,7 +103,7 @@ def _round(
         _views(sends, olds, before, source),
         _views(recvs, news, after, target),
         tuple([(olds.index(old), news.index(new)) for old, new in kept]),
-        moves.kept[1].term if moves.kept else 0,
+        way.kept[1].term if way.kept else 0,
     )
 
 
