@@ -19,8 +19,9 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Partial, Placement, Ragged, Replicate, Shard, StridedShard
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.planner import Plan
-from fdtensor.runtime.comm import Comm, ranks_here
+from fdtensor.runtime.comm import Comm
 from fdtensor.tensors.connect import distribute
+from fdtensor.tensors.distribution import local_blocks
 from fdtensor.testing.values import block, gather_full
 
 __all__ = ["SOURCE", "Stop", "numbers", "stops", "walk"]
@@ -140,7 +141,7 @@ def _check(
             return [str(error)]
         return [] if torch.equal(total, tensor) else [f"the terms of {type} do not add up"]
     wrong = []
-    for r, held in zip(ranks_here(comm, type.mesh), comm.leaves(local)):
+    for r, held in local_blocks(local, type.mesh, comm):
         if not torch.equal(held, block(tensor, type, r)):
             wrong.append(f"rank {r} has a wrong block of {type}")
     return wrong

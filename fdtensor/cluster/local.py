@@ -109,7 +109,7 @@ class LocalCluster:
                     f"cluster.map was given {len(those)} values for {self.n} ranks.",
                     hint="Pass one value a rank, or cluster.run(fn, value) to give all the same.",
                 )
-        each = zip(*values) if values else [()] * self.n
+        each = zip(*values, strict=True) if values else [()] * self.n
         return self._results([self._packed(fn, args) for args in each], timeout)
 
     def comm(self, mesh: Mesh, *, check: Check = "first") -> FuncolComm:

@@ -125,7 +125,7 @@ class Layout(Record):
         """The axes with pending terms and their reduce op."""
         return {
             axis: placement.reduce_op
-            for axis, placement in zip(self.mesh.axes, self.placements)
+            for axis, placement in zip(self.mesh.axes, self.placements, strict=True)
             if isinstance(placement, Partial)
         }
 
@@ -234,7 +234,9 @@ def _check_layout(layout: Layout, cuts: Mapping[int, tuple[str, ...]]) -> None:
                 hint=f"Let it come first: order={{{placement.dim}: ({axis!r}, ...)}}.",
             )
     pending = {
-        p.reduce_op: a for a, p in zip(mesh.axes, layout.placements) if isinstance(p, Partial)
+        p.reduce_op: a
+        for a, p in zip(mesh.axes, layout.placements, strict=True)
+        if isinstance(p, Partial)
     }
     if len(pending) > 1:
         (op_a, axis_a), (op_b, axis_b), *_ = pending.items()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Literal, get_args
 
 import attrs
@@ -147,7 +148,7 @@ def _spans(value: Sequence[Sequence[tuple[int, int]]]) -> tuple[tuple[tuple[int,
         spans = (((0, 0),),)
     for held in spans:
         ends = [end for ends in held for end in ends]
-        if any(a >= b for a, b in zip([-1, *ends], ends)):
+        if any(a >= b for a, b in pairwise([-1, *ends])):
             raise LayoutError(
                 f"{value!r} are not the ranges that each index along an axis holds.",
                 hint="Give ascending ranges (start, stop) that are apart for each index.",

@@ -74,7 +74,8 @@ class Exported:
         """The types of the inputs that are tensors, replicated but for parameters."""
         found = [layouts.get(self.targets.get(node.name, "")) for node in self.tensors]
         return [
-            TensorType(f.shape, f.dtype, layout or mesh.layout()) for f, layout in zip(fulls, found)
+            TensorType(f.shape, f.dtype, layout or mesh.layout())
+            for f, layout in zip(fulls, found, strict=True)
         ]
 
     def recorded(self, point: Point, pins: Pins, device: str) -> tuple[Graph, list[int]]:
@@ -86,7 +87,7 @@ class Exported:
         runs: list[_Run] = []
 
         def flat(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-            given = dict(zip(self.tensors, tensors))
+            given = dict(zip(self.tensors, tensors, strict=True))
             run = _Run(self.program.graph_module, point, pins, set(self.targets))
             runs.append(run)
             values = []
@@ -94,7 +95,9 @@ class Exported:
                 value = node.meta.get("val")
                 values.append(given[node] if node in given else _plain(value, point))
             found = run.run(*values)
-            told.append([x for x, node in zip(found, self.results) if _is_number(x, node)])
+            told.append(
+                [x for x, node in zip(found, self.results, strict=True) if _is_number(x, node)]
+            )
             return [x for x in found if isinstance(x, torch.Tensor)]
 
         types = self.types(point)
@@ -264,7 +267,9 @@ def _opaque(node: torch.fx.Node, args: Any, kwargs: Any, point: Point) -> Any:
     for graph in _leaves((args, kwargs)):
         if isinstance(graph, torch.fx.GraphModule):
             _quiet(graph)
-    for value, given in zip(_leaves((node.args, node.kwargs)), _leaves((args, kwargs))):
+    for value, given in zip(
+        _leaves((node.args, node.kwargs)), _leaves((args, kwargs)), strict=True
+    ):
         if isinstance(given, torch.Tensor):
             tensors.append(given)
         elif isinstance(value, torch.fx.Node) and isinstance(given, int):

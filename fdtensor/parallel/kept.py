@@ -67,8 +67,11 @@ class View:
     def whole(self) -> torch.Tensor:
         """The tensor as it lay in memory, so that the backward computes the same to the bit."""
         tensor = self.block.gathered().view(_bare(self.shape, self.stride))
-        if any(n > 1 and s != t for n, s, t in zip(tensor.shape, self.stride, tensor.stride())):
-            bare = [0 if n == 1 else s for n, s in zip(tensor.shape, self.stride)]
+        if any(
+            n > 1 and s != t
+            for n, s, t in zip(tensor.shape, self.stride, tensor.stride(), strict=True)
+        ):
+            bare = [0 if n == 1 else s for n, s in zip(tensor.shape, self.stride, strict=True)]
             laid = torch.empty_strided(tensor.shape, bare, dtype=tensor.dtype, device=tensor.device)
             tensor = laid.copy_(tensor)
         return tensor.expand(self.shape)
@@ -128,7 +131,9 @@ def type_of_blocks(tensor: torch.Tensor, line: Mesh, dim: int) -> TensorType | N
         or tensor.shape[dim] < 2
     ):
         return None
-    lying = sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape) if s and n > 1)
+    lying = sorted(
+        (s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if s and n > 1
+    )
     if tensor.stride(dim) == 0 or _overlaps(lying):
         return None
     shape = _bare(tensor.shape, tensor.stride())
@@ -149,7 +154,7 @@ def _overlaps(lying: Sequence[tuple[int, int]]) -> bool:
 
 def _bare(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
     """The shape with one index along each dim that was expanded."""
-    return tuple([1 if s == 0 and n > 1 else n for n, s in zip(shape, stride)])
+    return tuple([1 if s == 0 and n > 1 else n for n, s in zip(shape, stride, strict=True)])
 
 
 def _block(comm: Any, cut: TensorType, tensor: torch.Tensor) -> Block:

@@ -211,7 +211,7 @@ def _made(
     for call in graphs[0].calls:
         if call.ins:
             _settled(f"node {str(call.mark)!r}", pinned(call), uncut.get(call.ins[0], ()))
-    for v, want in zip(graphs[0].outs, wants):
+    for v, want in zip(graphs[0].outs, wants, strict=True):
         _settled("a result", want, uncut.get(v, ()))
     bounds = Bounds(
         fixed=_fixed(exported, graphs[0], layouts),
@@ -232,7 +232,7 @@ def _made(
 def _fixed(exported: Exported, graph: Graph, layouts: Mapping[str, Layout]) -> frozenset[Var]:
     """The parameters that are cut, and what is just seen or cast of them."""
     found = set()
-    for node, v in zip(exported.tensors, graph.inputs):
+    for node, v in zip(exported.tensors, graph.inputs, strict=True):
         layout = layouts.get(exported.targets.get(node.name, ""))
         if layout is not None and not all(isinstance(p, Replicate) for p in layout.placements):
             found.add(v)
@@ -258,7 +258,7 @@ def _uncut(graphs: Sequence[Graph]) -> dict[Var, frozenset[int]]:
             )
     found = {}
     for i, full in enumerate(first.types):
-        shapes = zip(full.shape, *(other.types[i].shape for other in others))
+        shapes = zip(full.shape, *(other.types[i].shape for other in others), strict=True)
         dims = frozenset(d for d, sizes in enumerate(shapes) if len(set(sizes)) > 1)
         if dims:
             found[Var(i)] = dims
@@ -282,10 +282,10 @@ def _wants(
     """The layout of each tensor that the program returns."""
     specs = exported.program.graph_signature.output_specs
     own = [spec for spec in specs if spec.kind in _USER]
-    asked = dict(zip(map(id, own), _asked(exported, len(own), out_layouts)))
+    asked = dict(zip(map(id, own), _asked(exported, len(own), out_layouts), strict=True))
     vals = [n.meta.get("val") if isinstance(n, torch.fx.Node) else None for n in exported.results]
     wants = []
-    for spec, val in zip(specs, vals):
+    for spec, val in zip(specs, vals, strict=True):
         if isinstance(val, torch.Tensor):
             like = layouts.get(spec.target) if spec.target and spec.kind in _OF_STATE else None
             wants.append(asked.get(id(spec)) or like or mesh.layout())
@@ -311,5 +311,5 @@ def _asked(exported: Exported, count: int, out_layouts: Any) -> list[Layout | No
     if spec is not None and spec.num_leaves == count:  # what torch calls a tree, once as our own
         whole = torch_tree.tree_unflatten(whole, spec)
     order, tree = flatten(whole)
-    found = dict(zip(order, asked_layouts(tree, out_layouts)))
+    found = dict(zip(order, asked_layouts(tree, out_layouts), strict=True))
     return [found[i] for i in range(count)]

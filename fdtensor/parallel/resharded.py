@@ -278,7 +278,8 @@ def _difference(running: _Running, name: str, found: CommError) -> CommError:
             **{"this rank": "\n".join(running.kept) or "nothing"},
             hint=hint,
         )
-    for i, (text, value) in enumerate(zip(running.kept, running.prints)):
+    compared = running.kept[: len(running.prints)]
+    for i, (text, value) in enumerate(zip(compared, running.prints, strict=True)):
         if differs(value):
             return CommError(
                 f"activation {i} that {name} keeps for its backward differs along {way.axis!r}.",

@@ -82,7 +82,7 @@ class Sizes:
     def __attrs_post_init__(self) -> None:
         corners = [*itertools.product((0, 1), repeat=len(self.symbols)), (2,) * len(self.symbols)]
         points = [
-            {s.name: _moved(s, steps) for s, steps in zip(self.symbols, corner)}
+            {s.name: _moved(s, steps) for s, steps in zip(self.symbols, corner, strict=True)}
             for corner in corners
         ]
         unique = [p for i, p in enumerate(points) if p not in points[:i]]
@@ -95,7 +95,7 @@ class Sizes:
         """
         base = self.points[0]
         around: Terms = {}
-        for point, number in zip(self.points, numbers):
+        for point, number in zip(self.points, numbers, strict=True):
             gone = {name: point[name] - base[name] for name in base}
             if all(abs(n) < 2 for n in gone.values()):
                 moved = tuple(name for name in base if gone[name])

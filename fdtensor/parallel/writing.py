@@ -167,7 +167,7 @@ class _Writer:
 
     def _constants(self) -> Iterator[Line]:
         """The lines that are tensors of ours, the same at all points."""
-        for lines in zip(*(program.lines for program in self.made.lines)):
+        for lines in zip(*(program.lines for program in self.made.lines), strict=True):
             if lines[0].op is constant:
                 if not all(torch.equal(lines[0].args[0], other.args[0]) for other in lines):
                     raise _unsettled("a table of indices")
@@ -198,14 +198,16 @@ class _Writer:
 
     def lines(self) -> None:
         """Adds what the rank runs."""
-        for lines in zip(*(program.lines for program in self.made.lines)):
+        for lines in zip(*(program.lines for program in self.made.lines), strict=True):
             if lines[0].op is not constant:
                 self._line(lines)
 
     def _line(self, lines: Sequence[Line]) -> None:
         lines = [of_ops(line) for line in lines]
         line, source = lines[0], self._source(lines[0])
-        args = [self._given(list(each)) for each in zip(*(other.args for other in lines))]
+        args = [
+            self._given(list(each)) for each in zip(*(other.args for other in lines), strict=True)
+        ]
         kwargs = {
             name: self._given([dict(other.kwargs)[name] for other in lines])
             for name, _ in line.kwargs
@@ -219,7 +221,7 @@ class _Writer:
         if len(returns) == 1 and str(returns[0].type) == "Tensor":
             self.env[line.outs[0]] = node  # type: ignore[index]
             return
-        for place, v in zip(places(line), line.outs):
+        for place, v in zip(places(line), line.outs, strict=True):
             if v is not None:
                 self.env[v] = self._call(operator.getitem, [node, place], {}, source)
 
@@ -240,7 +242,7 @@ class _Writer:
         if isinstance(first, tuple):
             if len({len(value) for value in at}) > 1:
                 raise _unsettled("the number of pieces")
-            return [self._given(list(each)) for each in zip(*at)]
+            return [self._given(list(each)) for each in zip(*at, strict=True)]
         if all(type(value) is type(first) and value == first for value in at):
             return first
         if type(first) is not int:
@@ -311,7 +313,7 @@ class _Writer:
             self.env[line.outs[0]] = node  # type: ignore[index]
             return
         tensors_at = [i for i, val in enumerate(vals) if isinstance(val, torch.Tensor)]
-        for place, v in zip(tensors_at, line.outs):
+        for place, v in zip(tensors_at, line.outs, strict=True):
             if v is not None:
                 self.env[v] = self._call(operator.getitem, [node, place], {}, old)
 
@@ -322,7 +324,7 @@ class _Writer:
         specs: list[OutputSpec] = []
         results: list[Any] = []
         tensors = iter(self.made.lines[0].outs)
-        numbers = iter(zip(*self.made.numbers))
+        numbers = iter(zip(*self.made.numbers, strict=True))
         old = self.exported.program.graph_signature.output_specs
         for spec, result in zip(old, self.exported.results, strict=True):
             argument: Any = spec.arg

@@ -17,13 +17,13 @@ from fdtensor.layouts.placement import Replicate
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.planner import plan
 from fdtensor.runtime.autograd import shared, spread, tracked, zeros
-from fdtensor.runtime.comm import Check, Comm, inside, other_kind, speaker
+from fdtensor.runtime.comm import Check, Comm, inside, other_kind, ranks_here, speaker
 from fdtensor.runtime.interpreter import digest_of, run
 from fdtensor.runtime.kernel import empty, plain
 from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.tensors.dtensor import DTensor
 
-__all__ = ["agree", "distribute", "from_local", "shards"]
+__all__ = ["agree", "distribute", "from_local", "local_blocks", "shards"]
 
 
 @opaque
@@ -217,6 +217,12 @@ def _described(tensor: object) -> str:
     if not isinstance(tensor, torch.Tensor):
         return repr(tensor)
     return f"{tensor.layout} tensor of {tensor.dtype} on {tensor.device}, {tensor.dim()} dims"
+
+
+def local_blocks(value: Any, mesh: Mesh, comm: Comm[Any]) -> list[tuple[int, torch.Tensor]]:
+    """The ranks of `mesh` in this process, each with its tensor; none on a process outside."""
+    ranks = ranks_here(comm, mesh)
+    return list(zip(ranks, comm.leaves(value), strict=True)) if ranks else []
 
 
 def shards(tensor: torch.Tensor, layout: Layout) -> tuple[torch.Tensor, ...]:

@@ -35,8 +35,9 @@ def by_comm(run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             return [a[i] for i in some] if _is_list(a) and len(a) == len(first) else a
 
         made = run(*map(part, args), **{name: part(a) for name, a in kwargs.items()})
-        for i, result in zip(some, made or ()):
-            results[i] = result
+        if made is not None:
+            for i, result in zip(some, made, strict=True):
+                results[i] = result
     return results
 
 

@@ -152,7 +152,7 @@ def _leaves(tree: Any) -> tuple[list[Any], Any]:
     """The leaves of a pytree, or of what can be gone through, such as the values of a dict."""
     given = list(tree) if isinstance(tree, (Iterator, ValuesView)) else tree
     leaves, spec = flatten(given, is_leaf=lambda x: isinstance(x, DTensor))
-    for leaf, path in zip(leaves, paths(spec, "tree")):
+    for leaf, path in zip(leaves, paths(spec, "tree"), strict=True):
         if isinstance(leaf, torch.Tensor):
             raise ValueTreeError(
                 f"{path} is a plain tensor of shape {tuple(leaf.shape)}, of which ranks may hold "
@@ -217,7 +217,7 @@ def _block(x: DTensor[Any], rank: int, replicas: bool) -> torch.Tensor | None:
     coord = x.mesh.coord(rank)
     if coord is None:
         return None
-    for index, placement in zip(coord, x.layout.placements):
+    for index, placement in zip(coord, x.layout.placements, strict=True):
         if isinstance(placement, Replicate) and index and not replicas:
             return None
     leaves = x.comm.leaves(x.local)

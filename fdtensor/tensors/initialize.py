@@ -68,7 +68,8 @@ def initialize(
         Spmd(build).trace(key=given.type)  # says whether it gives a module
     wanted = _by_name(layouts, names, mesh) if names else layouts
     function = Spmd(build, Options(out_layouts=wanted))
-    _all_known(function.trace(key=given), list(dict.fromkeys(names.values())), model)
+    if names:
+        _all_known(function.trace(key=given), list(dict.fromkeys(names.values())), model)
     made = function(key=given)
     return {name: made[first] for name, first in names.items()} if names else made
 
@@ -155,7 +156,9 @@ def _all_known(program: Program, names: list[str], model: Any) -> None:
     """Raises `TraceError` where an output is memory that nobody has written to."""
     graph = program.origin.graph
     makers = {v: call.op for call in graph.calls for v in call.outs}
-    empty = [name for name, v in zip(sorted(names), graph.outs) if makers.get(v) in _EMPTY]
+    empty = [
+        name for name, v in zip(sorted(names), graph.outs, strict=True) if makers.get(v) in _EMPTY
+    ]
     if empty:
         raise TraceError(
             f"nothing says what {len(empty)} of the tensors of {_name(model)} are at the start.",

@@ -83,9 +83,9 @@ class Entry:
         """What the function returns, with these values."""
         assert self.traced is not None
         if watching():
-            for out, type in zip(outs, self.types):
+            for out, type in zip(outs, self.types, strict=True):
                 mark(comm.leaves(out), type)
-        made = [DTensor(out, type, comm) for out, type in zip(outs, self.types)]
+        made = [DTensor(out, type, comm) for out, type in zip(outs, self.types, strict=True)]
         for i in self.traced.leaves:
             made[i] = made[i].detach().requires_grad_()
         return made[0] if self.traced.bare else self.traced.result(made)
@@ -322,8 +322,8 @@ class Spmd(Generic[P, R]):
         if known is None:
             options = attrs.evolve(self.options, out_layouts=layouts)
             known = self.derived[g] = Spmd(g, options)
-        tensors = [DTensor(v, t, comm) for v, t in zip(values, types)]
-        cotangents = [DTensor(v, t, comm) for v, t in zip(cts, ct_types)]
+        tensors = [DTensor(v, t, comm) for v, t in zip(values, types, strict=True)]
+        cotangents = [DTensor(v, t, comm) for v, t in zip(cts, ct_types, strict=True)]
         return [grad.local for grad in known(tensors, cotangents)[1]]
 
     def _no_tracked(self, made: Traced) -> None:
@@ -366,7 +366,7 @@ class Spmd(Generic[P, R]):
             return list(leaves)
         mesh, comm = one_mesh([leaf.type for leaf in known]), known[0].comm
         taken = []
-        for name, leaf in zip(paths(spec, "args"), leaves):
+        for name, leaf in zip(paths(spec, "args"), leaves, strict=True):
             if isinstance(leaf, torch.Tensor):
                 if leaf.numel() != 1 and self.options.plain != "replicate":
                     raise ValueTreeError(

@@ -65,7 +65,9 @@ class Adjoint:
             function = as_traced(compiled(self.forward, comm))
             constants = [tensor for _, tensor in self.forward.constants]
             # what torch saves inside of a block has no type that could be told
-            return lambda values: run(values) if watching() else function(*values, *constants)
+            return lambda values: (
+                run(values) if watching() else function(*values, *constants)[:count]
+            )
         halves()
         return run
 
@@ -99,7 +101,7 @@ class _Run(torch.autograd.Function):
         made = halves[0](_grouped(flat, count, comm))
         outs, rest = made[: len(it.out_types)], made[len(it.out_types) :]
         if watching():
-            for value, type in zip(rest, it.forward.out_types[len(outs) :]):
+            for value, type in zip(rest, it.forward.out_types[len(outs) :], strict=True):
                 mark(comm.leaves(value), type)
         ctx.it, ctx.comm, ctx.backward_half = it, comm, halves[1]
         ctx.count, ctx.rest = count, len(rest)
@@ -122,7 +124,7 @@ class _Run(torch.autograd.Function):
             grads = it.again(values, cts, comm)
         else:
             grads = ctx.backward_half([*(values[i] for i in it.kept), *rest, *cts])
-        by_input = dict(zip(it.wanted, grads))
+        by_input = dict(zip(it.wanted, grads, strict=True))
         flat: list[Any] = [None, None, None, None]
         for i, value in enumerate(values):
             leaves = comm.leaves(value)
@@ -156,14 +158,14 @@ def adjoint(
     def flat(tensors: Sequence[Any]) -> list[Any]:
         args, kwargs = unflatten(spec, filled(leaves, types, tensors))
         results, _ = flatten(f(*args, **kwargs))
-        return [r for r, leaf in zip(results, made.statics) if leaf is TENSOR]
+        return [r for r, leaf in zip(results, made.statics, strict=True) if leaf is TENSOR]
 
     still: set[int] = set()
 
     def with_cotangents(tensors: Sequence[Any], cotangents: Sequence[Any]) -> Any:
         def smooth(*some: Any) -> Any:
             full = [t.clone() for t in tensors]  # f may write to them
-            for i, t in zip(wanted, some):
+            for i, t in zip(wanted, some, strict=True):
                 full[i] = t.clone()
             results = flat(full)
             still.clear()  # of a try that failed
@@ -220,12 +222,12 @@ def _by_autograd(
     """The results of a function and the cotangents of its primals."""
     sources = [t if t.requires_grad else t.detach().requires_grad_() for t in primals]
     outs, results = smooth(*sources)
-    pairs = [(out, ct) for out, ct in zip(outs, cotangents) if out.requires_grad]
+    pairs = [(out, ct) for out, ct in zip(outs, cotangents, strict=True) if out.requires_grad]
     found: Sequence[Any] = [None] * len(sources)
     if pairs:
-        made, cts = zip(*pairs)
+        made, cts = zip(*pairs, strict=True)
         found = torch.autograd.grad(made, sources, cts, allow_unused=True, create_graph=True)
-    grads = [torch.zeros_like(t) if g is None else g for t, g in zip(sources, found)]
+    grads = [torch.zeros_like(t) if g is None else g for t, g in zip(sources, found, strict=True)]
     return list(results), grads
 
 

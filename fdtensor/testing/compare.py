@@ -68,16 +68,16 @@ def difference(
         return Difference(*fault)
     names = paths(due.tree, "result")
     names = ["the result"] if names == ["result"] else names
-    for name, a, b in zip(names, found.leaves, due.leaves):
+    for name, a, b in zip(names, found.leaves, due.leaves, strict=True):
         seen = _differing(name, a, b, tolerance)
         if seen:
             return seen
     smooth = [
         name
-        for name, t in zip(claim.where(), claim.tensors)
-        if t.is_floating_point() or t.is_complex()
+        for name, t in zip(claim.where(), claim.tensors, strict=True)
+        if claim.grad and (t.is_floating_point() or t.is_complex())
     ]
-    for name, a, b in zip(smooth, found.grads, due.grads):
+    for name, a, b in zip(smooth, found.grads, due.grads, strict=True):
         seen = _differing(f"the gradient of {name}", a, b, tolerance)
         if seen:
             return seen
@@ -148,7 +148,7 @@ def _of_blocks(
     _, place, flat = worst
     rank, local = type.mesh.ranks[place], found.local[place]
     inside = torch.unravel_index(torch.tensor(flat), local.shape) if local.ndim else ()
-    index = [held[int(i)] for held, i in zip(type.index(rank), inside)]
+    index = [held[int(i)] for held, i in zip(type.index(rank), inside, strict=True)]
     pair = [_number(t[tuple(index)] if t is due else t[tuple(inside)]) for t in (local, due)]
     where = f" at {index}" if index else ""
     return Difference(

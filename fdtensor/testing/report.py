@@ -32,8 +32,8 @@ def told(
     `rounding` is whether it may be that alone, `real` what real ranks say, `story` how the layouts
     were found.
     """
-    blocks = [f"{t}{_memory(s)}" for t, s in zip(setting.types, setting.strides)]
-    facts: dict[str, object] = dict(zip(claim.where(), blocks))
+    blocks = [f"{t}{_memory(s)}" for t, s in zip(setting.types, setting.strides, strict=True)]
+    facts: dict[str, object] = dict(zip(claim.where(), blocks, strict=True))
     facts["mesh"] = setting.mesh
     if isinstance(problem.found, Difference):
         sentence = f"{claim.name} gives something else {_where(setting.mesh)} than in one process."

@@ -138,7 +138,9 @@ def check_row(
     try:
         ins = [typed(t, p) for t, p in zip(tensors, row.ins, strict=True)]
         outs = [typed(t, p) for t, p in zip(whole, row.outs, strict=True)]
-        held = [scatter(t, type, seed + i) for i, (t, type) in enumerate(zip(tensors, ins))]
+        held = [
+            scatter(t, type, seed + i) for i, (t, type) in enumerate(zip(tensors, ins, strict=True))
+        ]
         made = []
         for rank in range(count):
             go = local_graph(_of_rank(call, ins, outs, rank))
@@ -152,7 +154,7 @@ def check_row(
         ValueError,
     ) as error:
         return f"{type(error).__name__}: {error}"
-    for i, (full, type_) in enumerate(zip(whole, outs)):
+    for i, (full, type_) in enumerate(zip(whole, outs, strict=True)):
         blocks = tuple(results[i] for results in made)
         found = _compare(blocks, full, type_)
         if found:

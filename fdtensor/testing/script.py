@@ -38,7 +38,7 @@ def simple_values(claim: Claim, fails: Callable[[Claim], bool]) -> Claim:
 def integers(claim: Claim) -> Claim:
     """The claim with small integers for all floats."""
     floats = [t.is_floating_point() or t.is_complex() for t in claim.tensors]
-    pairs = enumerate(zip(claim.tensors, floats))
+    pairs = enumerate(zip(claim.tensors, floats, strict=True))
     return claim.with_tensors([_seeded(t, i) if smooth else t for i, (t, smooth) in pairs])
 
 
@@ -47,7 +47,7 @@ def script(claim: Claim, setting: Setting, tolerance: Tolerance) -> str:
     names = Names()
     function = names.spelled(claim.f, "f")
     given, drawn = list(claim.given), claim.tensors
-    for i, (place, tensor) in enumerate(zip(claim.places, drawn)):
+    for i, (place, tensor) in enumerate(zip(claim.places, drawn, strict=True)):
         given[place] = tensor
         name = names.known[id(tensor)] = names.fresh(f"x{i}")
         names.kept.append(tensor)

@@ -181,7 +181,7 @@ def _of_meshes(setting: Setting) -> Iterator[Setting]:
             yield from _on(
                 setting, {a: size if a == axis else mesh.axis_size(a) for a in mesh.axes}
             )
-    yield from _on(setting, dict(zip(mesh.axes, mesh.sizes)))
+    yield from _on(setting, dict(zip(mesh.axes, mesh.sizes, strict=True)))
 
 
 def _on(setting: Setting, sizes: dict[str, int]) -> Iterator[Setting]:
@@ -206,7 +206,7 @@ def _one_change(setting: Setting) -> Iterator[Setting]:
             setting, mesh, lambda _, a, p, axis=axis: Replicate() if a == axis else p
         )
     for i, type in enumerate(setting.types):
-        for axis, count in zip(mesh.axes, mesh.sizes):
+        for axis, count in zip(mesh.axes, mesh.sizes, strict=True):
             for simpler in _simpler(type.layout[axis], type.shape, count):
                 yield from _rebuilt(setting, mesh, _put(i, axis, simpler))
         if type.layout.order:

@@ -241,7 +241,7 @@ _MISSING = object()
 
 def _needed(function: FunctionType, source: str) -> Iterator[tuple[str, Any]]:
     """The names that a function takes from outside, with what they are."""
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     asked = {*_globals_of(function.__code__), *cells, *_outside(source)}
     for name in sorted(asked):
         if name in cells:

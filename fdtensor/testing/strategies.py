@@ -258,7 +258,7 @@ def sharded(
     setting = draw(
         settings_of(kinds_of, mesh=mesh, max_ranks=max_ranks, partial=partial, kinds=kinds)
     )
-    pairs = zip(tensors, setting.types)
+    pairs = zip(tensors, setting.types, strict=True)
     full = [full_tensor(x, i) if t.is_meta else t for i, (t, x) in enumerate(pairs)]
     made = setting.types if as_types else setting.spread(full) if full else ()
     for i, leaf in zip(places, made, strict=True):

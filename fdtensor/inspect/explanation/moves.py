@@ -53,7 +53,9 @@ def _makers(program: Program) -> dict[Var, str]:
     found.update((v, "constant") for v, _ in program.constants)
     for eqn in program.eqns:
         if eqn.steps:
-            found.update((w, found[v]) for v, w in zip(eqn.ins, eqn.outs) if w is not None)
+            found.update(
+                (w, found[v]) for v, w in zip(eqn.ins, eqn.outs, strict=True) if w is not None
+            )
         else:
             found.update((v, op_name(eqn.op)) for v in eqn.outs if v is not None)
     return found
@@ -65,7 +67,9 @@ def _readers(program: Program) -> dict[Var, list[str]]:
     for eqn in reversed(program.eqns):
         here = {v: [op_name(eqn.op)] for v in eqn.ins}
         if eqn.steps:
-            here = {v: found.get(w, []) for v, w in zip(eqn.ins, eqn.outs) if w is not None}
+            here = {
+                v: found.get(w, []) for v, w in zip(eqn.ins, eqn.outs, strict=True) if w is not None
+            }
         for v, names in here.items():
             found[v] = [*names, *found.get(v, [])]
     return found

@@ -91,7 +91,7 @@ def _values(first: Program, second: Program) -> list[str]:
         return []
     rows = []
     for call, other in _paired(first.origin.graph, second.origin.graph):
-        for v, w in zip(call.outs, other.outs):
+        for v, w in zip(call.outs, other.outs, strict=True):
             if v is not None and w is not None:
                 a, b = first.origin.values[v], second.origin.values[w]
                 if first.type_of(a).layout is not second.type_of(b).layout:
@@ -103,10 +103,10 @@ def _paired(first: Graph, second: Graph) -> Iterator[tuple[Call, Call]]:
     """The calls of two graphs that do the same, in order."""
     a, b = ([_key(graph, call) for call in graph.calls] for graph in (first, second))
     if a == b:
-        yield from zip(first.calls, second.calls)
+        yield from zip(first.calls, second.calls, strict=True)
         return
     for i, j, n in SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks():
-        yield from zip(first.calls[i : i + n], second.calls[j : j + n])
+        yield from zip(first.calls[i : i + n], second.calls[j : j + n], strict=True)
 
 
 def _key(graph: Graph, call: Call) -> Any:

@@ -66,7 +66,8 @@ def _of_value(program: Program, name: str) -> str:
     moves = {
         after: (before, step.collective)
         for eqn in program.eqns
-        for step, before, after in zip(eqn.steps, eqn.ins, eqn.outs)
+        if eqn.steps
+        for step, before, after in zip(eqn.steps, eqn.ins, eqn.outs, strict=True)
     }
     head, lines = f"{found}:{program.type_of(found)}", []
     lines += [f"  {found} {why}" for why in _asked_for(program, found)]
@@ -93,7 +94,7 @@ def _asked_for(program: Program, v: Var) -> Iterator[str]:
     if program.origin is None:
         return
     origin: Origin = program.origin
-    for i, (out, want) in enumerate(zip(program.outs, origin.wants)):
+    for i, (out, want) in enumerate(zip(program.outs, origin.wants, strict=True)):
         if out == v:
             yield f"is output {i}, its layout " + ("chosen" if want is None else "asked for")
     pins = [call.outs[0] for call in origin.graph.calls if pinned(call) is not None]

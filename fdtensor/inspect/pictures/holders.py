@@ -113,7 +113,7 @@ def empty_ranks(type: TensorType) -> list[int]:
     if not lacking:
         return []
     found = []
-    for coord, rank in zip(mesh.indices(mesh.axes), mesh.order):
+    for coord, rank in zip(mesh.indices(mesh.axes), mesh.order, strict=True):
         if any(tuple(coord[i] for i in axes) in empty for axes, empty in lacking):
             found.append(rank)
     return found
@@ -127,7 +127,7 @@ def terms_of(type: TensorType) -> list[tuple[str, Coord]]:
 
 def name_of(axes: Sequence[str], coord: Coord) -> str:
     """Coordinates as text: `dp=0,tp=1`."""
-    return ",".join(f"{axis}={index}" for axis, index in zip(axes, coord))
+    return ",".join(f"{axis}={index}" for axis, index in zip(axes, coord, strict=True))
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
@@ -160,5 +160,5 @@ def mesh_text(mesh: Mesh) -> str:
     text = repr(mesh) if isinstance(mesh.order, range) or mesh.size <= 64 else ""
     if 0 < len(text) <= 72:
         return text
-    axes = ", ".join(f"{axis}={size}" for axis, size in zip(mesh.axes, mesh.sizes))
+    axes = ", ".join(f"{axis}={size}" for axis, size in zip(mesh.axes, mesh.sizes, strict=True))
     return f"{mesh.size} ranks as ({axes})"

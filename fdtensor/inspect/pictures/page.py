@@ -122,7 +122,7 @@ def _row(section: Table, row: Row, tag: str, most: float = 1.0) -> str:
         wide = round(60 * (row.share or 0.0) / most)
         bar = f'<span class="fdshow-bar" style="width:{wide}px"></span>' if wide else ""
         cells.append(f"<{tag}>{bar}</{tag}>")
-    for text, side in zip(row.cells, section.align):
+    for text, side in zip(row.cells, section.align, strict=True):
         kind = ' class="fdshow-right"' if side == ">" else ""
         cells.append(f"<{tag}{kind}>{escape(text)}</{tag}>")
     kind = ' class="fdshow-marked"' if row.marked else ""

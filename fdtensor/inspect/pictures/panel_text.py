@@ -84,9 +84,12 @@ def _has_values(panel: Panel) -> bool:
 
 def _plain(panel: Panel, width: int, box: bool) -> Canvas:
     left = _left(panel)
-    labels = [max([len(c.label) + 2 for c in column if c] or [3]) for column in zip(*panel.cells)]
-    least = [GAP if b.left_out else n for b, n in zip(panel.cols, labels)]
-    names = [max(n, len(b.name) + 2) for b, n in zip(panel.cols, least)]
+    labels = [
+        max([len(c.label) + 2 for c in column if c] or [3])
+        for column in zip(*panel.cells, strict=True)
+    ]
+    least = [GAP if b.left_out else n for b, n in zip(panel.cols, labels, strict=True)]
+    names = [max(n, len(b.name) + 2) for b, n in zip(panel.cols, least, strict=True)]
     inside = width - left - 2 - len(str(panel.cols[-1].stop)) + 1
     named = any(b.name for b in panel.cols) and sum(names) + len(names) <= inside
     wide = [n + 1 for n in (names if named else least)]
@@ -125,7 +128,7 @@ def _values(panel: Panel, box: bool) -> Canvas:
     shown = [v for row in panel.cells for cell in row if cell for line in cell.values for v in line]
     element = max(map(len, shown), default=1) + 1
     columns = []
-    for band, column in zip(panel.cols, zip(*panel.cells)):
+    for band, column in zip(panel.cols, zip(*panel.cells, strict=True), strict=True):
         label = max([len(cell.label) + 2 for cell in column if cell] or [1])
         columns.append(max((band.stop - band.start) * element + 1, label, len(band.name) + 1))
     heights = [band.stop - band.start for band in panel.rows]
@@ -181,7 +184,7 @@ def _framed(
     canvas.put(left + 1, 0, panel.label, "muted")
     canvas.put(left + 3 + len(panel.label), 0, panel.name, "name")
     x, free = left + 1, 0
-    for band, size in zip(panel.cols, columns):
+    for band, size in zip(panel.cols, columns, strict=True):
         if named and len(band.name) <= size:
             name = "..." if band.left_out else band.name
             canvas.put(x + 1 + (size - len(name)) // 2, top - bool(panel.cols_of) - 1, name, "name")
@@ -192,7 +195,7 @@ def _framed(
     if panel.cols_of and x >= free:
         canvas.put(x, top - 1, last, "muted")
     y = top
-    for band, size in zip(panel.rows, heights):
+    for band, size in zip(panel.rows, heights, strict=True):
         if panel.rows_of:
             canvas.put(left - len(str(band.start)), y, str(band.start), "muted")
         name = "..." if band.left_out else band.name

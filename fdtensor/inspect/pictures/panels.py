@@ -59,7 +59,7 @@ class _Drawing:
         term: tuple[str, Coord] | None,
     ) -> None:
         self.type, self.named, self.values, self.term = type, named, values, term
-        self.fixed = dict(zip(type.layout.partial, term[1])) if term else {}
+        self.fixed = dict(zip(type.layout.partial, term[1], strict=True)) if term else {}
         self.pending = bool(type.layout.partial)
         self.dims = dims_of(type)
         self.ranks: dict[tuple[tuple[Coord, ...], ...], tuple[int, ...]] = {}
@@ -127,7 +127,7 @@ class _Drawing:
         )
         return Panel(
             self._label(lead),
-            "" if self.named else ",".join(_names(self.dims, lead)),
+            "" if self.named else ",".join(_names(self.dims[: len(lead)], lead)),
             "" if n < 2 or self.named else f"dim {n - 2}",
             "" if n < 1 or self.named else f"dim {n - 1}",
             tuple(_bands(rows, row_axes)),
@@ -139,7 +139,9 @@ class _Drawing:
         if not lead:
             return ""
         if self.named:
-            return ", ".join(name_of(dim.axes, run.coords[0]) for dim, run in zip(self.dims, lead))
+            dims = self.dims[: len(lead)]
+            pairs = zip(dims, lead, strict=True)
+            return ", ".join(name_of(dim.axes, run.coords[0]) for dim, run in pairs)
         return f"[{', '.join(map(_index, lead))}, :, :]"
 
     def _cell(self, runs: Sequence[Run]) -> Cell | None:
@@ -171,8 +173,8 @@ class _Drawing:
             ranks: set[int] = set()
             for some in product(*coords):
                 at = dict(self.fixed)
-                for dim, coord in zip(self.dims, some):
-                    at.update(zip(dim.axes, coord))
+                for dim, coord in zip(self.dims, some, strict=True):
+                    at.update(zip(dim.axes, coord, strict=True))
                 free = [axis for axis in mesh.axes if axis not in at]
                 ranks.update(mesh.coset(free, tuple(at.get(axis, 0) for axis in mesh.axes)))
             found = self.ranks[coords] = tuple(sorted(ranks))
@@ -200,7 +202,7 @@ class _Drawing:
             yield "no elements: every block is empty"
             return
         names = ("rows of blocks", "columns of blocks", "columns of panels", "rows of panels")
-        for name, count, some in zip(names, counts, drawn):
+        for name, count, some in zip(names, counts, drawn, strict=True):
             shown = sum(not isinstance(entry, int) for entry in some)
             if shown < count:
                 yield f"{shown} of {count} {name} are drawn"
@@ -208,7 +210,7 @@ class _Drawing:
 
 def _cells(most: int, *lines: Sequence[object]) -> int:
     limits = (most, most, most // 2, most // 2)
-    return prod(min(len(line), limit) for line, limit in zip(lines, limits))
+    return prod(min(len(line), limit) for line, limit in zip(lines, limits, strict=True))
 
 
 def _folded(entries: Sequence[T], most: int) -> list[T | int]:
@@ -233,7 +235,7 @@ def _names(dims: Sequence[Dim], runs: Sequence[Run]) -> list[str]:
     """The coordinates at which the runs are held."""
     return [
         name_of(dim.axes, run.coords[0])
-        for dim, run in zip(dims, runs)
+        for dim, run in zip(dims, runs, strict=True)
         if dim.axes and len(run.coords) == 1
     ]
 
@@ -258,7 +260,7 @@ def value_texts(
         local: object = held[rank]
         places = [
             [list(index).index(i) for i in range(run.start, run.stop)]
-            for index, run in zip(type.index(rank), runs)
+            for index, run in zip(type.index(rank), runs, strict=True)
         ]
         for some in places[:-2]:
             local = local[some[0]]  # type: ignore[index]

@@ -69,7 +69,7 @@ def _steps(found: Plan, cost: CostModel) -> Iterator[Section]:
             ),
             count / total if total else None,
         )
-        for i, (step, count) in enumerate(zip(found.steps, counts), 1)
+        for i, (step, count) in enumerate(zip(found.steps, counts, strict=True), 1)
     ]
     yield Table(("", "step", "gives", "received", "time"), tuple(rows), "><<>>")
 

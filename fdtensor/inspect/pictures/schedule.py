@@ -70,7 +70,7 @@ def line_seconds(program: Program, eqn: Eqn, cost: CostModel) -> float:
     cutting = {
         axis
         for type in types
-        for axis, placement in zip(type.mesh.axes, type.layout.placements)
+        for axis, placement in zip(type.mesh.axes, type.layout.placements, strict=True)
         if isinstance(placement, Cut)
     }
     ways = prod(program.mesh.axis_size(axis) for axis in cutting)

@@ -50,9 +50,9 @@ def panel_svg(panel: Panel, colors: Mapping[int, float], room: int) -> Drawn:
         parts.append(_text(left + (len(panel.label) + 2) * CHAR, 14, panel.name, 10, bold=True))
     parts += _edges(panel, widths, heights, left, top)
     y = top
-    for row, band, height in zip(panel.cells, panel.rows, heights):
+    for row, band, height in zip(panel.cells, panel.rows, heights, strict=True):
         x = left
-        for cell, column, width in zip(row, panel.cols, widths):
+        for cell, column, width in zip(row, panel.cols, widths, strict=True):
             if cell is not None:
                 parts += _cell(cell, (x, y, width, height), band, column, colors[cell.owner])
             elif band.left_out or column.left_out:
@@ -98,7 +98,7 @@ def _sizes(bands: Sequence[Band]) -> list[float]:
 def _widths(panel: Panel, room: int) -> list[int]:
     sizes, element = _sizes(panel.cols), _element(panel)
     least = []
-    for band, column in zip(panel.cols, zip(*panel.cells)):
+    for band, column in zip(panel.cols, zip(*panel.cells, strict=True), strict=True):
         label = max([len(cell.label) for cell in column if cell] or [1]) * CHAR + 10
         name = len(band.name) * SMALL + 8
         wide = max(label, name, (band.stop - band.start) * element)
@@ -139,7 +139,7 @@ def _edges(
     x, free = float(left), 0.0
     line = top - 5 - 14 * bool(panel.cols_of)
     bounds = [(band.start, band) for band in panel.cols] + [(panel.cols[-1].stop, None)]
-    for (index, band), width in zip(bounds, [*widths, 0]):
+    for (index, band), width in zip(bounds, [*widths, 0], strict=True):
         half = len(str(index)) * SMALL / 2
         if panel.cols_of and x - half >= free:
             yield _text(x, top - 5, str(index), 10, "middle", 0.7)
@@ -150,7 +150,7 @@ def _edges(
                 yield _text(x + width / 2, line, name, 10, "middle", 0.85, bold=not band.left_out)
         x += width
     y = float(top)
-    for band, height in zip(panel.rows, heights):
+    for band, height in zip(panel.rows, heights, strict=True):
         if panel.rows_of:
             yield _text(left - 5, y + 4, str(band.start), 10, "end", 0.7)
         name = f"+{band.left_out}" if band.left_out else band.name

@@ -122,7 +122,7 @@ def _beside(some: Sequence[Canvas]) -> Iterator[Line]:
     for y in range(max(map(len, columns))):
         pieces: list[tuple[str, Style]] = []
         margin = 0
-        for canvas, lines in zip(some, columns):
+        for canvas, lines in zip(some, columns, strict=True):
             line = lines[y] if y < len(lines) else ()
             used = sum(len(text) for text, _ in line)
             if line:
@@ -148,10 +148,12 @@ def _table(section: Table, width: int, box: bool) -> Iterator[Line]:
     for i, row in enumerate(rows):
         head = bool(any(section.head)) and i == 0
         style = "name" if head else "marked" if row.marked else ""
-        cells = [wrapped(cell, n) for cell, n in zip(row.cells, widths)]
+        cells = [wrapped(cell, n) for cell, n in zip(row.cells, widths, strict=True)]
         for y in range(max(map(len, cells))):
             texts = [c[y] if y < len(c) else "" for c in cells]
-            line = "  ".join(f"{t:{side}{n}}" for t, side, n in zip(texts, section.align, widths))
+            line = "  ".join(
+                f"{t:{side}{n}}" for t, side, n in zip(texts, section.align, widths, strict=True)
+            )
             if not bar:
                 yield _line(f"  {line}".rstrip(), style)
                 continue

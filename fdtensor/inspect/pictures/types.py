@@ -58,7 +58,10 @@ def _with_values(type: TensorType, values: Values, rank: int | None) -> list[Sec
     panels = [panel for blocks in drawn for row in blocks.panels for panel in row]
     sections: list[Section] = list(drawn)
     if len(panels) == len(drawn):  # one panel each: side by side
-        labels = [attrs.evolve(p, label=blocks.title, name="") for p, blocks in zip(panels, drawn)]
+        labels = [
+            attrs.evolve(p, label=blocks.title, name="")
+            for p, blocks in zip(panels, drawn, strict=True)
+        ]
         sections = [Blocks("", (tuple(labels),), drawn[0].empty if len(drawn) == 1 else "")]
     if len(shown) < len(terms):
         sections.append(Note(f"{len(shown)} of {len(terms)} terms are drawn"))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fdtensor.layouts.blocks import Box, intersect, locate
-from fdtensor.runtime.comm import ranks_here
+from fdtensor.tensors.distribution import local_blocks
 from fdtensor.tensors.dtensor import DTensor
 
 __all__ = ["Rectangle", "bounding", "held", "rectangle", "rectangles", "shared", "view"]
@@ -53,8 +53,7 @@ def view(local: torch.Tensor, box: Box, piece: Rectangle) -> torch.Tensor:
 
 def held(x: DTensor[Any]) -> list[tuple[Box, torch.Tensor]]:
     """The blocks that this process has, each with its local tensor."""
-    ranks = ranks_here(x.comm, x.mesh)  # none where this process is not in the mesh
     return [
         (x.type.box(x.mesh.coord(rank) or ()), local)
-        for rank, local in zip(ranks, x.comm.leaves(x.local))
+        for rank, local in local_blocks(x.local, x.mesh, x.comm)
     ]

@@ -165,7 +165,10 @@ class _Faults:
         if not self.missing and not self.wrong and not (strict and self.extra):
             return
         near = self._near()
-        lines = [f"{n} (there is {other})" if other else n for n, other in zip(self.missing, near)]
+        lines = [
+            f"{n} (there is {other})" if other else n
+            for n, other in zip(self.missing, near, strict=True)
+        ]
         known = {*near} if strict else {*self.extra}
         rest = [name for name in self.extra if name not in known]
         groups = {"missing": lines, "wrong": self.wrong, "left over": rest}

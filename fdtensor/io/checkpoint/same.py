@@ -15,8 +15,9 @@ from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.placement import Partial, Replicate
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.planner import plan
-from fdtensor.runtime.comm import Comm, ranks_here
+from fdtensor.runtime.comm import Comm
 from fdtensor.runtime.interpreter import run
+from fdtensor.tensors.distribution import local_blocks
 from fdtensor.tensors.dtensor import DTensor
 
 __all__ = ["differences"]
@@ -59,8 +60,10 @@ def _claims(name: str, value: Any, comm: Any) -> Iterator[Claim]:
     own = comm.rank
     if isinstance(value, DTensor):
         mesh = value.mesh
-        replicated = [a for a, p in zip(mesh.axes, value.layout.placements) if p == Replicate()]
-        for rank, local in zip(ranks_here(comm, mesh), value.comm.leaves(value.local)):
+        replicated = [
+            a for a, p in zip(mesh.axes, value.layout.placements, strict=True) if p == Replicate()
+        ]
+        for rank, local in local_blocks(value.local, mesh, value.comm):
             ranks = mesh.coset(tuple(replicated), mesh.coord(rank) or ())
             if len(ranks) > 1:
                 yield Claim((name, min(ranks)), ranks, rank, fingerprint(local))

@@ -69,7 +69,7 @@ def params_of(kind: Kind, tree: Any) -> Params:
     leaves, spec = flatten(tree, is_leaf=_is_value)
     found = Params(leaves, spec, paths(spec, "params"))
     mixed = len({_class(x) for x in leaves}) > 1
-    problems = {place: _problem(x, mixed) for place, x in zip(found.places, leaves)}
+    problems = {place: _problem(x, mixed) for place, x in zip(found.places, leaves, strict=True)}
     found.refused(kind, {place: problem for place, problem in problems.items() if problem})
     return found
 

@@ -65,7 +65,9 @@ class Optimizer:
             return unflatten(found.spec, expected(self.kind, found, options))
         if found.distributed:
             expected(self.kind, found, options)  # raises where there is none
-        return unflatten(found.spec, [self._fresh(x, o) for x, o in zip(found.leaves, options)])
+        return unflatten(
+            found.spec, [self._fresh(x, o) for x, o in zip(found.leaves, options, strict=True)]
+        )
 
     def _fresh(self, x: Any, options: dict[str, Any]) -> Any:
         if isinstance(x, DTensor):

@@ -51,7 +51,7 @@ def _state_layout(param: TensorType, shape: tuple[int, ...]) -> Layout:
     layout = param.cotangent().layout
     if len(shape) != len(param.shape):
         return layout.mesh.layout()
-    for axis, placement in zip(layout.mesh.axes, layout.placements):
+    for axis, placement in zip(layout.mesh.axes, layout.placements, strict=True):
         if isinstance(placement, Cut) and shape[placement.dim] != param.shape[placement.dim]:
             layout = layout.placed(axis, Replicate())
     return layout

@@ -137,7 +137,7 @@ def ppermute(x: torch.Tensor, axis: Axis, perm: Iterable[tuple[int, int]]) -> to
             f"{perm!r} is not a permutation.", hint="Give pairs of indices: [(0, 1), (1, 0)]."
         ) from None
     count = len(_ranks(place, axes, place.rank))
-    ends = list(zip(*pairs)) or [(), ()]
+    ends = list(zip(*pairs, strict=True)) or [(), ()]
     if any(len(set(end)) < len(end) or not set(end) <= set(range(count)) for end in ends):
         raise CommError(
             f"ppermute over {quoted(axes)} names an index twice, or one that is not there.",

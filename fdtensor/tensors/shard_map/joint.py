@@ -64,7 +64,9 @@ class Program:
 
     def run(self, leaves: Sequence[torch.Tensor]) -> Tensors:
         """The results of all ranks, from the tensors of all ranks: one after the other."""
-        given = dict(zip(self.mesh.order, zip(*_grouped(leaves, self.mesh.size)), strict=True))
+        given = dict(
+            zip(self.mesh.order, zip(*_grouped(leaves, self.mesh.size), strict=True), strict=True)
+        )
         flags = self.flags
 
         def body(rank: int) -> tuple[Tensors, Tensors]:
@@ -77,7 +79,7 @@ class Program:
 
         with _level():
             found = simulate(self.mesh, self.comm, body)
-        results = list(zip(*(outs for _, outs in found)))
+        results = list(zip(*(outs for _, outs in found), strict=True))
         if self.check:
             for i, result in enumerate(results):
                 name = f"result {i}" if len(results) > 1 else "the result"
@@ -92,7 +94,7 @@ class Program:
 
     def pulled(self, grads: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """The cotangents of the inputs, from the graphs of all ranks."""
-        given = zip(*_grouped(grads, self.mesh.size))
+        given = zip(*_grouped(grads, self.mesh.size), strict=True)
         todo = dict(zip(self.mesh.order, zip(self.kept, given, strict=True), strict=True))
 
         def body(rank: int) -> list[torch.Tensor | None]:
@@ -101,12 +103,12 @@ class Program:
             pairs = [(out, g) for out, g in zip(outs, some, strict=True) if out.requires_grad]
             found: Any = iter([None] * len(by))
             if by and pairs:
-                ends, cotangents = zip(*pairs)
+                ends, cotangents = zip(*pairs, strict=True)
                 found = iter(torch.autograd.grad(ends, by, cotangents, True, allow_unused=True))
             return [next(found) if t.requires_grad else None for t in own]
 
         found = simulate(self.mesh, self.comm, body)
-        return [grad for grads in zip(*found) for grad in grads]
+        return [grad for grads in zip(*found, strict=True) for grad in grads]
 
     def transposed(self, by: Sequence[int], ends: Sequence[int]) -> Program:
         """The program of inputs and cotangents of results `ends` to cotangents of inputs `by`."""
@@ -189,7 +191,7 @@ class _Joint(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.likes = [(out.shape, out.dtype, out.device) for out in output]
         if ctx.program.kept:
-            outs = list(zip(*(outs for _, outs in ctx.program.kept)))
+            outs = list(zip(*(outs for _, outs in ctx.program.kept), strict=True))
             flat = [out for result in outs for out in result]
             ends = [out for out, kept in zip(output, flat, strict=True) if not kept.requires_grad]
             ctx.mark_non_differentiable(*ends)

@@ -49,7 +49,9 @@ class Call:
         return cls(what, shapes, tuple([dtype_name(t.dtype) for t in tensors]), tuple(tracked))
 
     def __str__(self) -> str:
-        types = [f"{t}[{','.join(map(str, s))}]" for t, s in zip(self.dtypes, self.shapes)]
+        types = [
+            f"{t}[{','.join(map(str, s))}]" for t, s in zip(self.dtypes, self.shapes, strict=True)
+        ]
         of = " " if self.what == "returns" else " of "
         return self.what + (of + ", ".join(types) if types else "")
 

@@ -9,6 +9,7 @@ a dim and that do not, on scattered and on empty blocks, and on random splits of
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import attrs
@@ -107,7 +108,7 @@ def discover(op: Any, *samples: Any, isolated: bool = True) -> Discovered:
     with working(f"trying {len(trials)} kinds of rows of {op}"):
         results = found(draws, trials, isolated)
     made = []
-    for known, start, stop in zip(cases.values(), [0, *ends], ends):
+    for known, (start, stop) in zip(cases.values(), pairwise([0, *ends]), strict=True):
         rows = [f for f in results[start:stop] if f is not None]
         made.append(Case(tuple(known), tuple(_unimplied(rows))))
     return Discovered(op, tuple(made))
@@ -151,7 +152,7 @@ def _said(row: Row, have: set[Pair]) -> bool:
         if (_swapped(row.ins, other), outs) in have:
             return True
         for ins, known in have:
-            gaps = {(p, q) for p, q in zip(row.ins, ins) if p != q}
+            gaps = {(p, q) for p, q in zip(row.ins, ins, strict=True) if p != q}
             if known == row.outs and gaps == {(R, other)}:
                 return True
     return False

@@ -31,14 +31,14 @@ def fixed(marks: Any, views: Sequence[View], wanted: Wanted) -> list[str]:
         ]
         for texts in itertools.product(*ways):
             said = [tuple(v.value(t) for t in texts) for v in views]
-            if all(s in each for s, each in zip(said, wanted)):
+            if all(s in each for s, each in zip(said, wanted, strict=True)):
                 lines.append(line_of(marks, texts, wanted))
-                for known, s in zip(covered, said):
+                for known, s in zip(covered, said, strict=True):
                     known.add(s)
                 break
         else:
             return []
-    return lines if all(c == set(each) for c, each in zip(covered, wanted)) else []
+    return lines if all(c == set(each) for c, each in zip(covered, wanted, strict=True)) else []
 
 
 def loop(marks: Any, views: Sequence[View], wanted: Wanted) -> list[str]:
@@ -49,7 +49,7 @@ def loop(marks: Any, views: Sequence[View], wanted: Wanted) -> list[str]:
         if not ref:
             continue
         by_ref = [{dims[at]: dims for dims in each} for each in wanted]
-        if any(len(found) != len(each) for found, each in zip(by_ref, wanted)):
+        if any(len(found) != len(each) for found, each in zip(by_ref, wanted, strict=True)):
             continue
         forms = []
         for i, operand in enumerate(operands):
@@ -59,7 +59,10 @@ def loop(marks: Any, views: Sequence[View], wanted: Wanted) -> list[str]:
         if len(forms) < len(slots):
             continue
         for span, kept in _heads(views, ref):
-            if all(_says(v, found, marks, forms, span, kept) for v, found in zip(views, by_ref)):
+            if all(
+                _says(v, found, marks, forms, span, kept)
+                for v, found in zip(views, by_ref, strict=True)
+            ):
                 line = line_of(marks, forms, wanted).split("\n")
                 inner = [f"if {kept}:", *indented(line)] if kept else line
                 return [f"for d in {span}:", *indented(inner)]
@@ -77,7 +80,7 @@ def _first(
         try:
             if all(
                 v.value(form, d) == dims[i]
-                for v, found in zip(views, by_ref)
+                for v, found in zip(views, by_ref, strict=True)
                 for d, dims in found.items()
             ):
                 return form

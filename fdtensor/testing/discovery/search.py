@@ -81,7 +81,7 @@ def _products(
         groups = list(alike.values())
     for chosen in itertools.product(*(options[g[0]] for g in groups)):
         placed: list[Placement] = [R] * len(options)
-        for group, p in zip(groups, chosen):
+        for group, p in zip(groups, chosen, strict=True):
             for i in group:
                 placed[i] = p
         yield tuple(placed)

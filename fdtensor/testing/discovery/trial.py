@@ -48,7 +48,7 @@ class Attempt:
 def size_cut(placements: Sequence[Placement], ins: Sequence[Full]) -> int | None:
     """The one size of the dims that are cut, 0 where none is; None where they cannot be cut so."""
     sizes = set()
-    for p, full in zip(placements, ins):
+    for p, full in zip(placements, ins, strict=True):
         if isinstance(p, Shard):
             if p.dim >= full.ndim or full.shape[p.dim] < 2:
                 return None
@@ -150,7 +150,9 @@ def _holds(
                 here = outcome(sample, attempt, setting, size, strict=phase != 2)
                 if here is None:
                     return None
-                options = here if options is None else [a & b for a, b in zip(options, here)]
+                options = (
+                    here if options is None else [a & b for a, b in zip(options, here, strict=True)]
+                )
                 if not all(options):
                     return None
     if options is None:
@@ -186,7 +188,9 @@ def outcome(
         try:
             made = run(sample.call, ins, resized[rank])
         except Exception:
-            if strict or not any(b.numel() == 0 < t.numel() for b, t in zip(ins, sample.tensors)):
+            if strict or not any(
+                b.numel() == 0 < t.numel() for b, t in zip(ins, sample.tensors, strict=True)
+            ):
                 return None
             continue
         if len(made) != len(due):

@@ -40,13 +40,15 @@ def view_of(op: Any, case: Any) -> View:
     """What the rule sees of a case."""
     sample: Sample = case.samples[0]
     names = parameters(op, sample)
+    formal = list(zip(names[: len(_formal(op))], _formal(op), strict=True))
     args: dict[str, Any] = {
         name: tuple(default) if isinstance(default, list) else default
-        for name, (_, _, default) in zip(names, _formal(op))
+        for name, (_, _, default) in formal
         if default is not inspect._empty
     }
-    renamed = dict(zip([name for name, _, _ in _formal(op)], names))
-    given: dict[str, Any] = dict(zip(names, sample.call.args))
+    renamed = {original: name for name, (original, _, _) in formal}
+    positional = names[: len(sample.call.args)]
+    given: dict[str, Any] = dict(zip(positional, sample.call.args, strict=True))
     given |= {renamed.get(k, k): v for k, v in sample.call.kwargs}
     operands: dict[int, str] = {}
     for name, value in given.items():
@@ -72,7 +74,7 @@ def _marks(operands: Sequence[str], found: Found, names: Sequence[str]) -> tuple
     the shape of an output. A list whose tensors are placed alike is one mark.
     """
     lists: dict[str, list[tuple[str, Placement]]] = {}
-    for name, p in zip(operands, found.row.ins):
+    for name, p in zip(operands, found.row.ins, strict=True):
         lists.setdefault(name.partition("[")[0], []).append((name, p))
     ins: list[tuple[str, Placement]] = []
     for name, members in lists.items():
