@@ -8,13 +8,13 @@ from typing import Any
 import attrs
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import _disable_current_modes
 
 from fdtensor.layouts.dtypes import known
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Replicate, Shard
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.torch_private import version_of, without_modes
 from fdtensor.plans.planner import plan
 from fdtensor.runtime.interpreter import run
 from fdtensor.runtime.replication import storage_of
@@ -52,8 +52,8 @@ class Block:
     def gathered(self) -> torch.Tensor:
         """What the blocks are of, contiguous; collective."""
         replicated = Layout(self.cut.mesh, [Replicate()])
-        found = plan(self.cut, replicated, cost=self.comm.cost)
-        return self.comm.leaves(run(found, self.value, self.comm, check="never"))[0]
+        gather = plan(self.cut, replicated, cost=self.comm.cost)
+        return self.comm.leaves(run(gather, self.value, self.comm, check="never"))[0]
 
 
 @attrs.frozen(eq=False)
@@ -93,11 +93,11 @@ def kept_block(
     lying = tensor.numel() if tensor.is_contiguous() else (shape, stride)
     place = storage_of(tensor), tensor.storage_offset(), _version(tensor)
     key = (*place, tensor.dtype, lying)
-    found = held.get(key)
-    if found is None:
-        with _disable_current_modes():
-            found = held[key] = _block(comm, cut, tensor)
-    return View(found, shape, stride)
+    block = held.get(key)
+    if block is None:
+        with without_modes():
+            block = held[key] = _block(comm, cut, tensor)
+    return View(block, shape, stride)
 
 
 def unpacked(kept: Kept) -> torch.Tensor:
@@ -137,9 +137,9 @@ def type_of_blocks(tensor: torch.Tensor, line: Mesh, dim: int) -> TensorType | N
     if tensor.stride(dim) == 0 or _overlaps(lying):
         return None
     shape = _bare(tensor.shape, tensor.stride())
-    found = TensorType(shape, tensor.dtype, Layout(line, [Shard(dim)]))
-    largest = found.local_nbytes(line.order[0])
-    return found if largest < tensor.untyped_storage().nbytes() else None
+    cut = TensorType(shape, tensor.dtype, Layout(line, [Shard(dim)]))
+    largest = cut.local_nbytes(line.order[0])
+    return cut if largest < tensor.untyped_storage().nbytes() else None
 
 
 def _overlaps(lying: Sequence[tuple[int, int]]) -> bool:
@@ -159,13 +159,13 @@ def _bare(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
 
 def _block(comm: Any, cut: TensorType, tensor: torch.Tensor) -> Block:
     replicated = cut.with_layout(Layout(cut.mesh, [Replicate()]))
-    given = tensor.as_strided(cut.shape, tensor.stride())
-    value = comm.value([given] * comm.width(replicated))
-    found = plan(replicated, cut, cost=comm.cost)
-    blocks = run(found, value, comm, check="never")
+    own = tensor.as_strided(cut.shape, tensor.stride())
+    value = comm.value([own] * comm.width(replicated))
+    slicing = plan(replicated, cut, cost=comm.cost)
+    blocks = run(slicing, value, comm, check="never")
     memory = StorageWeakRef(tensor.untyped_storage())
     return Block(blocks, cut, comm, memory)
 
 
 def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+    return 0 if tensor.is_inference() else version_of(tensor)

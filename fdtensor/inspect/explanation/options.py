@@ -57,22 +57,22 @@ class Decision:
 def decisions(program: Program) -> list[Decision]:
     """The decisions of a traced program, in the order of its calls, for axes of several ranks."""
     origin: Origin = program.origin
-    found: list[Decision] = []
+    rows: list[Decision] = []
     for axis, choice in origin.choices.items():
         if program.mesh.axis_size(axis) > 1:
-            found += _on(axis, choice, origin)
-    return sorted(found, key=lambda d: d.call)
+            rows += _on(axis, choice, origin)
+    return sorted(rows, key=lambda d: d.call)
 
 
 def _on(axis: str, choice: Choice, origin: Origin) -> list[Decision]:
     uses = _Uses(choice, origin)
-    found = []
+    rows = []
     for i, (node, taken) in enumerate(_calls(choice, origin)):
         priced = [_priced(o, i, node, uses, choice.prices) for o in node.options]
         (of,) = [p for p in priced if p.option is taken]
         others = [p for p in priced if p is not of and p.moves < IMPOSSIBLE]
-        found.append(Decision(i, axis, of, tuple(sorted(others, key=lambda p: p.seconds))))
-    return found
+        rows.append(Decision(i, axis, of, tuple(sorted(others, key=lambda p: p.seconds))))
+    return rows
 
 
 def _calls(choice: Choice, origin: Origin) -> Iterator[tuple[Node, Option]]:

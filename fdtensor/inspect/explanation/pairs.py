@@ -56,10 +56,10 @@ def _types(
     """The inputs or outputs whose types differ."""
     rows = []
     for i in range(max(len(a), len(b))):
-        here = _typed(first, a[i]) if i < len(a) else "-"
-        there = _typed(second, b[i]) if i < len(b) else "-"
-        if here.partition(":")[2] != there.partition(":")[2]:
-            rows.append((f"{word} {i}", here, there))
+        mine = _typed(first, a[i]) if i < len(a) else "-"
+        other = _typed(second, b[i]) if i < len(b) else "-"
+        if mine.partition(":")[2] != other.partition(":")[2]:
+            rows.append((f"{word} {i}", mine, other))
     return _listed(f"other types of {word}puts", rows, "<<<")
 
 
@@ -75,14 +75,14 @@ def _moves(program: Program) -> Counter[tuple[str, str, int]]:
     )
 
 
-def _only(name: str, found: Counter[tuple[str, str, int]]) -> list[str]:
+def _only(name: str, moves: Counter[tuple[str, str, int]]) -> list[str]:
     """The moves of one program that the other lacks, those with most bytes first."""
-    most = sorted(found.items(), key=lambda item: -item[0][2] * item[1])
+    most = sorted(moves.items(), key=lambda item: -item[0][2] * item[1])
     rows = [
         (f"{count} x", step, types, bytes_text(moved * count))
         for (step, types, moved), count in most
     ]
-    return _listed(f"only in {name}: {counted(found.total(), 'move')}", rows, "><<>")
+    return _listed(f"only in {name}: {counted(moves.total(), 'move')}", rows, "><<>")
 
 
 def _values(first: Program, second: Program) -> list[str]:

@@ -118,7 +118,7 @@ def _aspect(panel: Panel, inside: int) -> int:
     """How many columns a panel takes, so that its shape is not distorted too much."""
     if not panel.cols_of:
         return 14
-    rows, cols = (sum(b.stop - b.start for b in some) for some in (panel.rows, panel.cols))
+    rows, cols = (sum(b.stop - b.start for b in bands) for bands in (panel.rows, panel.cols))
     return min(inside, max(18, round(44 * min(1.0, max(0.4, cols / max(rows, 1))))))
 
 
@@ -137,8 +137,8 @@ def _values(panel: Panel, box: bool) -> Canvas:
         canvas.fill(x, y, columns[j], heights[i], cell.owner)
         canvas.put(x, y - 1, f" {cell.label} "[: columns[j]], "label")
         for k, line in enumerate(cell.values):
-            each = (columns[j] - 1) // max(1, len(line))
-            text = "".join(f"{value:>{each}}" for value in line)
+            width = (columns[j] - 1) // max(1, len(line))
+            text = "".join(f"{value:>{width}}" for value in line)
             canvas.put(x, y + k, text, cell.owner)
     return canvas
 
@@ -155,16 +155,16 @@ def _cells(
     panel: Panel, columns: Sequence[int], heights: Sequence[int], left: int, named: bool
 ) -> list[tuple[int, int, Cell, int, int]]:
     """The cells, each with its row, its column and where its inside starts."""
-    found = []
+    cells = []
     y = _top(panel, named) + 1
     for i, row in enumerate(panel.cells):
         x = left + 2
         for j, cell in enumerate(row):
             if cell is not None:
-                found.append((i, j, cell, x, y))
+                cells.append((i, j, cell, x, y))
             x += columns[j] + 1
         y += heights[i] + 1
-    return found
+    return cells
 
 
 def _top(panel: Panel, named: bool) -> int:

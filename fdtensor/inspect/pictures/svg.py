@@ -174,10 +174,10 @@ def _cell(
     )
     if cell.values:
         yield _text(x + 5, y + 12, cell.label, 10, "start", 0.85, text, bold=True)
-        each = width / max(1, column.stop - column.start)
+        pitch = width / max(1, column.stop - column.start)
         for i, line in enumerate(cell.values):
             for j, value in enumerate(line):
-                at = x + (j + 1) * each - 6, y + 16 + i * LINE + 12
+                at = x + (j + 1) * pitch - 6, y + 16 + i * LINE + 12
                 yield _text(*at, value, 11, "end", 1.0, text)
         yield "</g>"
         return
@@ -225,12 +225,12 @@ FILLS = (("#2f6690", "#ffffff"), ("#e3a83b", "#000000"))
 """The colors of lanes and of the text on them; the first is darker, also in grey."""
 
 
-def timeline_svg(found: Timeline, room: int = 660) -> Drawn:
+def timeline_svg(timeline: Timeline, room: int = 660) -> Drawn:
     """The lanes of a timeline, one below the other."""
     left, tall = 66, 24
     wide = room - left - 10
     parts = []
-    for i, lane in enumerate(found.lanes):
+    for i, lane in enumerate(timeline.lanes):
         y = i * (tall + 6) + 4
         fill, text = FILLS[i % len(FILLS)]
         parts.append(_text(left - 8, y + 16, lane.name, 11, "end", 0.85))
@@ -239,8 +239,8 @@ def timeline_svg(found: Timeline, room: int = 660) -> Drawn:
             'opacity=".08"/>'
         )
         for span in lane.spans:
-            x = left + span.start / found.stop * wide
-            width = max(0.6, (span.stop - span.start) / found.stop * wide)
+            x = left + span.start / timeline.stop * wide
+            width = max(0.6, (span.stop - span.start) / timeline.stop * wide)
             parts.append(
                 f'<g><title>{escape(span.about)}</title><rect x="{x:.5g}" y="{y}" '
                 f'width="{max(0.6, width - 0.5):.4g}" height="{tall}" fill="{fill}"/>'
@@ -250,7 +250,7 @@ def timeline_svg(found: Timeline, room: int = 660) -> Drawn:
                     _text(round(x + width / 2, 1), y + 16, span.label, 11, "middle", 1.0, text)
                 )
             parts.append("</g>")
-    y = len(found.lanes) * (tall + 6) + 16
+    y = len(timeline.lanes) * (tall + 6) + 16
     parts.append(_text(left, y, "0", 10, "start", 0.7))
-    parts.append(_text(left + wide, y, found.ends, 10, "end", 0.7))
+    parts.append(_text(left + wide, y, timeline.ends, 10, "end", 0.7))
     return Drawn("".join(parts), room, y + 6)

@@ -40,13 +40,18 @@ def bounding(boxes: Sequence[Box]) -> Box | None:
     if not boxes:
         return None
     dims = zip(*boxes, strict=True)
-    return tuple([((min(h[0][0] for h in held), max(h[-1][1] for h in held)),) for held in dims])
+    return tuple(
+        [
+            ((min(h[0][0] for h in intervals), max(h[-1][1] for h in intervals)),)
+            for intervals in dims
+        ]
+    )
 
 
 def view(local: torch.Tensor, box: Box, piece: Rectangle) -> torch.Tensor:
     """The part of `local`, which holds the indices of `box`, that has those of `piece`."""
-    for dim, (held, part) in enumerate(zip(box, piece, strict=True)):
-        ((start, stop),) = locate(held, (part,))
+    for dim, (intervals, part) in enumerate(zip(box, piece, strict=True)):
+        ((start, stop),) = locate(intervals, (part,))
         local = local.narrow(dim, start, stop - start)
     return local
 
