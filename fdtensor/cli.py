@@ -136,10 +136,10 @@ def _demo_under_torchrun(options: argparse.Namespace) -> int:
     mesh = parse_mesh(options.mesh or default)
     try:
         walked = demo.on_this_rank(mesh)
-        found: list[list[demo.Stop]] = [[]] * world
-        dist.all_gather_object(found, walked)
+        stops_of_ranks: list[list[demo.Stop]] = [[]] * world
+        dist.all_gather_object(stops_of_ranks, walked)
         quiet = dist.get_rank() != 0
-        right = demo.report(found, (lambda text: None) if quiet else print)
+        right = demo.report(stops_of_ranks, (lambda _: None) if quiet else print)
     finally:
         dist.destroy_process_group()
     return 0 if right else 1

@@ -19,8 +19,9 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Partial, Placement, Ragged, Replicate, Shard, StridedShard
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.planner import Plan
-from fdtensor.runtime.comm import Comm, ranks_here
+from fdtensor.runtime.comm import Comm
 from fdtensor.tensors.connect import distribute
+from fdtensor.tensors.distribution import local_blocks
 from fdtensor.testing.values import block, gather_full
 
 __all__ = ["SOURCE", "Stop", "numbers", "stops", "walk"]
@@ -57,35 +58,35 @@ def stops(mesh: Mesh, shape: Sequence[int], dtype: torch.dtype) -> Iterator[Tens
     def both(a: Placement, b: Placement) -> Layout:
         return at(**{first: a, last: b})
 
-    rows, columns, held = Shard(0), Shard(1), Replicate()
-    layouts = [at(), both(rows, held), at(), both(held, columns), both(held, rows)]
+    rows, columns, copy = Shard(0), Shard(1), Replicate()
+    layouts = [at(), both(rows, copy), at(), both(copy, columns), both(copy, rows)]
     if mesh.ndim > 1:
         layouts += [
             both(rows, columns),
             both(columns, rows),
             both(rows, rows),
-            both(held, rows),
+            both(copy, rows),
             mesh.layout((last, first)),
             mesh.layout((first, last)),
             both(Partial("sum"), rows),
             both(rows, rows),
             both(rows, Partial("max")),
             both(Partial("sum"), columns),
-            both(columns, held),
+            both(columns, copy),
         ]
     layouts += [
-        both(StridedShard(0, 3), held),
-        both(_ragged(mesh, first, shape[0]), held),
-        both(columns, held),
+        both(StridedShard(0, 3), copy),
+        both(_ragged(mesh, first, shape[0]), copy),
+        both(columns, copy),
     ]
     for op in ("sum", "max", "min", "product", *_own_ops(dtype)):
         term = Partial(op)  # type: ignore[arg-type]
-        layouts += [both(term, held), both(columns, held), both(held, columns), both(held, term)]
+        layouts += [both(term, copy), both(columns, copy), both(copy, columns), both(copy, term)]
         layouts += [at()]
     if dtype.is_floating_point:
-        layouts += [both(Partial(op), held) for op in ("sum", "avg", "sum")]
+        layouts += [both(Partial(op), copy) for op in ("sum", "avg", "sum")]
     whole = at(**dict.fromkeys(mesh.axes, Partial("sum")))
-    layouts += [whole, both(rows, held), at()]
+    layouts += [whole, both(rows, copy), at()]
     for layout in layouts:
         yield TensorType(shape, dtype, layout)
     others = [Mesh.from_ranks(mesh.ranks[::-1], ("line",))]
@@ -93,7 +94,7 @@ def stops(mesh: Mesh, shape: Sequence[int], dtype: torch.dtype) -> Iterator[Tens
     for other in others:
         yield TensorType(shape, dtype, other.layout(other.axes[0]))
         yield TensorType(shape, dtype, other.layout(None, other.axes[0]))
-    yield TensorType(shape, dtype, both(rows, held))
+    yield TensorType(shape, dtype, both(rows, copy))
 
 
 def _own_ops(dtype: torch.dtype) -> tuple[str, ...]:
@@ -114,7 +115,7 @@ def walk(mesh: Mesh, comm: Comm[Any], everyone: Callable[[Any], Sequence[Any]]) 
     `everyone(local)` gives the local tensors of all ranks, in mesh order, which are then reduced.
     """
     table = numbers()
-    made = []
+    visited = []
     for tensor in (table, table[:251, :253], table.to(torch.float64)):
         types = stops(mesh, tuple(tensor.shape), tensor.dtype)
         value = distribute(tensor, next(types).layout, comm)
@@ -122,8 +123,8 @@ def walk(mesh: Mesh, comm: Comm[Any], everyone: Callable[[Any], Sequence[Any]]) 
             plan = value.plan_to(type)
             value = value.redistribute(type)
             mistakes = _check(tensor, type, value.local, comm, everyone)
-            made.append(Stop(plan, type.mesh.size, tuple(mistakes)))
-    return made
+            visited.append(Stop(plan, type.mesh.size, tuple(mistakes)))
+    return visited
 
 
 def _check(
@@ -140,21 +141,21 @@ def _check(
             return [str(error)]
         return [] if torch.equal(total, tensor) else [f"the terms of {type} do not add up"]
     wrong = []
-    for r, held in zip(ranks_here(comm, type.mesh), comm.leaves(local)):
-        if not torch.equal(held, block(tensor, type, r)):
+    for r, own in local_blocks(local, type.mesh, comm):
+        if not torch.equal(own, block(tensor, type, r)):
             wrong.append(f"rank {r} has a wrong block of {type}")
     return wrong
 
 
-def report(found: list[list[Stop]], write: Callable[[str], None]) -> bool:
-    """Writes each plan with its bytes and verdict; `found` has the stops of each process.
+def report(walks: list[list[Stop]], write: Callable[[str], None]) -> bool:
+    """Writes each plan with its bytes and verdict; `walks` has the stops of each process.
 
     Returns whether everything was right.
     """
     right = True
-    for i, stop in enumerate(found[0]):
+    for i, stop in enumerate(walks[0]):
         plan = stop.plan
-        mistakes = sorted({text for walked in found for text in walked[i].mistakes})
+        mistakes = sorted({text for walked in walks for text in walked[i].mistakes})
         verdict = "; ".join(mistakes) if mistakes else f"right on {stop.ranks} ranks"
         write(str(plan))
         write(
@@ -162,11 +163,11 @@ def report(found: list[list[Stop]], write: Callable[[str], None]) -> bool:
             f"peak {plan.peak_bytes} B; {verdict}\n"
         )
         right = right and not mistakes
-    total = sum(stop.plan.total_bytes for stop in found[0])
-    least = sum(stop.plan.least_total_bytes for stop in found[0])
+    total = sum(stop.plan.total_bytes for stop in walks[0])
+    least = sum(stop.plan.least_total_bytes for stop in walks[0])
     verdict = "every block is right" if right else "THERE ARE WRONG BLOCKS"
     write(
-        f"{len(found[0])} redistributions of {SOURCE}.\n"
+        f"{len(walks[0])} redistributions of {SOURCE}.\n"
         f"{total} B moved, {total / max(1, least):.3f} times the least; {verdict}."
     )
     return right
@@ -180,9 +181,9 @@ def on_this_rank(mesh: Mesh) -> list[Stop]:
     from fdtensor.runtime.process_groups import default_device
 
     def everyone(local: torch.Tensor) -> list[Any]:
-        held: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(held, local.cpu())
-        return [held[rank] for rank in mesh.order]
+        locals_of_ranks: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(locals_of_ranks, local.cpu())
+        return [locals_of_ranks[rank] for rank in mesh.order]
 
     return walk(mesh, FuncolComm(mesh, default_device()), everyone)
 

@@ -35,8 +35,8 @@ def listen(workers: Sequence[Worker], timeout: float, grace: float) -> tuple[dic
     latest = deadline = time.monotonic() + timeout
     try:
         while rank_of and (left := deadline - (now := time.monotonic())) > 0:
-            due = lines.due()
-            left = left if due is None else min(left, max(due - now, 0))
+            flush_at = lines.due()
+            left = left if flush_at is None else min(left, max(flush_at - now, 0))
             for source in wait([*rank_of, *streams], None if left == math.inf else left):
                 if source in streams:
                     if not _copy(source, *streams[source], lines):
@@ -57,23 +57,23 @@ def listen(workers: Sequence[Worker], timeout: float, grace: float) -> tuple[dic
 
 def places(workers: Sequence[Worker], ranks: Sequence[int]) -> dict[int, str]:
     """Where the calls of these ranks are, as tracebacks."""
-    found: dict[int, str] = {}
-    asked = {workers[rank].pipe: rank for rank in ranks}
+    texts: dict[int, str] = {}
+    waiting = {workers[rank].pipe: rank for rank in ranks}
     end = time.monotonic() + _PLACE_SECONDS
-    for pipe in list(asked):
+    for pipe in list(waiting):
         try:
             pipe.send_bytes(b"")
         except OSError:
-            del asked[pipe]
-    while asked and (left := end - time.monotonic()) > 0:
-        for pipe in wait(list(asked), left):
+            del waiting[pipe]
+    while waiting and (left := end - time.monotonic()) > 0:
+        for pipe in wait(list(waiting), left):
             try:
-                said = pickle.loads(pipe.recv_bytes())  # type: ignore[union-attr]
+                answer = pickle.loads(pipe.recv_bytes())  # type: ignore[union-attr]
             except (EOFError, OSError):
-                said = ""
-            if isinstance(said, str):  # and not an answer that comes too late
-                found[asked.pop(pipe)] = said  # type: ignore[arg-type]
-    return {rank: where for rank, where in found.items() if where}
+                answer = ""
+            if isinstance(answer, str):  # and not an answer that comes too late
+                texts[waiting.pop(pipe)] = answer  # type: ignore[arg-type]
+    return {rank: where for rank, where in texts.items() if where}
 
 
 def _read(worker: Worker) -> Any:

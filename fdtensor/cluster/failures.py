@@ -35,8 +35,8 @@ class WorkerError(RuntimeError):
         self.lost = lost
 
     def __str__(self) -> str:
-        told = grouped({rank: text for rank, text in self.failures.items() if "\n" in text})
-        stories = [f"On {ranks}:\n{text}" for ranks, text in told]
+        groups = grouped({rank: text for rank, text in self.failures.items() if "\n" in text})
+        stories = [f"On {ranks}:\n{text}" for ranks, text in groups]
         return "\n\n".join([self.sentence, *stories, *[_LOST] * self.lost])
 
 
@@ -60,12 +60,12 @@ def failure(error: BaseException, pickled: bytes = b"") -> Failure:
     The traceback is without the frames of this package.
     """
     first = str(error).partition("\n")[0]
-    told = traceback.TracebackException.from_exception(error)
-    frames = [frame for frame in told.stack if not frame.filename.startswith(_HERE)]
-    told.stack = traceback.StackSummary.from_list(frames)
+    trace = traceback.TracebackException.from_exception(error)
+    frames = [frame for frame in trace.stack if not frame.filename.startswith(_HERE)]
+    trace.stack = traceback.StackSummary.from_list(frames)
     return Failure(
         f"raised {type(error).__name__}" + (f": {first}" if first else ""),
-        "".join(told.format()).rstrip(),
+        "".join(trace.format()).rstrip(),
         pickled,
     )
 

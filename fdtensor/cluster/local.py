@@ -103,14 +103,14 @@ class LocalCluster:
     ) -> list[T]:
         """`run` with arguments of each rank's own: rank `i` gets `fn(*[v[i] for v in values])`."""
         __tracebackhide__ = True
-        for those in values:
-            if len(those) != self.n:
+        for column in values:
+            if len(column) != self.n:
                 raise CommError(
-                    f"cluster.map was given {len(those)} values for {self.n} ranks.",
+                    f"cluster.map was given {len(column)} values for {self.n} ranks.",
                     hint="Pass one value a rank, or cluster.run(fn, value) to give all the same.",
                 )
-        each = zip(*values) if values else [()] * self.n
-        return self._results([self._packed(fn, args) for args in each], timeout)
+        arguments = zip(*values, strict=True) if values else [()] * self.n
+        return self._results([self._packed(fn, args) for args in arguments], timeout)
 
     def comm(self, mesh: Mesh, *, check: Check = "first") -> FuncolComm:
         """The rank's place on a mesh of the cluster's ranks, inside of a function that they run.
@@ -172,8 +172,8 @@ class LocalCluster:
             raise answers
         tensors = assembled([blocks for _, blocks in answers], self._simulated)
         return [
-            loads(result, those, self._simulated)
-            for (result, _), those in zip(answers, tensors, strict=True)
+            loads(result, own, self._simulated)
+            for (result, _), own in zip(answers, tensors, strict=True)
         ]
 
     def _simulated(self, side: Side) -> SimulatedComm:
@@ -204,11 +204,11 @@ class LocalCluster:
         start(self._workers, self.n, self.threads, self.env, self.labels)
         port = self._store.port
         joins = [packed(join, (rank, self.n, port, self.threads)) for rank in range(self.n)]
-        found = self._ask(joins, _START_SECONDS)
-        if not isinstance(found, WorkerError):
+        outcome = self._ask(joins, _START_SECONDS)
+        if not isinstance(outcome, WorkerError):
             return None
         self.close()
-        return WorkerError(f"the ranks did not start: {found.sentence}", found.failures)
+        return WorkerError(f"the ranks did not start: {outcome.sentence}", outcome.failures)
 
     def _interrupted(self) -> None:
         """Stops the ranks and says where they were."""
@@ -216,9 +216,9 @@ class LocalCluster:
             where = places(self._workers, range(len(self._workers)))
         finally:
             self.close()
-        told = [f"On {ranks}, most recent call last:\n{text}" for ranks, text in grouped(where)]
+        lines = [f"On {ranks}, most recent call last:\n{text}" for ranks, text in grouped(where)]
         text = "interrupted: the ranks are stopped, and what they kept is lost."
-        print("\n".join([text, *told]), file=sys.stderr, flush=True)
+        print("\n".join([text, *lines]), file=sys.stderr, flush=True)
 
     def _ask(
         self, calls: Sequence[Call], timeout: float
@@ -231,13 +231,15 @@ class LocalCluster:
             except OSError:
                 continue  # it is dead: reading its answer says so
         answers, limit = listen(self._workers, timeout, self.grace)
-        failures = {rank: said for rank, said in answers.items() if isinstance(said, Failure)}
+        failures = {rank: answer for rank, answer in answers.items() if isinstance(answer, Failure)}
         failures = dict(sorted(failures.items(), key=lambda item: item[1].raised != ""))
         late = [rank for rank in range(self.n) if rank not in answers]
         where = places(self._workers, late)
         for rank in late:
-            here = f"; it was here (most recent call last):\n{where[rank]}" if rank in where else ""
-            failures[rank] = Failure(f"did not answer {limit}", f"did not answer {limit}{here}")
+            place = (
+                f"; it was here (most recent call last):\n{where[rank]}" if rank in where else ""
+            )
+            failures[rank] = Failure(f"did not answer {limit}", f"did not answer {limit}{place}")
         if not failures:
             return [answers[rank] for rank in range(self.n)]
         lost = len(failures) < self.n or not in_step(failures.values())
@@ -246,8 +248,8 @@ class LocalCluster:
         return self._error(failures, lost)
 
     def _error(self, failures: Mapping[int, Failure], lost: bool) -> WorkerError:
-        said = grouped({rank: failed.what for rank, failed in failures.items()})
-        sentence = "; ".join(f"{ranks} {what}" for ranks, what in said)
+        groups = grouped({rank: failed.what for rank, failed in failures.items()})
+        sentence = "; ".join(f"{ranks} {what}" for ranks, what in groups)
         texts = {rank: failed.text for rank, failed in failures.items()}
         errors = {}
         for rank, failed in failures.items():

@@ -49,9 +49,9 @@ class Lines:
         self._parts[rank, stream] = rest
         for line in lines:
             text = line.decode(errors="replace").rstrip("\r").rpartition("\r")[2]
-            said = (stream, text)  # of a progress bar, its last state
-            self._queues[rank].append(_Line(said, self._places[rank], now))
-            self._ahead[rank][said] += 1
+            printed = (stream, text)  # of a progress bar, its last state
+            self._queues[rank].append(_Line(printed, self._places[rank], now))
+            self._ahead[rank][printed] += 1
             self._places[rank] += 1
 
     def close(self, rank: int, now: float) -> None:
@@ -64,14 +64,14 @@ class Lines:
     def ready(self, now: float) -> Iterator[tuple[list[int], Stream, str]]:
         """The lines to show now, each with the ranks that printed it."""
         while groups := self._fronts(now) or self._fronts():
-            ranks, said = self._first(groups)
+            ranks, printed = self._first(groups)
             if not self._fronts(now) and not self._open <= set(ranks):
                 return
             for rank in ranks:
                 self._queues[rank].popleft()
-                self._ahead[rank][said] -= 1
+                self._ahead[rank][printed] -= 1
             self._last = ranks
-            yield ranks, *said
+            yield ranks, *printed
 
     def due(self) -> float | None:
         """When the next line is to be shown, whoever else may print it; None if there is none."""
@@ -95,17 +95,17 @@ class Lines:
         the one that is earliest on its ranks.
         """
 
-        def key(said: _Said) -> tuple[bool, bool, int, int]:
-            ranks = groups[said]
+        def key(printed: _Said) -> tuple[bool, bool, int, int]:
+            ranks = groups[printed]
             place = min(self._queues[rank][0].place for rank in ranks)
-            return self._elsewhere(said, ranks), ranks != self._last, place, ranks[0]
+            return self._elsewhere(printed, ranks), ranks != self._last, place, ranks[0]
 
-        said = min(groups, key=key)
-        return groups[said], said
+        printed = min(groups, key=key)
+        return groups[printed], printed
 
-    def _elsewhere(self, said: _Said, ranks: list[int]) -> bool:
+    def _elsewhere(self, printed: _Said, ranks: list[int]) -> bool:
         """Whether a rank that is not among `ranks` has printed it too."""
-        return any(ahead[said] for rank, ahead in enumerate(self._ahead) if rank not in ranks)
+        return any(ahead[printed] for rank, ahead in enumerate(self._ahead) if rank not in ranks)
 
 
 def show(lines: Iterable[tuple[list[int], Stream, str]]) -> None:

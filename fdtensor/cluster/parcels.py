@@ -21,12 +21,18 @@ from typing import Any
 import attrs
 import cloudpickle
 import torch
-from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket, _OpNamespace
 
 from fdtensor.cluster.failures import spans
 from fdtensor.layouts.errors import CommError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.torch_private import (
+    HigherOrderOperator,
+    OpNamespace,
+    OpOverload,
+    OpOverloadPacket,
+    qualified_name,
+)
 from fdtensor.ops.graph import op_named
 from fdtensor.plans.local_tensors import empty
 from fdtensor.runtime.comm import Check
@@ -146,10 +152,10 @@ class Pickler(cloudpickle.Pickler):
                 return getattr, (torch, "ops")
             case _ if obj is torch.ops.higher_order:
                 return getattr, (torch.ops, "higher_order")
-            case _OpNamespace():
+            case OpNamespace():
                 return getattr, (torch.ops, obj.name)
             case OpOverloadPacket():
-                return attrgetter(obj._qualified_op_name.replace("::", ".")), (torch.ops,)
+                return attrgetter(qualified_name(obj).replace("::", ".")), (torch.ops,)
             case OpOverload():
                 return op_named, (obj.name(),)
             case HigherOrderOperator():
@@ -182,30 +188,30 @@ def assembled(
 
     Blocks of one type belong together in the order in which each rank has returned them.
     """
-    held: dict[tuple[TensorType, Side, int], dict[int, torch.Tensor]] = {}
+    locals_of: dict[tuple[TensorType, Side, int], dict[int, torch.Tensor]] = {}
     keys = []
-    for rank, those in enumerate(blocks):
+    for rank, own in enumerate(blocks):
         count: Counter[tuple[TensorType, Side]] = Counter()
         keys.append([])
-        for block in those:
+        for block in own:
             kind = (block.type, block.side)
             keys[rank].append((*kind, count[kind]))
-            held.setdefault(keys[rank][-1], {})[rank] = block.local
+            locals_of.setdefault(keys[rank][-1], {})[rank] = block.local
             count[kind] += 1
-    for (found, _, _), locals in held.items():
-        lacking = [rank for rank in found.mesh.order if rank not in locals]
+    for (type, _, _), locals in locals_of.items():
+        lacking = [rank for rank in type.mesh.order if rank not in locals]
         if lacking:
             raise CommError(
-                f"rank {min(locals)} returned {found}, but {_name(lacking)} did not.",
-                mesh=found.mesh,
+                f"rank {min(locals)} returned {type}, but {_name(lacking)} did not.",
+                mesh=type.mesh,
                 hint="A DTensor comes back when all ranks of its mesh return it. "
                 "Return it on all of them, or return x.full() or x.local.",
             )
-    made = {
+    tensors = {
         key: DTensor(tuple(locals[rank] for rank in key[0].mesh.order), key[0], comm(key[1]))
-        for key, locals in held.items()
+        for key, locals in locals_of.items()
     }
-    return [[made[key] for key in those] for those in keys]
+    return [[tensors[key] for key in own] for own in keys]
 
 
 def _name(ranks: Sequence[int]) -> str:

@@ -44,9 +44,9 @@ def start(workers: list[Worker], n: int, threads: int, env: Mapping[str, str], c
     output = subprocess.PIPE if catch else None
     for _ in range(n):
         ours, theirs = Pipe()
-        held, lifeline = Pipe(duplex=False)
-        with theirs, held:
-            fds = [theirs.fileno(), held.fileno()]
+        child_end, lifeline = Pipe(duplex=False)
+        with theirs, child_end:
+            fds = [theirs.fileno(), child_end.fileno()]
             code = _BOOT.format(path=search_path(), calls=fds[0], lifeline=fds[1])
             process = subprocess.Popen(
                 [sys.executable, "-c", code],

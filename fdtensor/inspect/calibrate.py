@@ -52,7 +52,7 @@ def estimate(x: Plan | Fused | Program, cost: CostModel) -> float:
             hint="Write estimate(plan(src, dst), NCCL), or with the model of calibrate(comm).",
         )
     plans = x.plans if isinstance(x, Fused) else (x,)
-    return sum(seconds(step, cost) for found in plans for step in found.steps)
+    return sum(seconds(step, cost) for part in plans for step in part.steps)
 
 
 def calibrate(comm: Any, *, rounds: int = 5) -> CostModel:
@@ -175,5 +175,7 @@ def _agreed(comm: Any, value: float) -> float:
     src = TensorType((1,), torch.float64, Layout(mesh, [Partial("max")] * mesh.ndim))
     dst = src.cotangent()
     axes = tuple(axis for axis in mesh.axes if mesh.axis_size(axis) > 1)
-    found = Plan(src, dst, (Step(AllReduce(axes, "max"), src, dst),), comm.cost)
-    return float(run(found, torch.tensor([value], dtype=torch.float64, device=comm.device), comm))
+    reduction = Plan(src, dst, (Step(AllReduce(axes, "max"), src, dst),), comm.cost)
+    return float(
+        run(reduction, torch.tensor([value], dtype=torch.float64, device=comm.device), comm)
+    )

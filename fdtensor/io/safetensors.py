@@ -101,7 +101,7 @@ def save_safetensors(tree: Any, path: Any, comm: Comm[Any], *, overwrite: bool =
         return
     together(about, comm, lambda: _cleared(target, comm))
     mine = [f for f in files if comm.rank in (None, f.rank)]
-    together(about, comm, lambda: _write(target, mine, {**tensors, **whole}))
+    together(about, comm, lambda: _write(mine, {**tensors, **whole}))
     together(about, comm, lambda: _index(target, files, leaves, comm))
 
 
@@ -196,7 +196,7 @@ def _cleared(target: Path, comm: Comm[Any]) -> None:
             file.unlink()
 
 
-def _write(target: Path, files: Sequence[_File], values: Mapping[str, Any]) -> None:
+def _write(files: Sequence[_File], values: Mapping[str, Any]) -> None:
     from safetensors.torch import save_file
 
     for file in files:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import os
-import sys
 import sysconfig
 from types import FrameType
 
@@ -30,7 +30,7 @@ _PACKAGES = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.se
 
 def user_line() -> str | None:
     """The innermost line of the stack that is not of fdtensor, torch or Python: `f.py:4: x[0]`."""
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         if _is_user(frame.f_code.co_filename):
             return _text(frame, frame.f_lineno)
@@ -40,7 +40,7 @@ def user_line() -> str | None:
 
 def user_place() -> str | None:
     """The file and number of that line: `f.py:4`, the same wherever the file lies."""
-    frame: FrameType | None = sys._getframe(1)
+    frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         if _is_user(frame.f_code.co_filename):
             return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -55,12 +55,12 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def parse_dtype(text: str) -> torch.dtype:
     """The dtype called `f32` or `float32`; raises `LayoutError` for another text."""
-    found = _BY_NAME.get(text.removeprefix("torch."))
-    if found is None:
+    dtype = _BY_NAME.get(text.removeprefix("torch."))
+    if dtype is None:
         raise LayoutError(
             f"{text!r} is not a dtype.", hint="Write f32, bf16, i64, bool, c64, or float32."
         )
-    return found
+    return dtype
 
 
 def known(dtype: torch.dtype) -> bool:

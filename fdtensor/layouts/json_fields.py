@@ -91,10 +91,10 @@ def _shown(value: Any) -> str:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         raise ValueError("a key comes twice")
-    return made
+    return fields
 
 
 def _constant(name: str) -> NoReturn:

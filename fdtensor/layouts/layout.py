@@ -89,27 +89,27 @@ class Layout(Record):
     ) -> None:
         if not isinstance(mesh, Mesh):
             raise LayoutError(f"{mesh!r} is not a Mesh.", hint="Write Mesh(dp=2, tp=4).")
-        given = _placements(placements)
-        if len(given) != mesh.ndim:
+        own = _placements(placements)
+        if len(own) != mesh.ndim:
             raise LayoutError(
-                f"{len(given)} placements for a mesh that has {mesh.ndim} axes.",
-                placements=f"({', '.join(map(str, given))})",
+                f"{len(own)} placements for a mesh that has {mesh.ndim} axes.",
+                placements=f"({', '.join(map(str, own))})",
                 mesh=mesh,
                 hint="Give one placement for each axis.",
             )
-        default = _cutting(mesh, given)
+        default = _cutting(mesh, own)
         wanted = dict(default)
         for dim, axes in _order(order):
             if sorted(axes) != sorted(default.get(dim, ())):
                 raise LayoutError(
                     f"the order of dim {dim} names {_quoted(axes)}, but it is cut by "
                     f"{_quoted(default.get(dim, ()))}.",
-                    placements=_named(mesh, given),
+                    placements=_named(mesh, own),
                     hint="Name each axis that cuts the dim once, outermost first.",
                 )
             wanted[dim] = axes
         kept = tuple((d, axes) for d, axes in sorted(wanted.items()) if axes != default.get(d, ()))
-        self.__attrs_init__(mesh, given, kept)  # type: ignore[attr-defined]
+        self.__attrs_init__(mesh, own, kept)  # type: ignore[attr-defined]
         _check_layout(self, wanted)
 
     def __getitem__(self, axis: str) -> Placement:
@@ -125,7 +125,7 @@ class Layout(Record):
         """The axes with pending terms and their reduce op."""
         return {
             axis: placement.reduce_op
-            for axis, placement in zip(self.mesh.axes, self.placements)
+            for axis, placement in zip(self.mesh.axes, self.placements, strict=True)
             if isinstance(placement, Partial)
         }
 
@@ -169,8 +169,8 @@ class Layout(Record):
                     layout=self,
                     hint="Write this layout per axis: Layout(mesh, placements).",
                 )
-        found = _cuts(self)
-        dims = [found.get(d, ()) for d in range(max(found, default=-1) + 1)]
+        cuts = _cuts(self)
+        dims = [cuts.get(d, ()) for d in range(max(cuts, default=-1) + 1)]
         return tuple(axes if len(axes) > 1 else axes[0] if axes else None for axes in dims)
 
     def __repr__(self) -> str:
@@ -194,11 +194,11 @@ def _named(mesh: Mesh, placements: Sequence[Placement]) -> str:
 
 def _cutting(mesh: Mesh, placements: Sequence[Placement]) -> dict[int, tuple[str, ...]]:
     """For each dim that is cut, its axes from left to right."""
-    found: dict[int, tuple[str, ...]] = {}
+    axes_of: dict[int, tuple[str, ...]] = {}
     for axis, placement in zip(mesh.axes, placements, strict=True):
         if not isinstance(placement, (Replicate, Partial)):
-            found[placement.dim] = (*found.get(placement.dim, ()), axis)
-    return found
+            axes_of[placement.dim] = (*axes_of.get(placement.dim, ()), axis)
+    return axes_of
 
 
 @functools.lru_cache(maxsize=65536)
@@ -211,10 +211,10 @@ def _check_layout(layout: Layout, cuts: Mapping[int, tuple[str, ...]]) -> None:
     for axis, count, placement in zip(mesh.axes, mesh.sizes, layout.placements, strict=True):
         if not isinstance(placement, (Ragged, Spans)):
             continue
-        given = len(placement.sizes if isinstance(placement, Ragged) else placement.spans)
-        if given != count:
+        named = len(placement.sizes if isinstance(placement, Ragged) else placement.spans)
+        if named != count:
             raise LayoutError(
-                f"mesh axis {axis!r} has {count} ranks, but its ragged shard has {given} sizes.",
+                f"mesh axis {axis!r} has {count} ranks, but its ragged shard has {named} sizes.",
                 placement=placement,
                 mesh=mesh,
                 hint="Give the size of each index along the axis.",
@@ -234,7 +234,9 @@ def _check_layout(layout: Layout, cuts: Mapping[int, tuple[str, ...]]) -> None:
                 hint=f"Let it come first: order={{{placement.dim}: ({axis!r}, ...)}}.",
             )
     pending = {
-        p.reduce_op: a for a, p in zip(mesh.axes, layout.placements) if isinstance(p, Partial)
+        p.reduce_op: a
+        for a, p in zip(mesh.axes, layout.placements, strict=True)
+        if isinstance(p, Partial)
     }
     if len(pending) > 1:
         (op_a, axis_a), (op_b, axis_b), *_ = pending.items()

@@ -193,7 +193,9 @@ class Mesh(Record):
 
     def __repr__(self) -> str:
         if isinstance(self.order, range) and all(map(_is_keyword, self.axes)):
-            return f"Mesh({', '.join(f'{a}={n}' for a, n in zip(self.axes, self.sizes))})"
+            return (
+                f"Mesh({', '.join(f'{a}={n}' for a, n in zip(self.axes, self.sizes, strict=True))})"
+            )
         return f"Mesh.from_ranks({_nested(list(self.order), self.sizes)}, {self.axes!r})"
 
 
@@ -212,7 +214,7 @@ def _check_size(axes: Sequence[str], sizes: Coord) -> None:
     if prod(sizes) > sys.maxsize:
         raise MeshError(
             f"a mesh of {prod(sizes)} ranks is too large to count its ranks.",
-            sizes=dict(zip(axes, sizes)),
+            sizes=dict(zip(axes, sizes, strict=True)),
             hint=f"Keep the product of the sizes below {sys.maxsize}.",
         )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Literal, get_args
 
 import attrs
@@ -142,12 +143,12 @@ class Ragged(Record):
 
 def _spans(value: Sequence[Sequence[tuple[int, int]]]) -> tuple[tuple[tuple[int, int], ...], ...]:
     try:
-        spans = tuple([tuple([(int(a), int(b)) for a, b in held]) for held in value])
+        spans = tuple([tuple([(int(a), int(b)) for a, b in ranges]) for ranges in value])
     except (TypeError, ValueError):
         spans = (((0, 0),),)
-    for held in spans:
-        ends = [end for ends in held for end in ends]
-        if any(a >= b for a, b in zip([-1, *ends], ends)):
+    for ranges in spans:
+        ends = [end for ends in ranges for end in ends]
+        if any(a >= b for a, b in pairwise([-1, *ends])):
             raise LayoutError(
                 f"{value!r} are not the ranges that each index along an axis holds.",
                 hint="Give ascending ranges (start, stop) that are apart for each index.",
@@ -213,24 +214,24 @@ def parse_placement(text: str) -> Placement:
     Also `S(0, 0:3 2:5)`, what a line of a program reads: for each index its ranges, joined by `+`,
     or `-` for none.
     """
-    found = _NOTATION.fullmatch(text)
-    if found is None or re.search(r"\d{20}", text):
+    match = _NOTATION.fullmatch(text)
+    if match is None or re.search(r"\d{20}", text):
         shown = text if len(text) <= 60 else f"{text[:60]}..."
         raise LayoutError(
             f"{shown!r} is not a placement.",
             hint="Write R, S(0), S(0, f=2), S(0, [3,5]) or P(sum).",
         )
-    if found["R"]:
+    if match["R"]:
         return Replicate()
-    if found["dim"]:
-        return Shard(int(found["dim"]))
-    if found["strided"]:
-        return StridedShard(int(found["strided"]), int(found["f"]))
-    if found["ragged"]:
-        sizes = [int(n) for n in found["sizes"].replace(",", " ").split()]
-        return Ragged(int(found["ragged"]), sizes)
-    if found["spans"]:
-        held = [part.replace("-", "").split("+") for part in found["ranges"].split()]
-        spans = [[ends.split(":") for ends in ranges if ends] for ranges in held]
-        return Spans(int(found["spans"]), spans)  # type: ignore[arg-type]
-    return Partial(found["op"] or "sum")  # type: ignore[arg-type]
+    if match["dim"]:
+        return Shard(int(match["dim"]))
+    if match["strided"]:
+        return StridedShard(int(match["strided"]), int(match["f"]))
+    if match["ragged"]:
+        sizes = [int(n) for n in match["sizes"].replace(",", " ").split()]
+        return Ragged(int(match["ragged"]), sizes)
+    if match["spans"]:
+        parts = [part.replace("-", "").split("+") for part in match["ranges"].split()]
+        spans = [[ends.split(":") for ends in ranges if ends] for ranges in parts]
+        return Spans(int(match["spans"]), spans)  # type: ignore[arg-type]
+    return Partial(match["op"] or "sum")  # type: ignore[arg-type]

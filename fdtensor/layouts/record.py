@@ -48,14 +48,14 @@ class Record(metaclass=_Interned):
     def __deepcopy__(self: R, memo: object) -> R:
         return self
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+    def _repr_pretty_(self, printer: Any, _cycle: bool) -> None:
         printer.text(repr(self))  # hypothesis would print the fields instead
 
 
-def intern(made: R) -> R:
-    """The one record that equals `made`: itself, or the one made before it."""
+def intern(record: R) -> R:
+    """The one record that equals `record`: itself, or the one made before it."""
     with _lock:
-        return _existing.setdefault((type(made), *fields_of(made)), made)
+        return _existing.setdefault((type(record), *fields_of(record)), record)
 
 
 def fields_of(record: Record) -> tuple[object, ...]:
@@ -75,10 +75,10 @@ def _rebuild(kind: type[Any], values: tuple[object, ...]) -> object:
 def natural(value: Any) -> int | None:
     """`value` as an int, 0 or more; None for anything else."""
     try:
-        found = integer(value)
+        number = integer(value)
     except (TypeError, AttributeError):
         return None
-    return found if found >= 0 else None
+    return number if number >= 0 else None
 
 
 def integer(value: Any) -> int:

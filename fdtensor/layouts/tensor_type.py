@@ -94,13 +94,18 @@ class TensorType(Record):
         """The first index that `rank` holds in each dim; the dim's size where it holds none."""
         box = self.box(_coord(self, rank))
         return tuple(
-            [held[0][0] if held else size for held, size in zip(box, self.shape, strict=True)]
+            [
+                intervals[0][0] if intervals else size
+                for intervals, size in zip(box, self.shape, strict=True)
+            ]
         )
 
     def index(self, rank: int) -> tuple[Sequence[int], ...]:
         """The indices that `rank` holds in each dim, ascending: a range if they are contiguous."""
         box = self.box(_coord(self, rank))
-        return tuple([_indices(held, size) for held, size in zip(box, self.shape, strict=True)])
+        return tuple(
+            [_indices(intervals, size) for intervals, size in zip(box, self.shape, strict=True)]
+        )
 
     def with_layout(self, layout: Layout) -> TensorType:
         """The same tensor under another layout."""
@@ -147,12 +152,12 @@ def _at(layout: Layout, dim: int) -> str:
     return f"@{axes[0]}" if axes else ""
 
 
-def _indices(held: Intervals, size: int) -> Sequence[int]:
-    if not held:
+def _indices(intervals: Intervals, size: int) -> Sequence[int]:
+    if not intervals:
         return range(size, size)
-    if len(held) == 1:
-        return range(*held[0])
-    return tuple(i for start, stop in held for i in range(start, stop))
+    if len(intervals) == 1:
+        return range(*intervals[0])
+    return tuple(i for start, stop in intervals for i in range(start, stop))
 
 
 def _coord(type: TensorType, rank: int) -> Coord:
@@ -169,11 +174,11 @@ def _coord(type: TensorType, rank: int) -> Coord:
 
 def _held(type: TensorType, dim: int, coord: Coord) -> Intervals:
     layout, mesh = type.layout, type.mesh
-    held = whole(type.shape[dim])
+    intervals = whole(type.shape[dim])
     for axis in layout.cuts(dim):
         i = mesh.axes.index(axis)
-        held = cut(held, layout.placements[i], mesh.sizes[i], coord[i])  # type: ignore[arg-type]
-    return held
+        intervals = cut(intervals, layout.placements[i], mesh.sizes[i], coord[i])  # type: ignore[arg-type]
+    return intervals
 
 
 def _too_large(type: TensorType) -> bool:
@@ -230,7 +235,9 @@ def _check_type(type: TensorType) -> None:
                     else f"A tensor without dims can only be replicated: leave {axis!r} as "
                     "Replicate().",
                 )
-            case Spans(dim, spans) if any(held and held[-1][1] > type.shape[dim] for held in spans):
+            case Spans(dim, spans) if any(
+                ranges and ranges[-1][1] > type.shape[dim] for ranges in spans
+            ):
                 raise LayoutError(
                     f"the ranges of mesh axis {axis!r} reach beyond dim {dim}, which has "
                     f"{type.shape[dim]}.",

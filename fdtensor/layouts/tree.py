@@ -67,9 +67,9 @@ def broadcast_prefix(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> 
 
 def mismatches(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool], name: str) -> dict[str, str]:
     """Every place where `prefix`, called `name`, is no prefix of `tree`, with what is wrong."""
-    found = optree.prefix_errors(prefix, tree, is_leaf=is_leaf, namespace=NAMESPACE)
+    errors = optree.prefix_errors(prefix, tree, is_leaf=is_leaf, namespace=NAMESPACE)
     places = {}
-    for error in found:
+    for error in errors:
         what, place, *_ = [*str(error(name)).split("\n"), name]
         what = what.removeprefix("pytree structure error: ").removesuffix(" at key path")
         places[place.strip().removesuffix(" tree root")] = what

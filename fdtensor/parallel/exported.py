@@ -19,6 +19,7 @@ from fdtensor.layouts.errors import DataDependentError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.torch_private import HigherOrderOperator, OpOverload
 from fdtensor.ops.graph import Full, Graph
 from fdtensor.ops.pins import constrain
 from fdtensor.ops.randomness import refuse_random
@@ -72,9 +73,10 @@ class Exported:
         self, fulls: Sequence[Full], layouts: Mapping[str, Layout], mesh: Mesh
     ) -> list[TensorType]:
         """The types of the inputs that are tensors, replicated but for parameters."""
-        found = [layouts.get(self.targets.get(node.name, "")) for node in self.tensors]
+        layout_of = [layouts.get(self.targets.get(node.name, "")) for node in self.tensors]
         return [
-            TensorType(f.shape, f.dtype, layout or mesh.layout()) for f, layout in zip(fulls, found)
+            TensorType(f.shape, f.dtype, layout or mesh.layout())
+            for f, layout in zip(fulls, layout_of, strict=True)
         ]
 
     def recorded(self, point: Point, pins: Pins, device: str) -> tuple[Graph, list[int]]:
@@ -82,20 +84,22 @@ class Exported:
 
         Raises `DataDependentError` where shapes depend on the values of tensors.
         """
-        told: list[list[int]] = []
+        numbers: list[list[int]] = []
         runs: list[_Run] = []
 
         def flat(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-            given = dict(zip(self.tensors, tensors))
+            tensor_of = dict(zip(self.tensors, tensors, strict=True))
             run = _Run(self.program.graph_module, point, pins, set(self.targets))
             runs.append(run)
             values = []
             for node in self.placeholders.values():
                 value = node.meta.get("val")
-                values.append(given[node] if node in given else _plain(value, point))
-            found = run.run(*values)
-            told.append([x for x, node in zip(found, self.results) if _is_number(x, node)])
-            return [x for x in found if isinstance(x, torch.Tensor)]
+                values.append(tensor_of[node] if node in tensor_of else _plain(value, point))
+            outputs = run.run(*values)
+            numbers.append(
+                [x for x, node in zip(outputs, self.results, strict=True) if _is_number(x, node)]
+            )
+            return [x for x in outputs if isinstance(x, torch.Tensor)]
 
         types = self.types(point)
         try:
@@ -106,7 +110,7 @@ class Exported:
                 found=error.sentence,
                 hint="Export the model in parts, without what chooses shapes by values.",
             ) from error
-        return graph, told[-1]
+        return graph, numbers[-1]
 
 
 def _where(runs: Sequence[_Run]) -> str:
@@ -149,8 +153,8 @@ class _Run(torch.fx.Interpreter):
         result = super().run_node(n)
         if not isinstance(result, torch.Tensor) or n.op != "call_function":
             return result
-        here = _modules(n)
-        for name in reversed(here):  # the innermost first
+        names = _modules(n)
+        for name in reversed(names):  # the innermost first
             if name in self.pins and any(name not in _modules(user) for user in n.users):
                 result = self._pinned(result, name, False)
         return result
@@ -161,16 +165,16 @@ class _Run(torch.fx.Interpreter):
             return super().fetch_args_kwargs_from_env(n)
 
         def value(arg: torch.fx.Node) -> Any:
-            found = self.env[arg]
-            if not isinstance(found, torch.Tensor) or arg.name in self.parameters:
-                return found
+            result = self.env[arg]
+            if not isinstance(result, torch.Tensor) or arg.name in self.parameters:
+                return result
             for name in names:
                 if name not in _modules(arg):
                     key = name, arg
                     if key not in self.taken:
-                        self.taken[key] = self._pinned(found, name, True)
-                    found = self.taken[key]
-            return found
+                        self.taken[key] = self._pinned(result, name, True)
+                    result = self.taken[key]
+            return result
 
         return map_arg(n.args, value), map_arg(n.kwargs, value)
 
@@ -181,12 +185,12 @@ class _Run(torch.fx.Interpreter):
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target in _CHECKS:
             return None
-        if not isinstance(target, torch._ops.HigherOrderOperator):
+        if not isinstance(target, HigherOrderOperator):
             return super().call_function(target, args, kwargs)
         inner = _inlined(target, args)
         if inner is not None:
-            module, given = inner
-            return tuple(_Run(module, self.point, {}, set()).run(*given))
+            module, operands = inner
+            return tuple(_Run(module, self.point, {}, set()).run(*operands))
         assert self.node is not None
         return _opaque(self.node, args, kwargs, self.point)
 
@@ -212,10 +216,10 @@ def _inlined(target: Any, args: Sequence[Any]) -> tuple[Any, Sequence[Any]] | No
     if target.name() not in _WRAPPERS or len(modules) != 1:
         return None
     after = list(args).index(modules[0]) + 1
-    given = args[after:]
-    if given and isinstance(given[0], str):  # a name for the graph
-        given = given[1:]
-    return modules[0], given
+    operands = args[after:]
+    if operands and isinstance(operands[0], str):  # a name for the graph
+        operands = operands[1:]
+    return modules[0], operands
 
 
 _WRAPPERS = {
@@ -252,7 +256,7 @@ def stands_for(key: str) -> torch.fx.Node:
 
 
 @functools.partial(torch.library.impl, "fdtensor::opaque", "CompositeExplicitAutograd")
-def _made(xs: Sequence[torch.Tensor], sizes: Sequence[int], key: str) -> list[torch.Tensor]:
+def _made(xs: Sequence[torch.Tensor], _sizes: Sequence[int], key: str) -> list[torch.Tensor]:
     device = xs[0].device if xs else "cpu"
     return [torch.empty(t.shape, dtype=t.dtype, device=device) for t in _KNOWN[key][1]]
 
@@ -264,11 +268,13 @@ def _opaque(node: torch.fx.Node, args: Any, kwargs: Any, point: Point) -> Any:
     for graph in _leaves((args, kwargs)):
         if isinstance(graph, torch.fx.GraphModule):
             _quiet(graph)
-    for value, given in zip(_leaves((node.args, node.kwargs)), _leaves((args, kwargs))):
-        if isinstance(given, torch.Tensor):
-            tensors.append(given)
-        elif isinstance(value, torch.fx.Node) and isinstance(given, int):
-            sizes.append(given)
+    for value, argument in zip(
+        _leaves((node.args, node.kwargs)), _leaves((args, kwargs)), strict=True
+    ):
+        if isinstance(argument, torch.Tensor):
+            tensors.append(argument)
+        elif isinstance(value, torch.fx.Node) and isinstance(argument, int):
+            sizes.append(argument)
     results = list(_leaves(node.meta["val"]))
     fulls = [
         Full(tuple(value_at(n, point) for n in t.shape), t.dtype)
@@ -277,15 +283,15 @@ def _opaque(node: torch.fx.Node, args: Any, kwargs: Any, point: Point) -> Any:
     ]
     key = f"{id(node)}"
     _KNOWN[key] = node, fulls
-    made = iter(OPAQUE(tensors, sizes, key))
-    out = [next(made) if isinstance(t, torch.Tensor) else _plain(t, point) for t in results]
+    tensors_made = iter(OPAQUE(tensors, sizes, key))
+    out = [next(tensors_made) if isinstance(t, torch.Tensor) else _plain(t, point) for t in results]
     return out[0] if isinstance(node.meta["val"], torch.Tensor) else tuple(out)
 
 
 def _quiet(module: torch.fx.GraphModule) -> None:
     """Refuses a graph in which each rank would draw random numbers of its own."""
     for node in module.graph.nodes:
-        if isinstance(node.target, torch._ops.OpOverload):
+        if isinstance(node.target, OpOverload):
             refuse_random(node.target, node.args)
     for inner in module.children():
         if isinstance(inner, torch.fx.GraphModule):
@@ -308,14 +314,14 @@ def _leaves(tree: Any) -> Iterator[Any]:
 def roles_of(exported: Exported) -> dict[str, Role]:
     """The role of each parameter in the first op that reads it, by the name of its input."""
     order = {node: i for i, node in enumerate(exported.program.graph.nodes)}
-    found: dict[str, Role] = {}
+    role_of: dict[str, Role] = {}
     for node in exported.tensors:
         if node.name in exported.targets:
             ways = _roles(node, tuple(range(node.meta["val"].ndim)))
             roles = sorted(ways, key=lambda pair: order[pair[0]])
             if roles:
-                found[node.name] = roles[0][1]
-    return found
+                role_of[node.name] = roles[0][1]
+    return role_of
 
 
 def _roles(node: torch.fx.Node, dims: tuple[int, ...]) -> Iterator[tuple[torch.fx.Node, Role]]:
@@ -327,7 +333,7 @@ def _roles(node: torch.fx.Node, dims: tuple[int, ...]) -> Iterator[tuple[torch.f
         elif target in _TURNS and args[0] is node:
             order = _TURNS[target](len(dims), *args[1:])
             yield from _roles(user, tuple(dims[d] for d in order))
-        elif isinstance(target, torch._ops.HigherOrderOperator):
+        elif isinstance(target, HigherOrderOperator):
             for inner in _inside(node, user):
                 yield from ((user, role) for _, role in _roles(inner, dims))
         else:
@@ -339,13 +345,13 @@ def _roles(node: torch.fx.Node, dims: tuple[int, ...]) -> Iterator[tuple[torch.f
 
 def _inside(node: torch.fx.Node, user: torch.fx.Node) -> Iterator[torch.fx.Node]:
     """What a node is in the graphs that a higher-order op runs."""
-    given = [a for arg in user.args if isinstance(arg, (tuple, list)) for a in arg]
+    operands = [a for arg in user.args if isinstance(arg, (tuple, list)) for a in arg]
     for arg in user.args:
-        if isinstance(arg, torch.fx.Node) and arg.op == "get_attr" and node in given:
+        if isinstance(arg, torch.fx.Node) and arg.op == "get_attr" and node in operands:
             graph = getattr(user.graph.owning_module, str(arg.target)).graph
             inputs = [n for n in graph.nodes if n.op == "placeholder"]
-            if len(inputs) == len(given):
-                yield inputs[given.index(node)]
+            if len(inputs) == len(operands):
+                yield inputs[operands.index(node)]
 
 
 def _role(target: Any, place: int, dims: tuple[int, ...], args: Sequence[Any]) -> Role | None:

@@ -8,13 +8,13 @@ from typing import Any
 import attrs
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import _disable_current_modes
 
 from fdtensor.layouts.dtypes import known
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Replicate, Shard
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.torch_private import version_of, without_modes
 from fdtensor.plans.planner import plan
 from fdtensor.runtime.interpreter import run
 from fdtensor.runtime.replication import storage_of
@@ -52,8 +52,8 @@ class Block:
     def gathered(self) -> torch.Tensor:
         """What the blocks are of, contiguous; collective."""
         replicated = Layout(self.cut.mesh, [Replicate()])
-        found = plan(self.cut, replicated, cost=self.comm.cost)
-        return self.comm.leaves(run(found, self.value, self.comm, check="never"))[0]
+        gather = plan(self.cut, replicated, cost=self.comm.cost)
+        return self.comm.leaves(run(gather, self.value, self.comm, check="never"))[0]
 
 
 @attrs.frozen(eq=False)
@@ -67,8 +67,11 @@ class View:
     def whole(self) -> torch.Tensor:
         """The tensor as it lay in memory, so that the backward computes the same to the bit."""
         tensor = self.block.gathered().view(_bare(self.shape, self.stride))
-        if any(n > 1 and s != t for n, s, t in zip(tensor.shape, self.stride, tensor.stride())):
-            bare = [0 if n == 1 else s for n, s in zip(tensor.shape, self.stride)]
+        if any(
+            n > 1 and s != t
+            for n, s, t in zip(tensor.shape, self.stride, tensor.stride(), strict=True)
+        ):
+            bare = [0 if n == 1 else s for n, s in zip(tensor.shape, self.stride, strict=True)]
             laid = torch.empty_strided(tensor.shape, bare, dtype=tensor.dtype, device=tensor.device)
             tensor = laid.copy_(tensor)
         return tensor.expand(self.shape)
@@ -90,11 +93,11 @@ def kept_block(
     lying = tensor.numel() if tensor.is_contiguous() else (shape, stride)
     place = storage_of(tensor), tensor.storage_offset(), _version(tensor)
     key = (*place, tensor.dtype, lying)
-    found = held.get(key)
-    if found is None:
-        with _disable_current_modes():
-            found = held[key] = _block(comm, cut, tensor)
-    return View(found, shape, stride)
+    block = held.get(key)
+    if block is None:
+        with without_modes():
+            block = held[key] = _block(comm, cut, tensor)
+    return View(block, shape, stride)
 
 
 def unpacked(kept: Kept) -> torch.Tensor:
@@ -128,13 +131,15 @@ def type_of_blocks(tensor: torch.Tensor, line: Mesh, dim: int) -> TensorType | N
         or tensor.shape[dim] < 2
     ):
         return None
-    lying = sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape) if s and n > 1)
+    lying = sorted(
+        (s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if s and n > 1
+    )
     if tensor.stride(dim) == 0 or _overlaps(lying):
         return None
     shape = _bare(tensor.shape, tensor.stride())
-    found = TensorType(shape, tensor.dtype, Layout(line, [Shard(dim)]))
-    largest = found.local_nbytes(line.order[0])
-    return found if largest < tensor.untyped_storage().nbytes() else None
+    cut = TensorType(shape, tensor.dtype, Layout(line, [Shard(dim)]))
+    largest = cut.local_nbytes(line.order[0])
+    return cut if largest < tensor.untyped_storage().nbytes() else None
 
 
 def _overlaps(lying: Sequence[tuple[int, int]]) -> bool:
@@ -149,18 +154,18 @@ def _overlaps(lying: Sequence[tuple[int, int]]) -> bool:
 
 def _bare(shape: Sequence[int], stride: Sequence[int]) -> tuple[int, ...]:
     """The shape with one index along each dim that was expanded."""
-    return tuple([1 if s == 0 and n > 1 else n for n, s in zip(shape, stride)])
+    return tuple([1 if s == 0 and n > 1 else n for n, s in zip(shape, stride, strict=True)])
 
 
 def _block(comm: Any, cut: TensorType, tensor: torch.Tensor) -> Block:
     replicated = cut.with_layout(Layout(cut.mesh, [Replicate()]))
-    given = tensor.as_strided(cut.shape, tensor.stride())
-    value = comm.value([given] * comm.width(replicated))
-    found = plan(replicated, cut, cost=comm.cost)
-    blocks = run(found, value, comm, check="never")
+    own = tensor.as_strided(cut.shape, tensor.stride())
+    value = comm.value([own] * comm.width(replicated))
+    slicing = plan(replicated, cut, cost=comm.cost)
+    blocks = run(slicing, value, comm, check="never")
     memory = StorageWeakRef(tensor.untyped_storage())
     return Block(blocks, cut, comm, memory)
 
 
 def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+    return 0 if tensor.is_inference() else version_of(tensor)

@@ -8,7 +8,6 @@ from typing import Any
 import attrs
 import numpy as np
 import torch
-import torch.utils._pytree as torch_tree
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.export.passes import move_to_device_pass
@@ -18,6 +17,7 @@ from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Cut, Replicate
 from fdtensor.layouts.progress import working
+from fdtensor.layouts.torch_private import torch_pytree
 from fdtensor.layouts.tree import flatten, unflatten
 from fdtensor.ops.graph import Graph, Var, is_view
 from fdtensor.ops.pins import pinned
@@ -70,7 +70,7 @@ def tensor_parallel(
     the values of tensors.
     """
     axes = axes_of(mesh, axis)
-    here = rank is None
+    is_this_rank = rank is None
     rank = _this(mesh) if rank is None else rank
     if mesh.position(rank) is None:
         raise MeshError(
@@ -79,15 +79,15 @@ def tensor_parallel(
             hint="Ask for a rank of the mesh.",
         )
     mesh, out_layouts = _along(mesh, axes, rank, out_layouts)
-    if here and initialized():
+    if is_this_rank and initialized():
         groups(mesh)
     exported = opened(exported_program)
-    found = matched(styles, _modules(exported))
-    layouts = _layouts(exported, found, mesh, axes)
+    style_of = matched(styles, _modules(exported))
+    layouts = _layouts(exported, style_of, mesh, axes)
     wants = _wants(exported, layouts, out_layouts, mesh)
     backend = "nccl" if torch.device(device or _device(exported)).type == "cuda" else "gloo"
     with opaque(), working(f"making the program of rank {rank}"):
-        made = _made(exported, mesh, rank, layouts, _pins(found, mesh, axes), wants, backend)
+        made = _made(exported, mesh, rank, layouts, _pins(style_of, mesh, axes), wants, backend)
         program = written(exported, made, layouts, rank)
     return program if device is None else move_to_device_pass(program, device)
 
@@ -99,8 +99,8 @@ def _along(mesh: Mesh, axes: Sequence[str], rank: int, out_layouts: Any) -> tupl
     """
     rest = [axis for axis in mesh.axes if axis not in axes]
     leaves, tree = flatten(out_layouts)
-    asked = [x for x in leaves if isinstance(x, Layout)]
-    if not rest or any(x[axis] != Replicate() for x in asked for axis in rest):
+    wanted = [x for x in leaves if isinstance(x, Layout)]
+    if not rest or any(x[axis] != Replicate() for x in wanted for axis in rest):
         return mesh, out_layouts
     kept = tuple(axis for axis in mesh.axes if axis in axes)
     coord = mesh.coord(rank)
@@ -140,7 +140,7 @@ def _modules(exported: Exported) -> list[str]:
 
 
 def _layouts(
-    exported: Exported, found: Mapping[str, Style], mesh: Mesh, axes: Sequence[str]
+    exported: Exported, style_of: Mapping[str, Style], mesh: Mesh, axes: Sequence[str]
 ) -> dict[str, Layout]:
     """The layout of each tensor of the state, by its name in the module."""
     state = _state(exported)
@@ -148,7 +148,7 @@ def _layouts(
     roles = {exported.targets[name]: role for name, role in roles_of(exported).items()}
     alike = _alike(state)
     placements = {}
-    for name, style in found.items():
+    for name, style in style_of.items():
         prefix = f"{name}." if name else ""
         own = [
             key.removeprefix(prefix)
@@ -156,19 +156,19 @@ def _layouts(
             if key.startswith(prefix) and "." not in key.removeprefix(prefix)
         ]
         parameters = [k for k in own if isinstance(state.get(prefix + k), torch.nn.Parameter)]
-        here = {
+        role_of = {
             key: next((roles[a] for a in alike[prefix + key] if a in roles), None)
             for key in parameters
         }
-        placements |= {prefix + k: p for k, p in placed(style, name, here).items()}
+        placements |= {prefix + k: p for k, p in placed(style, name, role_of).items()}
     return laid(state, placements, mesh, axes)
 
 
 def _state(exported: Exported) -> dict[str, torch.Tensor]:
     """The parameters and buffers by name, those that are not saved too."""
     constants = exported.program.constants.items()
-    held = set(exported.targets.values())
-    unsaved = {k: t for k, t in constants if k in held and isinstance(t, torch.Tensor)}
+    names = set(exported.targets.values())
+    unsaved = {k: t for k, t in constants if k in names and isinstance(t, torch.Tensor)}
     return {**exported.program.state_dict, **unsaved}
 
 
@@ -180,7 +180,7 @@ def _alike(state: Mapping[str, torch.Tensor]) -> dict[str, list[str]]:
     return {name: names for names in groups.values() for name in names}
 
 
-def _pins(found: Mapping[str, Style], mesh: Mesh, axes: Sequence[str]) -> Pins:
+def _pins(style_of: Mapping[str, Style], mesh: Mesh, axes: Sequence[str]) -> Pins:
     """What the styles pin of the values that modules take and give."""
 
     def of(name: str, style: Style) -> Any:
@@ -190,7 +190,7 @@ def _pins(found: Mapping[str, Style], mesh: Mesh, axes: Sequence[str]) -> Pins:
 
         return layout
 
-    return {n: of(n, s) for n, s in found.items() if s.input is not None or s.output is not None}
+    return {n: of(n, s) for n, s in style_of.items() if s.input is not None or s.output is not None}
 
 
 def _made(
@@ -205,13 +205,13 @@ def _made(
     """What the rank runs, for each value of the sizes that are not known yet."""
     sizes = Sizes(symbols_of(exported.program))
     device = _device(exported)
-    found = [exported.recorded(point, pins, device) for point in sizes.points]
-    graphs = [rewritten(graph) for graph, _ in found]
+    recordings = [exported.recorded(point, pins, device) for point in sizes.points]
+    graphs = [rewritten(graph) for graph, _ in recordings]
     uncut = _uncut(graphs)
     for call in graphs[0].calls:
         if call.ins:
             _settled(f"node {str(call.mark)!r}", pinned(call), uncut.get(call.ins[0], ()))
-    for v, want in zip(graphs[0].outs, wants):
+    for v, want in zip(graphs[0].outs, wants, strict=True):
         _settled("a result", want, uncut.get(v, ()))
     bounds = Bounds(
         fixed=_fixed(exported, graphs[0], layouts),
@@ -222,29 +222,31 @@ def _made(
     for graph in graphs:
         types = exported.typed([graph.types[v.index] for v in graph.inputs], layouts, mesh)
         like = programs[0].origin.choices if programs else None
-        here = attrs.evolve(bounds, like=like)
-        programs.append(assembled(graph, mesh, types, wants, NAMED, name="exported", bounds=here))
+        own_bounds = attrs.evolve(bounds, like=like)
+        programs.append(
+            assembled(graph, mesh, types, wants, NAMED, name="exported", bounds=own_bounds)
+        )
     spelling = Spelling(backend, str(device), exchanges=True)
     lines = [local_program(program, rank, spelling) for program in programs]
-    return Made(sizes, tuple(programs), tuple(lines), tuple(told for _, told in found))
+    return Made(sizes, tuple(programs), tuple(lines), tuple(numbers for _, numbers in recordings))
 
 
 def _fixed(exported: Exported, graph: Graph, layouts: Mapping[str, Layout]) -> frozenset[Var]:
     """The parameters that are cut, and what is just seen or cast of them."""
-    found = set()
-    for node, v in zip(exported.tensors, graph.inputs):
+    fixed = set()
+    for node, v in zip(exported.tensors, graph.inputs, strict=True):
         layout = layouts.get(exported.targets.get(node.name, ""))
         if layout is not None and not all(isinstance(p, Replicate) for p in layout.placements):
-            found.add(v)
+            fixed.add(v)
     for call in graph.calls:
         alone = len(call.ins) == 1 and len(call.outs) == 1
         if (
             alone
-            and call.ins[0] in found
+            and call.ins[0] in fixed
             and (is_view(call) or torch.Tag.pointwise in call.op.tags)
         ):
-            found.update(v for v in call.outs if v is not None)
-    return frozenset(found)
+            fixed.update(v for v in call.outs if v is not None)
+    return frozenset(fixed)
 
 
 def _uncut(graphs: Sequence[Graph]) -> dict[Var, frozenset[int]]:
@@ -256,13 +258,13 @@ def _uncut(graphs: Sequence[Graph]) -> dict[Var, frozenset[int]]:
                 "the exported program takes other steps for other values of its dynamic sizes.",
                 hint="Export it with these sizes fixed.",
             )
-    found = {}
+    varying = {}
     for i, full in enumerate(first.types):
-        shapes = zip(full.shape, *(other.types[i].shape for other in others))
+        shapes = zip(full.shape, *(other.types[i].shape for other in others), strict=True)
         dims = frozenset(d for d, sizes in enumerate(shapes) if len(set(sizes)) > 1)
         if dims:
-            found[Var(i)] = dims
-    return found
+            varying[Var(i)] = dims
+    return varying
 
 
 def _settled(what: str, layout: Layout | None, unknown: Collection[int]) -> None:
@@ -282,13 +284,13 @@ def _wants(
     """The layout of each tensor that the program returns."""
     specs = exported.program.graph_signature.output_specs
     own = [spec for spec in specs if spec.kind in _USER]
-    asked = dict(zip(map(id, own), _asked(exported, len(own), out_layouts)))
+    wanted = dict(zip(map(id, own), _asked(exported, len(own), out_layouts), strict=True))
     vals = [n.meta.get("val") if isinstance(n, torch.fx.Node) else None for n in exported.results]
     wants = []
-    for spec, val in zip(specs, vals):
+    for spec, val in zip(specs, vals, strict=True):
         if isinstance(val, torch.Tensor):
             like = layouts.get(spec.target) if spec.target and spec.kind in _OF_STATE else None
-            wants.append(asked.get(id(spec)) or like or mesh.layout())
+            wants.append(wanted.get(id(spec)) or like or mesh.layout())
     return wants
 
 
@@ -309,7 +311,7 @@ def _asked(exported: Exported, count: int, out_layouts: Any) -> list[Layout | No
         return [None] * count
     whole = list(range(count))
     if spec is not None and spec.num_leaves == count:  # what torch calls a tree, once as our own
-        whole = torch_tree.tree_unflatten(whole, spec)
+        whole = torch_pytree.tree_unflatten(whole, spec)
     order, tree = flatten(whole)
-    found = dict(zip(order, asked_layouts(tree, out_layouts)))
-    return [found[i] for i in range(count)]
+    layout_of = dict(zip(order, asked_layouts(tree, out_layouts), strict=True))
+    return [layout_of[i] for i in range(count)]

@@ -21,6 +21,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from fdtensor.layouts.errors import CommError, LayoutError, MeshError, TraceError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.torch_private import forward_hooks, transforms_active
 from fdtensor.layouts.tree import flatten
 from fdtensor.ops.transparent import recording
 from fdtensor.parallel.kept import Kept, kept_block, kept_whole, type_of_blocks, unpacked
@@ -84,15 +85,13 @@ def input_reshard(
 
 def remove_input_reshard(module: M) -> M:
     """`module` without `input_reshard`; what it has kept already is gathered as before."""
-    for hooks in (module._forward_pre_hooks, module._forward_hooks):
+    by_number, facts_by_number = forward_hooks(module)
+    for hooks in by_number:
         for number, hook in [*hooks.items()]:
             if isinstance(hook, (_Before, _After)):
                 del hooks[number]
-                for others in (
-                    module._forward_pre_hooks_with_kwargs,
-                    module._forward_hooks_always_called,
-                ):
-                    others.pop(number, None)
+                for facts in facts_by_number:
+                    facts.pop(number, None)
     return module
 
 
@@ -155,7 +154,7 @@ class _Before:
 class _After:
     way: _Way
 
-    def __call__(self, module: torch.nn.Module, args: Any, result: Any) -> None:
+    def __call__(self, module: torch.nn.Module, _args: Any, _result: Any) -> None:
         if all(way is not self.way for way, _ in _HERE.running):  # a hook before ours has failed
             return
         way, running = None, None
@@ -172,8 +171,8 @@ class _After:
         _agree(running, type(module).__name__, failed)
 
 
-def _begun(way: _Way, module: torch.nn.Module, given: Any) -> _Running:
-    if torch._C._are_functorch_transforms_active():
+def _begun(way: _Way, module: torch.nn.Module, arguments: Any) -> _Running:
+    if transforms_active():
         raise TraceError(
             f"a transform of torch.func surrounds {type(module).__name__}, whose activations are "
             "kept as shards.",
@@ -183,7 +182,7 @@ def _begun(way: _Way, module: torch.nn.Module, given: Any) -> _Running:
     fixed = frozenset(map(storage_of, tensors))
     around = next((r.fixed for _, r in reversed(_HERE.running) if r is not None), frozenset())
     running = _Running(way, None, watched(), fixed | around, sys.exc_info()[1])
-    for leaf in flatten(given, is_leaf=_typed)[0]:
+    for leaf in flatten(arguments, is_leaf=_typed)[0]:
         if _typed(leaf):
             mark(leaf.comm.leaves(leaf.local), leaf.type)
         elif isinstance(leaf, torch.Tensor) and not known(leaf):
@@ -256,7 +255,7 @@ def _agree(running: _Running, name: str, error: BaseException | None) -> None:
     way.agreed.add(shapes)
 
 
-def _difference(running: _Running, name: str, found: CommError) -> CommError:
+def _difference(running: _Running, name: str, error: CommError) -> CommError:
     """What differs: the shapes, or the values of one of the activations."""
     way = running.way
     hint = (
@@ -278,11 +277,12 @@ def _difference(running: _Running, name: str, found: CommError) -> CommError:
             **{"this rank": "\n".join(running.kept) or "nothing"},
             hint=hint,
         )
-    for i, (text, value) in enumerate(zip(running.kept, running.prints)):
+    compared = running.kept[: len(running.prints)]
+    for i, (text, value) in enumerate(zip(compared, running.prints, strict=True)):
         if differs(value):
             return CommError(
                 f"activation {i} that {name} keeps for its backward differs along {way.axis!r}.",
                 activation=text,
                 hint=hint,
             )
-    return found
+    return error

@@ -42,16 +42,16 @@ class Symbol:
 
 def symbols_of(program: torch.export.ExportedProgram) -> tuple[Symbol, ...]:
     """The symbols that the inputs of an exported program have sizes in."""
-    found: dict[str, Symbol] = {}
+    symbols: dict[str, Symbol] = {}
     for node in program.graph.nodes:
         value = node.meta.get("val") if node.op == "placeholder" else None
         for size in value.shape if isinstance(value, torch.Tensor) else (value,):
             if isinstance(size, torch.SymInt):
                 for symbol in sorted(size.node.expr.free_symbols, key=str):
-                    if str(symbol) not in found or size.node.expr == symbol:
-                        made = _symbol(symbol, size, program.range_constraints.get(symbol))
-                        found[str(symbol)] = made
-    return tuple(found.values())
+                    if str(symbol) not in symbols or size.node.expr == symbol:
+                        read = _symbol(symbol, size, program.range_constraints.get(symbol))
+                        symbols[str(symbol)] = read
+    return tuple(symbols.values())
 
 
 def _symbol(symbol: Any, size: torch.SymInt, known: Any) -> Symbol:
@@ -82,7 +82,7 @@ class Sizes:
     def __attrs_post_init__(self) -> None:
         corners = [*itertools.product((0, 1), repeat=len(self.symbols)), (2,) * len(self.symbols)]
         points = [
-            {s.name: _moved(s, steps) for s, steps in zip(self.symbols, corner)}
+            {s.name: _moved(s, steps) for s, steps in zip(self.symbols, corner, strict=True)}
             for corner in corners
         ]
         unique = [p for i, p in enumerate(points) if p not in points[:i]]
@@ -95,7 +95,7 @@ class Sizes:
         """
         base = self.points[0]
         around: Terms = {}
-        for point, number in zip(self.points, numbers):
+        for point, number in zip(self.points, numbers, strict=True):
             gone = {name: point[name] - base[name] for name in base}
             if all(abs(n) < 2 for n in gone.values()):
                 moved = tuple(name for name in base if gone[name])
@@ -115,8 +115,8 @@ class Sizes:
 
 def _moved(symbol: Symbol, steps: int) -> int:
     """The value some steps from the usual one, within the range."""
-    there = symbol.usual + steps
-    return there if there <= symbol.high else max(symbol.low, symbol.usual - steps)
+    value = symbol.usual + steps
+    return value if value <= symbol.high else max(symbol.low, symbol.usual - steps)
 
 
 def _value(terms: Terms, at: Point) -> int:
@@ -125,13 +125,13 @@ def _value(terms: Terms, at: Point) -> int:
 
 def _expanded(around: Terms, base: Point) -> Terms:
     """Products of differences from the base as products of symbols."""
-    found: Terms = {}
+    terms: Terms = {}
     for product, factor in around.items():
         for k in range(len(product) + 1):
             for kept in itertools.combinations(product, k):
                 rest = prod(-base[name] for name in product if name not in kept)
-                found[kept] = found.get(kept, 0) + factor * rest
-    return {product: factor for product, factor in found.items() if factor}
+                terms[kept] = terms.get(kept, 0) + factor * rest
+    return {product: factor for product, factor in terms.items() if factor}
 
 
 def emitted(terms: Terms, symbol: Callable[[str], Any], call: Callable[..., Any]) -> Any:

@@ -24,6 +24,7 @@ from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Partial, Placement, Replicate, Shard, StridedShard
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.torch_private import ConvNd, ConvTransposeNd
 
 __all__ = [
     "Colwise",
@@ -49,8 +50,8 @@ or as is cheapest."""
 def _short(self: Any) -> str:
     """A style as it is written, without what is so by default."""
     fields = [(a.name, getattr(self, a.name), a.default) for a in attrs.fields(type(self))]
-    said = ", ".join(f"{name}={value!r}" for name, value, default in fields if value != default)
-    return f"{type(self).__name__}({said})"
+    words = ", ".join(f"{name}={value!r}" for name, value, default in fields if value != default)
+    return f"{type(self).__name__}({words})"
 
 
 @attrs.frozen(repr=False)
@@ -128,22 +129,22 @@ class Role:
 BIAS = Role("bias", 0, None)
 
 
-def styled(given: Any) -> Style:
+def styled(style: Any) -> Style:
     """A style from ours, or from the classes of torch that have the same meaning."""
-    if isinstance(given, (Colwise, Rowwise, VocabParallel, SequenceParallel)):
-        return given
-    name = given.__name__ if isinstance(given, type) else type(given).__name__
-    if isinstance(given, type) and (name in _OURS or name in _TORCH):
-        return styled(given())
+    if isinstance(style, (Colwise, Rowwise, VocabParallel, SequenceParallel)):
+        return style
+    name = style.__name__ if isinstance(style, type) else type(style).__name__
+    if isinstance(style, type) and (name in _OURS or name in _TORCH):
+        return styled(style())
     if name not in _TORCH:
         raise TraceError(
-            f"{given!r} is not a parallel style.",
+            f"{style!r} is not a parallel style.",
             hint="Use Colwise(), Rowwise(), VocabParallel() or SequenceParallel().",
         )
     if name == "SequenceParallel":
-        return SequenceParallel(given.sequence_sharding[0].dim)
+        return SequenceParallel(style.sequence_sharding[0].dim)
     kind, usual = _TORCH[name]
-    ends = {"input": _only(given.input_layouts), "output": _only(given.output_layouts)}
+    ends = {"input": _only(style.input_layouts), "output": _only(style.output_layouts)}
     return kind(**{k: None if e == usual[k] else e for k, e in ends.items()})
 
 
@@ -195,17 +196,19 @@ def matched(styles: Mapping[str, Any], names: Collection[str]) -> dict[str, Styl
     A `*` stands for a part between dots. Raises `TraceError` for what means no module, and where
     globs give a module two styles.
     """
-    found: dict[str, tuple[bool, str, Style]] = {}
+    matches: dict[str, tuple[bool, str, Style]] = {}
     missing: dict[str, str] = {}
     for pattern, given in styles.items():
         style = styled(given)
-        here = [n for n in names if n == pattern] or [n for n in names if n and _means(pattern, n)]
-        if not here:
+        names_meant = [n for n in names if n == pattern] or [
+            n for n in names if n and _means(pattern, n)
+        ]
+        if not names_meant:
             near = difflib.get_close_matches(pattern, list(names), n=3, cutoff=0.4)
             missing[pattern] = f"near it: {', '.join(near)}" if near else "nothing is near it"
-        for name in here:
+        for name in names_meant:
             exact = name == pattern
-            known = found.get(name)
+            known = matches.get(name)
             if known is not None and known[0] == exact and known[2] != style:
                 raise TraceError(
                     f"module {name!r} is given two styles.",
@@ -213,14 +216,14 @@ def matched(styles: Mapping[str, Any], names: Collection[str]) -> dict[str, Styl
                     hint="Name it without a glob, or make the globs narrower.",
                 )
             if known is None or exact:
-                found[name] = exact, pattern, style
+                matches[name] = exact, pattern, style
     if missing:
         raise TraceError(
             f"no module has the name {' or '.join(map(repr, missing))}.",
             **missing,
             hint='Names are those of model.named_modules(); "layers.*.mlp.up" is a glob.',
         )
-    return {name: style for name, (_, _, style) in found.items()}
+    return {name: style for name, (_, _, style) in matches.items()}
 
 
 def _means(pattern: str, name: str) -> bool:
@@ -298,17 +301,17 @@ def layouts_for(
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
     }
-    found: dict[str, Placement] = {}
+    placement_of: dict[str, Placement] = {}
     for name, style in matched(styles, modules).items():
         roles = roles_in(modules[name])
         prefix = f"{name}." if name else ""
-        found |= {f"{prefix}{k}": p for k, p in placed(style, name, roles).items()}
-    return laid(tensors, found, mesh, axes)
+        placement_of |= {f"{prefix}{k}": p for k, p in placed(style, name, roles).items()}
+    return laid(tensors, placement_of, mesh, axes)
 
 
 def laid(
     tensors: Mapping[str, torch.Tensor],
-    found: Mapping[str, Placement],
+    placement_of: Mapping[str, Placement],
     mesh: Mesh,
     axes: Collection[str],
 ) -> dict[str, Layout]:
@@ -318,17 +321,17 @@ def laid(
     """
     shared: dict[Any, str] = {}
     layouts: dict[str, Layout] = {}
-    for name, placement in found.items():
+    for name, placement in placement_of.items():
         first = shared.setdefault(identity(tensors[name]), name)
-        if found[first] != placement:
+        if placement_of[first] != placement:
             raise TraceError(
                 f"{first!r} and {name!r} are one parameter, to be cut in two ways.",
-                **{first: found[first], name: placement},
+                **{first: placement_of[first], name: placement},
                 hint="Give both modules styles that agree, such as VocabParallel().",
             )
     for name, tensor in tensors.items():
         first = shared.get(identity(tensor))
-        placement = Replicate() if first is None else found[first]
+        placement = Replicate() if first is None else placement_of[first]
         layout = Layout(mesh, [placement if a in axes else Replicate() for a in mesh.axes])
         TensorType(tuple(tensor.shape), tensor.dtype, layout)  # raises where it cannot be
         layouts[name] = layout
@@ -348,8 +351,8 @@ def roles_in(module: torch.nn.Module) -> dict[str, Role | None]:
     kinds: list[tuple[Any, Role]] = [
         (torch.nn.Embedding, Role("embedding", 1, 0)),
         (torch.nn.EmbeddingBag, Role("embedding", 1, 0)),
-        (torch.nn.modules.conv._ConvTransposeNd, Role("convolution", 1, 0)),
-        (torch.nn.modules.conv._ConvNd, Role("convolution", 0, 1)),
+        (ConvTransposeNd, Role("convolution", 1, 0)),
+        (ConvNd, Role("convolution", 0, 1)),
         (torch.nn.Bilinear, Role("linear", 0, 1)),
     ]
     weight = next((role for kind, role in kinds if isinstance(module, kind)), None)

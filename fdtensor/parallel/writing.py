@@ -10,8 +10,6 @@ from typing import Any
 import attrs
 import torch
 import torch.fx
-from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 from torch.export.graph_signature import (
     ExportGraphSignature,
@@ -22,11 +20,16 @@ from torch.export.graph_signature import (
     TensorArgument,
 )
 from torch.fx.node import map_arg
-from torch.fx.passes.shape_prop import _extract_tensor_metadata
 
 from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.torch_private import (
+    FakeTensorMode,
+    enable_python_dispatcher,
+    extract_tensor_metadata,
+    schema_of,
+)
 from fdtensor.ops.graph import Var
 from fdtensor.parallel.exported import OPAQUE, Exported, stands_for
 from fdtensor.parallel.sizes import Sizes, emitted, value_at
@@ -86,12 +89,12 @@ def _blocks(
     state: Mapping[str, torch.Tensor], layouts: Mapping[str, Layout], rank: int
 ) -> dict[str, torch.Tensor]:
     """The blocks of a rank: those of tensors that are one are one."""
-    made: dict[Any, torch.Tensor] = {}
+    blocks: dict[Any, torch.Tensor] = {}
     for name, tensor in state.items():
         key = identity(tensor)
-        if key not in made:
-            made[key] = _block(tensor, layouts[name], rank)
-    return {name: made[identity(tensor)] for name, tensor in state.items()}
+        if key not in blocks:
+            blocks[key] = _block(tensor, layouts[name], rank)
+    return {name: blocks[identity(tensor)] for name, tensor in state.items()}
 
 
 def _block(tensor: torch.Tensor, layout: Layout, rank: int) -> torch.Tensor:
@@ -167,7 +170,7 @@ class _Writer:
 
     def _constants(self) -> Iterator[Line]:
         """The lines that are tensors of ours, the same at all points."""
-        for lines in zip(*(program.lines for program in self.made.lines)):
+        for lines in zip(*(program.lines for program in self.made.lines), strict=True):
             if lines[0].op is constant:
                 if not all(torch.equal(lines[0].args[0], other.args[0]) for other in lines):
                     raise _unsettled("a table of indices")
@@ -198,14 +201,17 @@ class _Writer:
 
     def lines(self) -> None:
         """Adds what the rank runs."""
-        for lines in zip(*(program.lines for program in self.made.lines)):
+        for lines in zip(*(program.lines for program in self.made.lines), strict=True):
             if lines[0].op is not constant:
                 self._line(lines)
 
     def _line(self, lines: Sequence[Line]) -> None:
         lines = [of_ops(line) for line in lines]
         line, source = lines[0], self._source(lines[0])
-        args = [self._given(list(each)) for each in zip(*(other.args for other in lines))]
+        args = [
+            self._given(list(at_points))
+            for at_points in zip(*(other.args for other in lines), strict=True)
+        ]
         kwargs = {
             name: self._given([dict(other.kwargs)[name] for other in lines])
             for name, _ in line.kwargs
@@ -215,11 +221,11 @@ class _Writer:
             return
         whole = source is not None and line.op is source.target
         node = self._call(line.op, args, kwargs, source, source.name if whole and source else None)
-        returns = line.op._schema.returns
+        returns = schema_of(line.op).returns
         if len(returns) == 1 and str(returns[0].type) == "Tensor":
             self.env[line.outs[0]] = node  # type: ignore[index]
             return
-        for place, v in zip(places(line), line.outs):
+        for place, v in zip(places(line), line.outs, strict=True):
             if v is not None:
                 self.env[v] = self._call(operator.getitem, [node, place], {}, source)
 
@@ -240,7 +246,7 @@ class _Writer:
         if isinstance(first, tuple):
             if len({len(value) for value in at}) > 1:
                 raise _unsettled("the number of pieces")
-            return [self._given(list(each)) for each in zip(*at)]
+            return [self._given(list(entries)) for entries in zip(*at, strict=True)]
         if all(type(value) is type(first) and value == first for value in at):
             return first
         if type(first) is not int:
@@ -311,7 +317,7 @@ class _Writer:
             self.env[line.outs[0]] = node  # type: ignore[index]
             return
         tensors_at = [i for i, val in enumerate(vals) if isinstance(val, torch.Tensor)]
-        for place, v in zip(tensors_at, line.outs):
+        for place, v in zip(tensors_at, line.outs, strict=True):
             if v is not None:
                 self.env[v] = self._call(operator.getitem, [node, place], {}, old)
 
@@ -322,7 +328,7 @@ class _Writer:
         specs: list[OutputSpec] = []
         results: list[Any] = []
         tensors = iter(self.made.lines[0].outs)
-        numbers = iter(zip(*self.made.numbers))
+        numbers = iter(zip(*self.made.numbers, strict=True))
         old = self.exported.program.graph_signature.output_specs
         for spec, result in zip(old, self.exported.results, strict=True):
             argument: Any = spec.arg
@@ -381,7 +387,7 @@ class _Writer:
     def _describe(self, node: torch.fx.Node, value: Any) -> None:
         node.meta["val"] = value
         if isinstance(value, torch.Tensor):
-            node.meta["tensor_meta"] = _extract_tensor_metadata(value)
+            node.meta["tensor_meta"] = extract_tensor_metadata(value)
 
 
 def _unsettled(what: str) -> TraceError:

@@ -16,10 +16,10 @@ from fdtensor.tensors.dtensor import DTensor
 __all__ = ["agreed", "comm_of", "told", "union_of"]
 
 
-def comm_of(found: Sequence[DTensor[Any]]) -> Any:
+def comm_of(tensors: Sequence[DTensor[Any]]) -> Any:
     """The Comm that has all ranks."""
-    comms = list(dict.fromkeys(x.comm for x in found))
-    ranks = {rank for x in found for rank in x.mesh.order}
+    comms = list(dict.fromkeys(x.comm for x in tensors))
+    ranks = {rank for x in tensors for rank in x.mesh.order}
     for comm in comms:
         if ranks <= set(comm.mesh.order):
             return comm
@@ -30,35 +30,35 @@ def comm_of(found: Sequence[DTensor[Any]]) -> Any:
     )
 
 
-def union_of(found: Sequence[DTensor[Any]]) -> Mesh:
+def union_of(tensors: Sequence[DTensor[Any]]) -> Mesh:
     """The mesh of all ranks."""
-    meshes = list(dict.fromkeys(x.mesh for x in found))
+    meshes = list(dict.fromkeys(x.mesh for x in tensors))
     if len(meshes) == 1:
         return meshes[0]
     return Mesh.from_ranks(sorted({rank for mesh in meshes for rank in mesh.order}), "ranks")
 
 
-def agreed(about: str, found: Sequence[DTensor[Any]], key: Hashable = ()) -> None:
+def agreed(about: str, tensors: Sequence[DTensor[Any]], key: Hashable = ()) -> None:
     """Lets all ranks compare the types of DTensors, and `key`, at their first use.
 
     Raises `CommError` on all of them where these differ, or a local tensor does not fit its type.
     """
-    comm, types = comm_of(found), tuple([x.type for x in found])
+    comm, types = comm_of(tensors), tuple([x.type for x in tensors])
     first = (about, types, key) not in comm.agreed
     if comm.check == "always" or (comm.check == "first" and first):
-        wrong = [m for m in (x.comm.mistake(x.local, x.type) for x in found) if m]
+        wrong = [m for m in (x.comm.mistake(x.local, x.type) for x in tensors) if m]
         digest = digest_of(repr((types, key)))
-        comm.agree(about, digest, [union_of(found)], wrong[0] if wrong else None)
+        comm.agree(about, digest, [union_of(tensors)], wrong[0] if wrong else None)
         comm.agreed.update([about, (about, types, key)])
 
 
 def told(about: str, tree: Any, error: FdtensorError) -> None:
     """Lets the other ranks fail too where one has a mistake, if they wait for it to agree."""
     leaves = flatten(tree, is_leaf=lambda x: isinstance(x, DTensor))[0]
-    found = [x for x in leaves if isinstance(x, DTensor)]
+    tensors = [x for x in leaves if isinstance(x, DTensor)]
     with contextlib.suppress(CommError):
-        comm: Any = comm_of(found) if found else None
+        comm: Any = comm_of(tensors) if tensors else None
         if comm is None or comm.check == "never" or about in comm.agreed:
             return
         mistake = f"{speaker(comm)}{error.sentence.removesuffix('.')}"
-        comm.agree(about, digest_of(error.sentence), [union_of(found)], mistake)
+        comm.agree(about, digest_of(error.sentence), [union_of(tensors)], mistake)

@@ -36,7 +36,7 @@ def remember(x: DTensor[Any]) -> None:
         _BLOCKS[leaf] = x.type
 
 
-def _refuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+def _refuse(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
     """Raises before an optimizer steps on blocks that it would treat as whole parameters."""
     name = next((k.__name__ for k in type(optimizer).__mro__ if k.__name__ in NOT_BY_ELEMENT), None)
     if name is None:

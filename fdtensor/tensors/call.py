@@ -14,6 +14,7 @@ import attrs
 import torch
 
 from fdtensor.layouts.opaque import opaque
+from fdtensor.layouts.torch_private import transforms_active
 from fdtensor.ops.ambient import settings, unusual
 from fdtensor.programs.options import Check, OnMissingRule, Options, Plain
 from fdtensor.tensors.dtensor import DTensor
@@ -81,23 +82,23 @@ def call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     key: list[Any] = [fn, *settings()]
     values: list[Any] = []
     comm = _keyed(args, key, values, None)
-    if comm is None or kwargs or unusual() or _transformed():
+    if comm is None or kwargs or unusual() or transforms_active():
         function = _spmd_of(fn, kwargs)
         parts = by_comm(function, args, kwargs) if comm is None and is_foreach(fn) else None
         return function(*args, **kwargs) if parts is None else parts
     if len(values) > 1 and len(set(map(id, values))) < len(values):
         key += map([*map(id, values)].index, map(id, values))  # a write to one shows in the other
     whole = (comm, _read(fn), *key)
-    found = _QUICK.get(whole)
-    if found is not None:
-        return found.result(found.go(values), comm)
+    entry = _QUICK.get(whole)
+    if entry is not None:
+        return entry.result(entry.go(values), comm)
     function = _spmd_of(fn, kwargs)
     result = function(*args)
-    found = function.last
-    if found is not None and found.traced is not None and comm.check != "always":
+    entry = function.last
+    if entry is not None and entry.traced is not None and comm.check != "always":
         if len(_QUICK) >= CACHED:
             _QUICK.pop(next(iter(_QUICK)))
-        _QUICK[whole] = found
+        _QUICK[whole] = entry
     return result
 
 
@@ -114,8 +115,6 @@ def _read(fn: Callable[..., Any]) -> Any:
 
 
 _READERS: dict[Any, Any] = {}
-
-_transformed: Any = torch._C._are_functorch_transforms_active
 
 
 def _keyed(args: Any, key: list[Any], values: list[Any], comm: Any) -> Any:

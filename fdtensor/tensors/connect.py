@@ -76,15 +76,15 @@ def redistribute(tree: Tree, layouts: Any, *, max_bytes: int | None = None) -> T
         ) from error
     plans = _plans(leaves, wanted, paths(spec, "tree"), max_bytes)
     results = list(leaves)
-    together: dict[Any, list[int]] = {}
-    for i, found in plans.items():
+    places_of: dict[Any, list[int]] = {}
+    for i, leaf_plan in plans.items():
         leaf = leaves[i]
         largest = leaf.type.nbytes // _cut_ways(leaf.type)
         if max_bytes is not None or largest > FUSED_BYTES:
-            results[i] = DTensor(run(found, leaf.local, leaf.comm), found.dst, leaf.comm)
+            results[i] = DTensor(run(leaf_plan, leaf.local, leaf.comm), leaf_plan.dst, leaf.comm)
         else:
-            together.setdefault(leaf.comm, []).append(i)
-    for comm, places in together.items():
+            places_of.setdefault(leaf.comm, []).append(i)
+    for comm, places in places_of.items():
         fused = fuse([plans[i] for i in places])
         moved = run_fused(fused, [leaves[i].local for i in places], comm)
         for i, local in zip(places, moved, strict=True):

@@ -18,12 +18,12 @@ from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.local_tensors import empty, plain
 from fdtensor.plans.planner import plan
 from fdtensor.runtime.autograd import shared, spread, tracked, zeros
-from fdtensor.runtime.comm import Check, Comm, inside, other_kind, speaker
+from fdtensor.runtime.comm import Check, Comm, inside, other_kind, ranks_here, speaker
 from fdtensor.runtime.interpreter import digest_of, run
 from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.tensors.dtensor import DTensor
 
-__all__ = ["agree", "distribute", "from_local", "shards"]
+__all__ = ["agree", "distribute", "from_local", "local_blocks", "shards"]
 
 
 @opaque
@@ -96,16 +96,16 @@ def distribute(
     _agree(facts, "distribute", type.mesh, comm, comm.mistake(value, whole), check)
     if not inside(comm, type.mesh):
         return DTensor(_vacant(type, comm, tensor), type, comm)
-    found = plan(whole, type, cost=comm.cost)
-    return DTensor(run(found, value, comm, check="never"), type, comm)
+    slicing = plan(whole, type, cost=comm.cost)
+    return DTensor(run(slicing, value, comm, check="never"), type, comm)
 
 
 def _everywhere(tensor: object, mesh: Mesh) -> TensorType:
     """The type of a tensor that every rank holds."""
     if not isinstance(tensor, torch.Tensor):
-        found = "None" if tensor is None else f"a {type(tensor).__name__}"
+        name = "None" if tensor is None else f"a {type(tensor).__name__}"
         raise LayoutError(
-            f"{found} is not a tensor.",
+            f"{name} is not a tensor.",
             hint="Pass a torch.Tensor, or src_rank=... where only one rank has it.",
         )
     kind = other_kind(tensor)
@@ -171,23 +171,23 @@ def _scattered(
             )
     _agree(f"{layout!r} {src_rank}", "distribute", comm.mesh, comm, None, check)
     alone = Mesh.from_ranks([src_rank], ("src",))
-    here = src_rank if comm.rank is None else comm.rank
-    if comm.mesh.position(here) is None:
+    own_rank = src_rank if comm.rank is None else comm.rank
+    if comm.mesh.position(own_rank) is None:
         type = _everywhere(tensor, layout.mesh).with_layout(layout)
         return DTensor(_vacant(type, comm, tensor), type, comm)
-    told = _told(tensor, alone, comm) if here == src_rank else [0] * 64
-    told = comm.share(told, src_rank)
-    if told[0] < 0:
-        found = {} if here != src_rank else {"found": _described(tensor)}
+    header = _told(tensor, alone, comm) if own_rank == src_rank else [0] * 64
+    header = comm.share(header, src_rank)
+    if header[0] < 0:
+        facts = {} if own_rank != src_rank else {"found": _described(tensor)}
         raise CommError(
             f"rank {src_rank} has no tensor that can be distributed.",
-            **found,
+            **facts,
             hint="Pass a dense tensor, of the Comm's device and of a plain dtype, on src_rank.",
         )
-    ndim, dtype, differentiable, *shape = told
+    ndim, dtype, differentiable, *shape = header
     source = TensorType(shape[:ndim], _DTYPES[dtype], Layout(alone, [Replicate()]))
     type = source.with_layout(layout)
-    if here == src_rank:
+    if own_rank == src_rank:
         value = _plain((tensor,) if comm.rank is None else tensor, comm)
     else:  # its graph goes along with that of src_rank, so that both run the backward
         value = _vacant(source, comm, tensor if differentiable else None)
@@ -208,8 +208,8 @@ def _told(tensor: Any, alone: Mesh, comm: Comm[Any]) -> list[int]:
         type = _everywhere(tensor, alone)
         value = (tensor,) if comm.rank is None else tensor
         if comm.mistake(value, type) is None:
-            told = [tensor.dim(), _DTYPES.index(tensor.dtype), tracked([tensor]), *tensor.shape]
-            return told + [0] * (64 - len(told))
+            header = [tensor.dim(), _DTYPES.index(tensor.dtype), tracked([tensor]), *tensor.shape]
+            return header + [0] * (64 - len(header))
     return [-1] * 64
 
 
@@ -217,6 +217,12 @@ def _described(tensor: object) -> str:
     if not isinstance(tensor, torch.Tensor):
         return repr(tensor)
     return f"{tensor.layout} tensor of {tensor.dtype} on {tensor.device}, {tensor.dim()} dims"
+
+
+def local_blocks(value: Any, mesh: Mesh, comm: Comm[Any]) -> list[tuple[int, torch.Tensor]]:
+    """The ranks of `mesh` in this process, each with its tensor; none on a process outside."""
+    ranks = ranks_here(comm, mesh)
+    return list(zip(ranks, comm.leaves(value), strict=True)) if ranks else []
 
 
 def shards(tensor: torch.Tensor, layout: Layout) -> tuple[torch.Tensor, ...]:

@@ -84,8 +84,8 @@ class DTensor(Generic[Value], _LikeTensor):
         that has left and whose result does not depend on its empty tensor. Always a new local
         tensor.
         """
-        found = plan(self.type, to, cost=self.comm.cost, max_bytes=max_bytes)
-        return DTensor(run(found, self.local, self.comm), found.dst, self.comm)
+        path = plan(self.type, to, cost=self.comm.cost, max_bytes=max_bytes)
+        return DTensor(run(path, self.local, self.comm), path.dst, self.comm)
 
     @opaque
     def full(self) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from fdtensor.layouts.torch_private import FOREACH
 from fdtensor.tensors.dtensor import DTensor
 
 __all__ = ["by_comm", "is_foreach"]
@@ -13,7 +14,7 @@ __all__ = ["by_comm", "is_foreach"]
 def is_foreach(f: Any) -> bool:
     """Whether a function does the same for each entry of a list: `torch._foreach_add`."""
     name = getattr(f, "__name__", None)
-    return isinstance(name, str) and name.startswith("_foreach_")
+    return isinstance(name, str) and name.startswith(FOREACH)
 
 
 def by_comm(run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -21,22 +22,23 @@ def by_comm(run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
     Lists as long as the first are taken apart with it, of tensors or of numbers.
     """
-    given = (*args, *kwargs.values())
-    first = next((a for a in given if _is_list(a) and any(map(_is_dtensor, a))), ())
+    operands = (*args, *kwargs.values())
+    first = next((a for a in operands if _is_list(a) and any(map(_is_dtensor, a))), ())
     places: dict[Any, list[int]] = {}
     for i, x in enumerate(first):
         places.setdefault(x.comm if _is_dtensor(x) else None, []).append(i)
     if len(places) < 2:
         return None
     results: list[Any] = [None] * len(first)
-    for some in places.values():
+    for indices in places.values():
 
-        def part(a: Any, some: Any = some) -> Any:
-            return [a[i] for i in some] if _is_list(a) and len(a) == len(first) else a
+        def part(a: Any, indices: Any = indices) -> Any:
+            return [a[i] for i in indices] if _is_list(a) and len(a) == len(first) else a
 
-        made = run(*map(part, args), **{name: part(a) for name, a in kwargs.items()})
-        for i, result in zip(some, made or ()):
-            results[i] = result
+        part_results = run(*map(part, args), **{name: part(a) for name, a in kwargs.items()})
+        if part_results is not None:
+            for i, result in zip(indices, part_results, strict=True):
+                results[i] = result
     return results
 
 

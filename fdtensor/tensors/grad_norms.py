@@ -17,6 +17,7 @@ from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.placement import Partial, ReduceOp, Replicate
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.torch_private import foreach_mul_, foreach_norm
 from fdtensor.layouts.tree import flatten, paths, unflatten
 from fdtensor.plans.planner import plan
 from fdtensor.runtime.interpreter import run
@@ -35,7 +36,6 @@ __all__ = [
 ]
 
 Tree = TypeVar("Tree")
-_torch: Any = torch  # what torch does not export
 
 
 def local_tensors(tree: Any) -> list[torch.Tensor]:
@@ -48,10 +48,10 @@ def local_tensors(tree: Any) -> list[torch.Tensor]:
     Parameters are leaves of autograd: `distribute(p.detach(), ...).requires_grad_()`. The state is
     one of local tensors, which `save_checkpoint` refuses: that of `fdtensor.optim` is distributed.
     """
-    found = [x for x in _leaves(tree)[0] if isinstance(x, DTensor)]
-    for x in found:
+    tensors = [x for x in _leaves(tree)[0] if isinstance(x, DTensor)]
+    for x in tensors:
         remember(x)
-    return [leaf for x in found for leaf in x.comm.leaves(x.local)]
+    return [leaf for x in tensors for leaf in x.comm.leaves(x.local)]
 
 
 @opaque
@@ -102,15 +102,17 @@ def clip_grad_norm(
     norm = _norm(settled, norm_type, error_if_nonfinite)
     factor = _factor(norm, max_norm)
     clipped = iter(settled)
-    made: list[Any] = []
+    results: list[Any] = []
     with torch.no_grad():
         for leaf in leaves:
             if isinstance(leaf, DTensor):
                 x = next(clipped)
-                held = [t * factor.to(t.device, t.dtype.to_real()) for t in x.comm.leaves(x.local)]
-                leaf = DTensor(x.comm.value(held), x.type, x.comm)
-            made.append(leaf)
-    return unflatten(spec, made), norm
+                scaled = [
+                    t * factor.to(t.device, t.dtype.to_real()) for t in x.comm.leaves(x.local)
+                ]
+                leaf = DTensor(x.comm.value(scaled), x.type, x.comm)
+            results.append(leaf)
+    return unflatten(spec, results), norm
 
 
 def clip_grad_norm_(
@@ -127,8 +129,8 @@ def clip_grad_norm_(
     for grad in local_tensors(grads):
         groups.setdefault((grad.device, grad.dtype), []).append(grad)
     with torch.no_grad():
-        for (device, _), some in groups.items():
-            _torch._foreach_mul_(some, factor.to(device))
+        for (device, _), group in groups.items():
+            foreach_mul_(group, factor.to(device))
     return norm
 
 
@@ -150,9 +152,9 @@ def found_inf(tree: Any) -> bool:
 
 def _leaves(tree: Any) -> tuple[list[Any], Any]:
     """The leaves of a pytree, or of what can be gone through, such as the values of a dict."""
-    given = list(tree) if isinstance(tree, (Iterator, ValuesView)) else tree
-    leaves, spec = flatten(given, is_leaf=lambda x: isinstance(x, DTensor))
-    for leaf, path in zip(leaves, paths(spec, "tree")):
+    entries = list(tree) if isinstance(tree, (Iterator, ValuesView)) else tree
+    leaves, spec = flatten(entries, is_leaf=lambda x: isinstance(x, DTensor))
+    for leaf, path in zip(leaves, paths(spec, "tree"), strict=True):
         if isinstance(leaf, torch.Tensor):
             raise ValueTreeError(
                 f"{path} is a plain tensor of shape {tuple(leaf.shape)}, of which ranks may hold "
@@ -169,18 +171,18 @@ def _leaves(tree: Any) -> tuple[list[Any], Any]:
 
 def _settled(tree: Any, about: str) -> list[DTensor[Any]]:
     """The DTensors of a pytree, reduced where they were pending; all ranks agree on their types."""
-    found = [x for x in _leaves(tree)[0] if isinstance(x, DTensor)]
-    if not found:
-        return found
-    agreed(about, found)
+    tensors = [x for x in _leaves(tree)[0] if isinstance(x, DTensor)]
+    if not tensors:
+        return tensors
+    agreed(about, tensors)
     with torch.no_grad():
-        pending = [x for x in found if x.layout.partial]
+        pending = [x for x in tensors if x.layout.partial]
         moved = iter(redistribute(pending, [x.type.cotangent().layout for x in pending]))
-        return [next(moved) if x.layout.partial else x for x in found]
+        return [next(moved) if x.layout.partial else x for x in tensors]
 
 
 def _reduced(
-    found: Sequence[DTensor[Any]],
+    tensors: Sequence[DTensor[Any]],
     op: ReduceOp,
     numbers: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]],
     replicas: bool = False,
@@ -189,19 +191,19 @@ def _reduced(
 
     `replicas` says whether those of replicas are reduced too. Of a maximum nan is the largest.
     """
-    if not found:
+    if not tensors:
         return torch.zeros((), dtype=torch.float64)
-    comm, mesh = comm_of(found), union_of(found)
+    comm, mesh = comm_of(tensors), union_of(tensors)
     pending = Layout(mesh, [Partial(op)] * mesh.ndim)
     src = TensorType((2,), torch.float64, pending)
-    device = comm.device or comm.leaves(found[0].local)[0].device
+    device = comm.device or comm.leaves(tensors[0].local)[0].device
 
     def of(rank: int) -> torch.Tensor:
-        held = [t for x in found if (t := _block(x, rank, replicas)) is not None and t.numel()]
-        made = [n.to(device, torch.float64) for n in numbers(held)]
+        blocks = [t for x in tensors if (t := _block(x, rank, replicas)) is not None and t.numel()]
+        values = [n.to(device, torch.float64) for n in numbers(blocks)]
         total = torch.zeros((), dtype=torch.float64, device=device)
-        if made:
-            stacked = torch.stack(made)
+        if values:
+            stacked = torch.stack(values)
             total = stacked.amax() if op == "max" else stacked.sum()
         nan = total.isnan()  # of which a maximum over ranks may or may not hear
         return torch.stack([total.nan_to_num(0.0, inf, -inf), nan.double()])
@@ -217,7 +219,7 @@ def _block(x: DTensor[Any], rank: int, replicas: bool) -> torch.Tensor | None:
     coord = x.mesh.coord(rank)
     if coord is None:
         return None
-    for index, placement in zip(coord, x.layout.placements):
+    for index, placement in zip(coord, x.layout.placements, strict=True):
         if isinstance(placement, Replicate) and index and not replicas:
             return None
     leaves = x.comm.leaves(x.local)
@@ -225,7 +227,7 @@ def _block(x: DTensor[Any], rank: int, replicas: bool) -> torch.Tensor | None:
 
 
 def _norm(
-    found: Sequence[DTensor[Any]], norm_type: float, error_if_nonfinite: bool
+    tensors: Sequence[DTensor[Any]], norm_type: float, error_if_nonfinite: bool
 ) -> torch.Tensor:
     p = float(norm_type)
     if not p > 0:
@@ -237,9 +239,9 @@ def _norm(
         norms = [n.double() for n in _block_norms(blocks, p)]
         return norms if p == inf else [n**p for n in norms]
 
-    total = _reduced(found, "max" if p == inf else "sum", numbers)
+    total = _reduced(tensors, "max" if p == inf else "sum", numbers)
     norm = total if p == inf else total ** (1 / p)
-    dtypes = {x.dtype.to_real() for x in found}
+    dtypes = {x.dtype.to_real() for x in tensors}
     norm = norm.to(torch.float64 if torch.float64 in dtypes else torch.float32)
     if error_if_nonfinite and not bool(norm.isfinite()):
         raise FdtensorError(
@@ -255,7 +257,7 @@ def _block_norms(blocks: Sequence[torch.Tensor], p: float) -> list[torch.Tensor]
     for t in blocks:
         wide = t if t.is_complex() or t.dtype.itemsize >= 4 else t.float()
         groups.setdefault((wide.device, wide.dtype), []).append(wide)
-    return [norm for some in groups.values() for norm in _torch._foreach_norm(some, p)]
+    return [norm for group in groups.values() for norm in foreach_norm(group, p)]
 
 
 def _factor(norm: torch.Tensor, max_norm: float) -> torch.Tensor:

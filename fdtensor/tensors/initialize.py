@@ -11,6 +11,7 @@ import torch
 from fdtensor.layouts.errors import TraceError, ValueTreeError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.torch_private import RESETS, module_tensors
 from fdtensor.layouts.tree import flatten
 from fdtensor.ops.random_bits import Key
 from fdtensor.ops.random_bits.keys import AnyKey, words_of
@@ -47,30 +48,31 @@ def initialize(
 
     def build() -> Any:
         if isinstance(model, torch.nn.Module):
-            made = _reset(model, device)
+            tensors = _reset(model, device)
         else:
             with device:
                 built = model()
             if not isinstance(built, torch.nn.Module):
                 return built
-            made = _tensors(built)
-            names.update(_firsts(made))
-        return {name: made[name] for name in dict.fromkeys(names.values())}
+            tensors = _tensors(built)
+            names.update(_firsts(tensors))
+        return {name: tensors[name] for name in dict.fromkeys(names.values())}
 
-    found = [x for x in flatten(layouts, is_leaf=_is_layout)[0] if _is_layout(x)]
-    mesh = found[0].mesh if found else comm.mesh
+    given_layouts = [x for x in flatten(layouts, is_leaf=_is_layout)[0] if _is_layout(x)]
+    mesh = given_layouts[0].mesh if given_layouts else comm.mesh
     whole = key.tensor(device) if isinstance(key, Key) else key.to(device, torch.int64)
-    given = distribute(whole, key_type(mesh).layout, comm)
+    words = distribute(whole, key_type(mesh).layout, comm)
     build.__name__ = f"initialize {_name(model)}"
     if isinstance(model, torch.nn.Module):
         names.update(_firsts(_tensors(model)))
     else:
-        Spmd(build).trace(key=given.type)  # says whether it gives a module
+        Spmd(build).trace(key=words.type)  # says whether it gives a module
     wanted = _by_name(layouts, names, mesh) if names else layouts
     function = Spmd(build, Options(out_layouts=wanted))
-    _all_known(function.trace(key=given), list(dict.fromkeys(names.values())), model)
-    made = function(key=given)
-    return {name: made[first] for name, first in names.items()} if names else made
+    if names:
+        _all_known(function.trace(key=words), list(dict.fromkeys(names.values())), model)
+    tensors = function(key=words)
+    return {name: tensors[first] for name, first in names.items()} if names else tensors
 
 
 def _reset(module: torch.nn.Module, device: torch.device) -> dict[str, torch.Tensor]:
@@ -79,20 +81,20 @@ def _reset(module: torch.nn.Module, device: torch.device) -> dict[str, torch.Ten
     Each module writes to tensors of its own: one that several share is that of the first of them.
     """
     parts = list(dict.fromkeys(_inner_first(module)))
-    kinds: list[Any] = [kind for part in parts for kind in (part._parameters, part._buffers)]
-    held = [(kind, dict(kind)) for kind in kinds]
+    kinds: list[Any] = [kind for part in parts for kind in module_tensors(part)]
+    kept = [(kind, dict(kind)) for kind in kinds]
     try:
-        for kind, before in held:
+        for kind, before in kept:
             kind.update((name, _copy(t, device)) for name, t in before.items() if t is not None)
         with torch.no_grad():
             for part in parts:
-                for name in ("reset_parameters", "_reset_parameters"):
+                for name in RESETS:
                     if hasattr(part, name):
                         getattr(part, name)()
                         break
         return _tensors(module)
     finally:
-        for kind, before in held:
+        for kind, before in kept:
             kind.update(before)
 
 
@@ -104,8 +106,8 @@ def _inner_first(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 def _copy(tensor: torch.Tensor, device: torch.device) -> Any:
     """A tensor to write to, with the values that there are."""
-    made = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
-    return made if tensor.is_meta else made.copy_(tensor.detach())
+    copy = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+    return copy if tensor.is_meta else copy.copy_(tensor.detach())
 
 
 def _tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -136,7 +138,7 @@ def _by_name(layouts: Any, names: Mapping[str, str], mesh: Mesh) -> dict[str, La
         near = {n: ", ".join(difflib.get_close_matches(n, names, 3)) or "-" for n in unknown}
         raise ValueTreeError(
             f"the model has no tensor {unknown[0]!r}.",
-            **{f"near {name}": found for name, found in near.items()},
+            **{f"near {name}": names_near for name, names_near in near.items()},
             hint="Use the names of model.named_parameters() and model.named_buffers().",
         )
     laid: dict[str, Layout] = {}
@@ -155,7 +157,9 @@ def _all_known(program: Program, names: list[str], model: Any) -> None:
     """Raises `TraceError` where an output is memory that nobody has written to."""
     graph = program.origin.graph
     makers = {v: call.op for call in graph.calls for v in call.outs}
-    empty = [name for name, v in zip(sorted(names), graph.outs) if makers.get(v) in _EMPTY]
+    empty = [
+        name for name, v in zip(sorted(names), graph.outs, strict=True) if makers.get(v) in _EMPTY
+    ]
     if empty:
         raise TraceError(
             f"nothing says what {len(empty)} of the tensors of {_name(model)} are at the start.",

@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from fdtensor.layouts.torch_private import module_tensors
+
 __all__ = ["argument_key", "reader_of"]
 
 _PLAIN = frozenset(
@@ -62,7 +64,7 @@ def argument_key(value: Any) -> Any:
     return (kind, value) if kind in _PLAIN else _key(value, True, 0, set())
 
 
-def _key(value: Any, given: bool, depth: int, seen: set[int]) -> Any:
+def _key(value: Any, is_argument: bool, depth: int, seen: set[int]) -> Any:
     """The key of an argument, which was `given`, or of a value that a function reads by itself.
 
     Objects that were `seen` are not looked into again: they may hold each other.
@@ -77,7 +79,9 @@ def _key(value: Any, given: bool, depth: int, seen: set[int]) -> Any:
     if isinstance(value, torch.Tensor):  # two of them are compared element by element
         return _Itself(value)
     if kind is slice:  # has no hash before Python 3.12
-        return slice, *[_key(v, given, depth, seen) for v in (value.start, value.stop, value.step)]
+        return slice, *[
+            _key(v, is_argument, depth, seen) for v in (value.start, value.stop, value.step)
+        ]
     if isinstance(value, bytearray):
         return kind, bytes(value)
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
@@ -86,14 +90,14 @@ def _key(value: Any, given: bool, depth: int, seen: set[int]) -> Any:
         return _own_key(value)
     if isinstance(value, _CONTAINERS) and len(value) <= _WIDEST:
         entries = value.items() if isinstance(value, dict) else value
-        own = _attributes(value) if given and kind not in _CONTAINERS else ()
-        return kind, *[_key(v, given, depth + 1, seen) for v in (*entries, *own)]
+        own = _attributes(value) if is_argument and kind not in _CONTAINERS else ()
+        return kind, *[_key(v, is_argument, depth + 1, seen) for v in (*entries, *own)]
     if isinstance(value, torch.nn.Module):
-        return _Itself(value), *_module_keys(value, given, depth, seen)
+        return _Itself(value), *_module_keys(value, is_argument, depth, seen)
     key = _own_key(value)
-    if _of_user(kind) and (given or key.__class__ is not _Itself) and id(value) not in seen:
+    if _of_user(kind) and (is_argument or key.__class__ is not _Itself) and id(value) not in seen:
         seen.add(id(value))
-        return key, *[_key(v, given, depth + 1, seen) for v in _attributes(value)]
+        return key, *[_key(v, is_argument, depth + 1, seen) for v in _attributes(value)]
     return key
 
 
@@ -123,15 +127,18 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
                 yield name, getattr(value, name)
 
 
-def _module_keys(module: torch.nn.Module, given: bool, depth: int, seen: set[int]) -> Iterator[Any]:
+def _module_keys(
+    module: torch.nn.Module, is_argument: bool, depth: int, seen: set[int]
+) -> Iterator[Any]:
     """Of each module: whether it is in training, which tensors it has, and what else if `given`."""
     for part in module.modules():
         yield part.training
-        for tensor in (*part._parameters.values(), *part._buffers.values()):
+        parameters, buffers = module_tensors(part)
+        for tensor in (*parameters.values(), *buffers.values()):
             yield _Itself(tensor)
-        if given:
+        if is_argument:
             own = [a for a in vars(part).items() if a[0] not in _OF_MODULES]
-            yield from [_key(a, given, depth + 1, seen) for a in own]
+            yield from [_key(a, is_argument, depth + 1, seen) for a in own]
 
 
 def reader_of(f: Callable[..., Any]) -> Callable[[], tuple[Any, ...]] | None:

@@ -34,12 +34,12 @@ def on_replicas(f: Callable[..., Any], leaves: Sequence[Any], spec: Any, comm: A
         leaf.redistribute(leaf.type.mesh.layout()).local if isinstance(leaf, DTensor) else leaf
         for leaf in leaves
     ]
-    first = next(w for w, t in zip(wholes, is_tensor) if t)
+    first = next(w for w, t in zip(wholes, is_tensor, strict=True) if t)
     results: list[Any] = []
     rank = comm.rank
     if inside(comm, mesh):
         for i in range(len(comm.leaves(first))):
-            full = [comm.leaves(w)[i] if t else w for w, t in zip(wholes, is_tensor)]
+            full = [comm.leaves(w)[i] if t else w for w, t in zip(wholes, is_tensor, strict=True)]
             args, kwargs = unflatten(spec, full)
             with Drawing():
                 results.append(flatten(f(*args, **kwargs)))

@@ -16,6 +16,7 @@ from fdtensor.layouts.errors import FdtensorError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.placement import Partial
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.torch_private import ScalerWithHook
 from fdtensor.layouts.tree import flatten, unflatten
 from fdtensor.plans.planner import plan
 from fdtensor.runtime.comm import Comm
@@ -71,8 +72,8 @@ class LossScale:
         if not isinstance(x, DTensor):
             return x
         with torch.no_grad():
-            held = [t.detach() * (1 / self.value) for t in x.comm.leaves(x.local)]
-        return DTensor(x.comm.value(held), x.type, x.comm)
+            scaled = [t.detach() * (1 / self.value) for t in x.comm.leaves(x.local)]
+        return DTensor(x.comm.value(scaled), x.type, x.comm)
 
     def after(self, skipped: bool) -> LossScale:
         """The scale for the next step."""
@@ -83,7 +84,7 @@ class LossScale:
         return attrs.evolve(self, value=self.value * self.growth, streak=0)
 
 
-class GradScaler(torch.amp.GradScaler):
+class GradScaler(ScalerWithHook):
     """`torch.amp.GradScaler` for optimizers on the local tensors of DTensors.
 
     Ranks of the Comm's mesh agree on whether a gradient is infinite or nan, whatever they hold, so
@@ -96,15 +97,15 @@ class GradScaler(torch.amp.GradScaler):
         super().__init__(device.type, **options)
         self.comm = comm
 
-    def _unscale_grads_(self, *args: Any, **kwargs: Any) -> dict[torch.device, torch.Tensor]:
-        found = super()._unscale_grads_(*args, **kwargs)
+    def unscaled(self, flags: dict[torch.device, torch.Tensor]) -> dict[torch.device, torch.Tensor]:
+        """The flag of all ranks, in place of those of this one."""
         comm: Any = self.comm
         if comm.rank is None:  # one optimizer has the gradients of all ranks
-            return found
+            return flags
         device = comm.device
-        flags = [flag.to(device).reshape(()) for flag in found.values()]
-        here = torch.stack(flags).amax() if flags else torch.zeros((), device=device)
+        scalars = [flag.to(device).reshape(()) for flag in flags.values()]
+        flag = torch.stack(scalars).amax() if scalars else torch.zeros((), device=device)
         pending = Layout(comm.mesh, [Partial("max")] * comm.mesh.ndim)
         src = TensorType((), torch.float32, pending)
-        agreed = run(plan(src, comm.mesh.layout(), cost=comm.cost), here, comm)
+        agreed = run(plan(src, comm.mesh.layout(), cost=comm.cost), flag, comm)
         return {device: agreed}

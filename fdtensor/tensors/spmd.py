@@ -25,6 +25,7 @@ from fdtensor.layouts.errors import (
 from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.progress import working
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.torch_private import transforms_active
 from fdtensor.layouts.tree import argument, flatten, key_orders, paths, unflatten
 from fdtensor.ops.ambient import ambient
 from fdtensor.ops.graph import Full
@@ -83,12 +84,12 @@ class Entry:
         """What the function returns, with these values."""
         assert self.traced is not None
         if watching():
-            for out, type in zip(outs, self.types):
+            for out, type in zip(outs, self.types, strict=True):
                 mark(comm.leaves(out), type)
-        made = [DTensor(out, type, comm) for out, type in zip(outs, self.types)]
+        tensors = [DTensor(out, type, comm) for out, type in zip(outs, self.types, strict=True)]
         for i in self.traced.leaves:
-            made[i] = made[i].detach().requires_grad_()
-        return made[0] if self.traced.bare else self.traced.result(made)
+            tensors[i] = tensors[i].detach().requires_grad_()
+        return tensors[0] if self.traced.bare else self.traced.result(tensors)
 
 
 class Spmd(Generic[P, R]):
@@ -195,10 +196,10 @@ class Spmd(Generic[P, R]):
         known = [leaf for leaf in leaves if isinstance(leaf, DTensor)]
         key = kwargs["key"]
         if known and not isinstance(key, (DTensor, TensorType)):
-            kwargs["key"] = self.keyed._distributed_key(key, known)
+            kwargs["key"] = self.keyed.distributed_key(key, known)
         return self.keyed
 
-    def _distributed_key(self, key: Any, known: Sequence[DTensor[Any]]) -> DTensor[Any]:
+    def distributed_key(self, key: Any, known: Sequence[DTensor[Any]]) -> DTensor[Any]:
         """The key on every rank; they agree on it at the first call."""
         comm = known[0].comm
         type = key_type(one_mesh([leaf.type for leaf in known]))
@@ -294,7 +295,7 @@ class Spmd(Generic[P, R]):
 
     def _check(self, leaves: Sequence[Any]) -> None:
         """Refuses what no program can be made for."""
-        if torch._C._are_functorch_transforms_active():
+        if transforms_active():
             raise TraceError(
                 f"a transform of torch.func surrounds {self!r}.",
                 hint="Put it inside: spmd(torch.func.grad(f)), or use .backward() outside.",
@@ -322,13 +323,13 @@ class Spmd(Generic[P, R]):
         if known is None:
             options = attrs.evolve(self.options, out_layouts=layouts)
             known = self.derived[g] = Spmd(g, options)
-        tensors = [DTensor(v, t, comm) for v, t in zip(values, types)]
-        cotangents = [DTensor(v, t, comm) for v, t in zip(cts, ct_types)]
+        tensors = [DTensor(v, t, comm) for v, t in zip(values, types, strict=True)]
+        cotangents = [DTensor(v, t, comm) for v, t in zip(cts, ct_types, strict=True)]
         return [grad.local for grad in known(tensors, cotangents)[1]]
 
-    def _no_tracked(self, made: Traced) -> None:
+    def _no_tracked(self, trace: Traced) -> None:
         """Refuses a derivative that would miss tensors that the function closes over."""
-        for _, tensor in made.program.constants:
+        for _, tensor in trace.program.constants:
             if tensor.requires_grad:
                 raise TraceError(
                     f"{self!r} closes over a tensor that requires grad, of shape "
@@ -352,8 +353,8 @@ class Spmd(Generic[P, R]):
         outs, tree = flatten(result, is_leaf=_is_dtensor)
         types = [leaf.type if isinstance(leaf, DTensor) else None for leaf in leaves]
         if self.options.out_layouts is not None:
-            asked = resolved(self.options.out_layouts, self.f, spec, types)
-            return placed(result, asked_layouts(tree, asked))
+            wanted = resolved(self.options.out_layouts, self.f, spec, types)
+            return placed(result, asked_layouts(tree, wanted))
         if self.options.quiet:
             return result
         fulls = [Full(o.shape, o.dtype) if isinstance(o, DTensor) else None for o in outs]
@@ -366,7 +367,7 @@ class Spmd(Generic[P, R]):
             return list(leaves)
         mesh, comm = one_mesh([leaf.type for leaf in known]), known[0].comm
         taken = []
-        for name, leaf in zip(paths(spec, "args"), leaves):
+        for name, leaf in zip(paths(spec, "args"), leaves, strict=True):
             if isinstance(leaf, torch.Tensor):
                 if leaf.numel() != 1 and self.options.plain != "replicate":
                     raise ValueTreeError(

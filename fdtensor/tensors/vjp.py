@@ -58,14 +58,16 @@ class Adjoint:
         def run(values: Sequence[Any]) -> Sequence[Any]:
             if watching():
                 mark_operands(values, self.forward.in_types, comm)
-            made = _Run.apply(self, comm, halves(), len(values), *_flat(values, comm))
-            return _grouped(made, count, comm)
+            leaves = _Run.apply(self, comm, halves(), len(values), *_flat(values, comm))
+            return _grouped(leaves, count, comm)
 
         if self.local and _is_real(comm) and self.forward.mesh.position(comm.rank) is not None:
             function = as_traced(compiled(self.forward, comm))
             constants = [tensor for _, tensor in self.forward.constants]
             # what torch saves inside of a block has no type that could be told
-            return lambda values: run(values) if watching() else function(*values, *constants)
+            return lambda values: (
+                run(values) if watching() else function(*values, *constants)[:count]
+            )
         halves()
         return run
 
@@ -94,35 +96,35 @@ class _Run(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, it: Adjoint, comm: Any, halves: Any, count: int, *flat: torch.Tensor
+        ctx: Any, adjoint: Adjoint, comm: Any, halves: Any, count: int, *flat: torch.Tensor
     ) -> Any:
-        made = halves[0](_grouped(flat, count, comm))
-        outs, rest = made[: len(it.out_types)], made[len(it.out_types) :]
+        values = halves[0](_grouped(flat, count, comm))
+        outs, rest = values[: len(adjoint.out_types)], values[len(adjoint.out_types) :]
         if watching():
-            for value, type in zip(rest, it.forward.out_types[len(outs) :]):
+            for value, type in zip(rest, adjoint.forward.out_types[len(outs) :], strict=True):
                 mark(comm.leaves(value), type)
-        ctx.it, ctx.comm, ctx.backward_half = it, comm, halves[1]
+        ctx.it, ctx.comm, ctx.backward_half = adjoint, comm, halves[1]
         ctx.count, ctx.rest = count, len(rest)
         ctx.save_for_backward(*flat, *_flat(rest, comm))
         leaves = tuple(_flat(outs, comm))
-        if it.still or len(it.through) < len(outs):
-            through, width = set(it.through) - it.still, len(leaves) // len(outs)
+        if adjoint.still or len(adjoint.through) < len(outs):
+            through, width = set(adjoint.through) - adjoint.still, len(leaves) // len(outs)
             quiet = [leaf for i, leaf in enumerate(leaves) if i // width not in through]
             ctx.mark_non_differentiable(*quiet)
         return leaves
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:  # type: ignore[override]
-        it, comm, saved = ctx.it, ctx.comm, ctx.saved_tensors
+        adjoint, comm, saved = ctx.it, ctx.comm, ctx.saved_tensors
         parts = _grouped(saved, ctx.count + ctx.rest, comm)
         values, rest = parts[: ctx.count], parts[ctx.count :]
-        cts = _grouped(cotangents, len(it.out_types), comm)
-        cts = [cts[i] for i in it.through]
+        cts = _grouped(cotangents, len(adjoint.out_types), comm)
+        cts = [cts[i] for i in adjoint.through]
         if torch.is_grad_enabled():
-            grads = it.again(values, cts, comm)
+            grads = adjoint.again(values, cts, comm)
         else:
-            grads = ctx.backward_half([*(values[i] for i in it.kept), *rest, *cts])
-        by_input = dict(zip(it.wanted, grads))
+            grads = ctx.backward_half([*(values[i] for i in adjoint.kept), *rest, *cts])
+        by_input = dict(zip(adjoint.wanted, grads, strict=True))
         flat: list[Any] = [None, None, None, None]
         for i, value in enumerate(values):
             leaves = comm.leaves(value)
@@ -156,14 +158,14 @@ def adjoint(
     def flat(tensors: Sequence[Any]) -> list[Any]:
         args, kwargs = unflatten(spec, filled(leaves, types, tensors))
         results, _ = flatten(f(*args, **kwargs))
-        return [r for r, leaf in zip(results, made.statics) if leaf is TENSOR]
+        return [r for r, leaf in zip(results, made.statics, strict=True) if leaf is TENSOR]
 
     still: set[int] = set()
 
     def with_cotangents(tensors: Sequence[Any], cotangents: Sequence[Any]) -> Any:
-        def smooth(*some: Any) -> Any:
+        def smooth(*varied: Any) -> Any:
             full = [t.clone() for t in tensors]  # f may write to them
-            for i, t in zip(wanted, some):
+            for i, t in zip(wanted, varied, strict=True):
                 full[i] = t.clone()
             results = flat(full)
             still.clear()  # of a try that failed
@@ -220,12 +222,14 @@ def _by_autograd(
     """The results of a function and the cotangents of its primals."""
     sources = [t if t.requires_grad else t.detach().requires_grad_() for t in primals]
     outs, results = smooth(*sources)
-    pairs = [(out, ct) for out, ct in zip(outs, cotangents) if out.requires_grad]
-    found: Sequence[Any] = [None] * len(sources)
+    pairs = [(out, ct) for out, ct in zip(outs, cotangents, strict=True) if out.requires_grad]
+    gradients: Sequence[Any] = [None] * len(sources)
     if pairs:
-        made, cts = zip(*pairs)
-        found = torch.autograd.grad(made, sources, cts, allow_unused=True, create_graph=True)
-    grads = [torch.zeros_like(t) if g is None else g for t, g in zip(sources, found)]
+        ends, cts = zip(*pairs, strict=True)
+        gradients = torch.autograd.grad(ends, sources, cts, allow_unused=True, create_graph=True)
+    grads = [
+        torch.zeros_like(t) if g is None else g for t, g in zip(sources, gradients, strict=True)
+    ]
     return list(results), grads
 
 
@@ -235,7 +239,7 @@ def _smooth(type: TensorType) -> bool:
 
 def _halves(whole: Program, inputs: int, outs: int) -> tuple[Program, Program, tuple[int, ...]]:
     """What does not depend on cotangents, and the rest; views are taken again, not kept."""
-    given, cotangents = whole.inputs[:inputs], whole.inputs[inputs:]
+    primals, cotangents = whole.inputs[:inputs], whole.inputs[inputs:]
     late, early = set(cotangents), _needed(_early(whole, cotangents), whole.outs[:outs])
     first: list[Eqn] = []
     second: list[Eqn] = []
@@ -257,7 +261,7 @@ def _halves(whole: Program, inputs: int, outs: int) -> tuple[Program, Program, t
     def need(v: Var) -> None:
         if v in late or v in constants or v in rest or v in reads:
             return
-        if v in given:
+        if v in primals:
             reads[v] = None
         elif is_view_line(maker[v]):
             again[id(maker[v])] = maker[v]
@@ -269,9 +273,9 @@ def _halves(whole: Program, inputs: int, outs: int) -> tuple[Program, Program, t
     for v in [*(v for eqn in second for v in eqn.ins), *whole.outs[outs:]]:
         need(v)
     repeated = [eqn for eqn in first if id(eqn) in again]
-    forward = _used(whole, "forward", given, [*first], (*whole.outs[:outs], *rest))
-    kept = tuple(i for i, v in enumerate(given) if v in reads)
-    sources = (*(given[i] for i in kept), *rest, *cotangents)
+    forward = _used(whole, "forward", primals, [*first], (*whole.outs[:outs], *rest))
+    kept = tuple(i for i, v in enumerate(primals) if v in reads)
+    sources = (*(primals[i] for i in kept), *rest, *cotangents)
     backward = _used(whole, "backward", sources, [*repeated, *second], whole.outs[outs:])
     return forward, backward, kept
 
@@ -287,12 +291,12 @@ def _early(whole: Program, cotangents: Sequence[Var]) -> list[Eqn]:
 
 def _needed(eqns: Sequence[Eqn], outs: Sequence[Var]) -> set[int]:
     """The ids of the lines that these outputs need."""
-    needed, found = set(outs), set()
+    needed, lines = set(outs), set()
     for eqn in reversed(eqns):
         if not eqn.outs or any(v in needed for v in eqn.outs if v is not None):
-            found.add(id(eqn))
+            lines.add(id(eqn))
             needed.update(eqn.ins)
-    return found
+    return lines
 
 
 def _used(
@@ -302,7 +306,7 @@ def _used(
     kept = _needed(eqns, outs)
     lines = [eqn for eqn in eqns if id(eqn) in kept]
     needed = {*outs, *(v for eqn in lines for v in eqn.ins)}
-    made = attrs.evolve(
+    half_program = attrs.evolve(
         whole,
         name=f"{whole.name}.{half}",
         inputs=tuple(inputs),
@@ -311,4 +315,4 @@ def _used(
         outs=tuple(outs),
         origin=None,
     )
-    return scheduled(made, ahead=not whole.origin.regather)
+    return scheduled(half_program, ahead=not whole.origin.regather)

@@ -11,7 +11,7 @@ import torch
 from fdtensor.layouts.dtypes import dtype_name
 from fdtensor.layouts.tree import paths
 from fdtensor.tensors.dtensor import DTensor
-from fdtensor.testing.outcome import Claim, Outcome
+from fdtensor.testing.case import Case, Outcome
 from fdtensor.testing.values import block, gather_full
 
 __all__ = ["Difference", "Tolerance", "difference"]
@@ -59,49 +59,49 @@ class Difference:
 
 
 def difference(
-    claim: Claim, found: Outcome, due: Outcome, tolerance: Tolerance
+    case: Case, actual: Outcome, expected: Outcome, tolerance: Tolerance
 ) -> Difference | None:
     """The first difference between an outcome on ranks and the one that is due, or None."""
-    if found.tree != due.tree:
-        return Difference("the result", f"is a {found.tree}, not a {due.tree}")
-    for fault in found.faults:
+    if actual.tree != expected.tree:
+        return Difference("the result", f"is a {actual.tree}, not a {expected.tree}")
+    for fault in actual.faults:
         return Difference(*fault)
-    names = paths(due.tree, "result")
+    names = paths(expected.tree, "result")
     names = ["the result"] if names == ["result"] else names
-    for name, a, b in zip(names, found.leaves, due.leaves):
+    for name, a, b in zip(names, actual.leaves, expected.leaves, strict=True):
         seen = _differing(name, a, b, tolerance)
         if seen:
             return seen
     smooth = [
         name
-        for name, t in zip(claim.where(), claim.tensors)
-        if t.is_floating_point() or t.is_complex()
+        for name, t in zip(case.where(), case.tensors, strict=True)
+        if case.grad and (t.is_floating_point() or t.is_complex())
     ]
-    for name, a, b in zip(smooth, found.grads, due.grads):
+    for name, a, b in zip(smooth, actual.grads, expected.grads, strict=True):
         seen = _differing(f"the gradient of {name}", a, b, tolerance)
         if seen:
             return seen
     return None
 
 
-def _differing(name: str, found: Any, due: Any, tolerance: Tolerance) -> Difference | None:
-    if isinstance(found, DTensor) and isinstance(due, torch.Tensor):
-        if (found.shape, found.dtype) != (tuple(due.shape), due.dtype):
-            kinds = [_kind(t) for t in (found, due)]
+def _differing(name: str, actual: Any, expected: Any, tolerance: Tolerance) -> Difference | None:
+    if isinstance(actual, DTensor) and isinstance(expected, torch.Tensor):
+        if (actual.shape, actual.dtype) != (tuple(expected.shape), expected.dtype):
+            kinds = [_kind(t) for t in (actual, expected)]
             return Difference(name, f"is {kinds[0]}, not {kinds[1]}")
-        return _of_blocks(name, found, due, tolerance) or _of_whole(name, found)
-    same = type(found) is type(due) and _equal(found, due, tolerance)
-    return None if same else Difference(name, f"is {_text(found)}, not {_text(due)}")
+        return _of_blocks(name, actual, expected, tolerance) or _of_whole(name, actual)
+    same = type(actual) is type(expected) and _equal(actual, expected, tolerance)
+    return None if same else Difference(name, f"is {_text(actual)}, not {_text(expected)}")
 
 
-def _equal(found: Any, due: Any, tolerance: Tolerance) -> bool:
-    if isinstance(due, torch.Tensor):
-        return found.dtype == due.dtype and torch.equal(found, due)
-    if isinstance(due, float):
+def _equal(actual: Any, expected: Any, tolerance: Tolerance) -> bool:
+    if isinstance(expected, torch.Tensor):
+        return actual.dtype == expected.dtype and torch.equal(actual, expected)
+    if isinstance(expected, float):
         rtol, atol = tolerance.of(torch.float32)
-        both_nan = math.isnan(found) and math.isnan(due)
-        return both_nan or math.isclose(found, due, rel_tol=rtol, abs_tol=atol)
-    return bool(found == due)
+        both_nan = math.isnan(actual) and math.isnan(expected)
+        return both_nan or math.isclose(actual, expected, rel_tol=rtol, abs_tol=atol)
+    return bool(actual == expected)
 
 
 def _text(leaf: Any) -> str:
@@ -117,16 +117,16 @@ def _kind(tensor: torch.Tensor | DTensor[Any]) -> str:
 
 
 def _of_blocks(
-    name: str, found: DTensor[Any], due: torch.Tensor, tolerance: Tolerance
+    name: str, actual: DTensor[Any], expected: torch.Tensor, tolerance: Tolerance
 ) -> Difference | None:
     """The difference of a tensor that is held as blocks, each rank's compared with its due."""
-    type = found.type
+    type = actual.type
     rtol, atol = tolerance.of(type.dtype)
     worst: tuple[float, int, int] | None = None
     bad: dict[int, int] = {}
     apart = relative = 0.0
-    for place, (rank, local) in enumerate(zip(type.mesh.ranks, found.local, strict=True)):
-        wanted = block(due, type, rank)
+    for place, (rank, local) in enumerate(zip(type.mesh.ranks, actual.local, strict=True)):
+        wanted = block(expected, type, rank)
         if tuple(local.shape) != tuple(wanted.shape) or local.dtype != wanted.dtype:
             kinds = [_kind(t) for t in (local, wanted)]
             return Difference(name, f"is held by rank {rank} as {kinds[0]}, not {kinds[1]}")
@@ -146,33 +146,35 @@ def _of_blocks(
     if worst is None:
         return None
     _, place, flat = worst
-    rank, local = type.mesh.ranks[place], found.local[place]
+    rank, local = type.mesh.ranks[place], actual.local[place]
     inside = torch.unravel_index(torch.tensor(flat), local.shape) if local.ndim else ()
-    index = [held[int(i)] for held, i in zip(type.index(rank), inside)]
-    pair = [_number(t[tuple(index)] if t is due else t[tuple(inside)]) for t in (local, due)]
+    index = [indices[int(i)] for indices, i in zip(type.index(rank), inside, strict=True)]
+    pair = [
+        _number(t[tuple(index)] if t is expected else t[tuple(inside)]) for t in (local, expected)
+    ]
     where = f" at {index}" if index else ""
     return Difference(
         name,
-        f"is {pair[0]} instead of {pair[1]}{where} on rank {rank}{_others(bad, found)}",
+        f"is {pair[0]} instead of {pair[1]}{where} on rank {rank}{_others(bad, actual)}",
         f"{apart:.3g} at most, {relative:.3g} of the value (rtol={rtol:g}, atol={atol:g})",
     )
 
 
-def _of_whole(name: str, found: DTensor[Any]) -> Difference | None:
+def _of_whole(name: str, actual: DTensor[Any]) -> Difference | None:
     """The difference of what `full()` puts together from what the blocks are."""
-    if found.layout.partial or any((t != t).any() for t in found.local):  # of nan there are many
+    if actual.layout.partial or any((t != t).any() for t in actual.local):  # of nan there are many
         return None
-    whole, due = found.full(), gather_full(found.local, found.type)
-    wrong = int((whole != due).sum())
-    text = f"has {wrong} of {due.numel()} elements of full() elsewhere than its blocks say"
+    whole, blocks = actual.full(), gather_full(actual.local, actual.type)
+    wrong = int((whole != blocks).sum())
+    text = f"has {wrong} of {blocks.numel()} elements of full() elsewhere than its blocks say"
     return Difference(name, text) if wrong else None
 
 
-def _others(bad: dict[int, int], found: DTensor[Any]) -> str:
+def _others(bad: dict[int, int], actual: DTensor[Any]) -> str:
     """How much else is wrong."""
-    held = sum(local.numel() for local in found.local)
+    count = sum(local.numel() for local in actual.local)
     ranks = f"rank{'s' if len(bad) > 1 else ''} {', '.join(map(str, bad))}"
-    return f"; {sum(bad.values())} of {held} elements are wrong, on {ranks}"
+    return f"; {sum(bad.values())} of {count} elements are wrong, on {ranks}"
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:

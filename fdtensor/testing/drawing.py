@@ -24,15 +24,17 @@ def drawn(strategy: SearchStrategy[T], count: int, seed: int) -> list[T]:
         phases=[Phase.generate],
         suppress_health_check=[*HealthCheck],  # type: ignore[list-item]
     )
-    found: list[T] = []
+    examples: list[T] = []
 
     def collect() -> None:
         try:
-            find(strategy, lambda x: bool(found.append(x)), settings=options, random=Random(seed))
+            find(
+                strategy, lambda x: bool(examples.append(x)), settings=options, random=Random(seed)
+            )
         except NoSuchExample:
             return
 
     # a thread of its own, for hypothesis refuses tests inside of tests
     with ThreadPoolExecutor(1) as pool:
         pool.submit(collect).result()
-    return found
+    return examples

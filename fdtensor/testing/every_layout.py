@@ -14,12 +14,12 @@ from fdtensor.layouts.placement import ReduceOp
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.random_bits import Key
 from fdtensor.programs.options import OnMissingRule
+from fdtensor.testing.case import Case
+from fdtensor.testing.checker import CaseFailure, Checker
 from fdtensor.testing.compare import Tolerance
-from fdtensor.testing.outcome import Claim
-from fdtensor.testing.problem import Judge, Problem
+from fdtensor.testing.layout_case import LayoutCase, plain, smallest
 from fdtensor.testing.report import told
 from fdtensor.testing.script import integers, script, simple_values
-from fdtensor.testing.setting import Setting, plain, smallest
 from fdtensor.testing.strides import Strides
 
 if TYPE_CHECKING:
@@ -72,15 +72,15 @@ def assert_same_on_every_layout(
     plain tensors comes out as it is.
     """
     __tracebackhide__ = True
-    claim = Claim.of(
+    case = Case.of(
         f, args, kwargs, spread=spread, grad=grad, key=key, on_missing_rule=on_missing_rule
     )
-    judge = Judge(claim, Tolerance(rtol, atol))
+    checker = Checker(case, Tolerance(rtol, atol))
     world = None if ranks is None else ranks.n
     if grad:
         partial = [op for op in _LINEAR if partial is True or (partial and op in partial)]
     drawn = _drawn(
-        claim.tensors,
+        case.tensors,
         mesh,
         min(max_ranks, world or max_ranks),
         world,
@@ -89,13 +89,13 @@ def assert_same_on_every_layout(
         seed,
     )
     for i, setting in enumerate(drawn):
-        problem = judge.problem(setting)
+        problem = checker.problem(setting)
         if problem is not None:
             story = f"setting {i + 1} of {len(drawn)}, seed {seed}"
-            raise _failed(judge, setting, problem, story, mesh is not None, ranks)
+            raise _failed(checker, setting, problem, story, mesh is not None, ranks)
     if ranks is not None:
         for setting in sorted(drawn, key=lambda s: -s.mesh.size)[:_REAL]:
-            _assert_on(ranks, judge, setting)
+            _assert_on(ranks, checker, setting)
 
 
 def assert_same_on_layouts(
@@ -123,25 +123,25 @@ def assert_same_on_layouts(
         assert_same_on_layouts(torch.mm, x, w, layouts=[mesh.layout("dp"), mesh.layout()])
     """
     __tracebackhide__ = True
-    claim = Claim.of(
+    case = Case.of(
         f, args, kwargs, spread=spread, grad=grad, key=key, on_missing_rule=on_missing_rule
     )
-    if len(layouts) != len(claim.places):
+    if len(layouts) != len(case.places):
         raise LayoutError(
-            f"{len(layouts)} layouts for {len(claim.places)} tensors.",
-            tensors=", ".join(claim.where()),
+            f"{len(layouts)} layouts for {len(case.places)} tensors.",
+            tensors=", ".join(case.where()),
             hint="Give one layout for each tensor among the arguments.",
         )
-    pairs = zip(claim.tensors, layouts, strict=True)
+    pairs = zip(case.tensors, layouts, strict=True)
     types = [TensorType(tuple(t.shape), t.dtype, layout) for t, layout in pairs]
-    setting = Setting(types, seed, strides or [None] * len(types))
-    judge = Judge(claim, Tolerance(rtol, atol))
-    problem = judge.problem(setting)
+    setting = LayoutCase(types, seed, strides or [None] * len(types))
+    checker = Checker(case, Tolerance(rtol, atol))
+    problem = checker.problem(setting)
     if problem is not None:
-        real = None if ranks is None else _beside(ranks, judge, setting, problem)
-        raise _told(judge, setting, problem, real)
+        real = None if ranks is None else _beside(ranks, checker, setting, problem)
+        raise _told(checker, setting, problem, real)
     if ranks is not None:
-        _assert_on(ranks, judge, setting)
+        _assert_on(ranks, checker, setting)
 
 
 def _drawn(
@@ -152,19 +152,19 @@ def _drawn(
     partial: bool | Collection[ReduceOp],
     max_examples: int,
     seed: int,
-) -> list[Setting]:
+) -> list[LayoutCase]:
     """Different settings, at most `max_examples`: the plainest, then any, one of one rank."""
     from fdtensor.testing.drawing import drawn
     from fdtensor.testing.strategies import settings_of
 
     types = [(tuple(t.shape), t.dtype) for t in tensors]
     strategy = settings_of(types, mesh=mesh, max_ranks=max_ranks, world=world, partial=partial)
-    some = mesh or Mesh(**{_AXIS: min(2, max_ranks)})
-    first = plain(types, some, partial is True or (bool(partial) and "sum" in partial))
-    found: dict[object, Setting] = {}
+    drawn_mesh = mesh or Mesh(**{_AXIS: min(2, max_ranks)})
+    first = plain(types, drawn_mesh, partial is True or (bool(partial) and "sum" in partial))
+    settings: dict[object, LayoutCase] = {}
     for setting in (*first, *drawn(strategy, 3 * max_examples // 2, seed)):
-        found.setdefault(setting.types if setting.mesh.size > 1 else None, setting)
-    return list(found.values())[:max_examples]
+        settings.setdefault(setting.types if setting.mesh.size > 1 else None, setting)
+    return list(settings.values())[:max_examples]
 
 
 _AXIS = "x"
@@ -172,70 +172,72 @@ _AXIS = "x"
 
 
 def _failed(
-    judge: Judge,
-    setting: Setting,
-    problem: Problem,
+    checker: Checker,
+    setting: LayoutCase,
+    problem: CaseFailure,
     story: str,
     same_mesh: bool,
     ranks: LocalCluster | None,
 ) -> AssertionError:
     """The error for the smallest setting that has the same kind of problem."""
 
-    def fails(candidate: Setting) -> bool:
-        found = judge.problem(candidate)
-        return found is not None and found.kind == problem.kind
+    def fails(candidate: LayoutCase) -> bool:
+        other = checker.problem(candidate)
+        return other is not None and other.kind == problem.kind
 
     least, tried = smallest(setting, fails, same_mesh=same_mesh)
-    simple = simple_values(judge.claim, lambda claim: _still(judge, claim, least, problem))
-    final = Judge(simple, judge.tolerance)
+    simple = simple_values(checker.case, lambda case: _still(checker, case, least, problem))
+    final = Checker(simple, checker.tolerance)
     last = final.problem(least)
     assert last is not None
     real = None if ranks is None else _beside(ranks, final, least, last)
     story = f"{story}; {tried} smaller ones tried"
-    return _told(final, least, last, real, story, script(simple, least, judge.tolerance))
+    return _told(final, least, last, real, story, script(simple, least, checker.tolerance))
 
 
-def _still(judge: Judge, claim: Claim, setting: Setting, problem: Problem) -> bool:
+def _still(checker: Checker, case: Case, setting: LayoutCase, problem: CaseFailure) -> bool:
     """Whether other values have the same kind of problem."""
     try:
-        found = Judge(claim, judge.tolerance).problem(setting)
+        other = Checker(case, checker.tolerance).problem(setting)
     except Exception:
         return False
-    return found is not None and found.kind == problem.kind
+    return other is not None and other.kind == problem.kind
 
 
 def _told(
-    judge: Judge,
-    setting: Setting,
-    problem: Problem,
+    checker: Checker,
+    setting: LayoutCase,
+    problem: CaseFailure,
     real: str | None = None,
     story: str = "",
     repro: str = "",
 ) -> AssertionError:
     """The error that says it all."""
-    rounding = not problem.kind and not _still(judge, integers(judge.claim), setting, problem)
-    text = told(judge.claim, setting, problem, rounding=rounding, real=real, story=story)
+    rounding = not problem.kind and not _still(checker, integers(checker.case), setting, problem)
+    text = told(checker.case, setting, problem, rounding=rounding, real=real, story=story)
     if repro:
         text += f"\n\nThis script fails the same way:\n\n{repro}"
     error = AssertionError(text)
-    if isinstance(problem.found, Exception):
-        error.__cause__ = problem.found
+    if isinstance(problem.cause, Exception):
+        error.__cause__ = problem.cause
     return error
 
 
-def _beside(ranks: LocalCluster, judge: Judge, setting: Setting, problem: Problem) -> str:
+def _beside(
+    ranks: LocalCluster, checker: Checker, setting: LayoutCase, problem: CaseFailure
+) -> str:
     """What real ranks say of a problem of simulated ones."""
-    found = judge.problem_on(ranks, setting)
-    if found is None:
+    real = checker.problem_on(ranks, setting)
+    if real is None:
         return "agree with the single process: only simulated ranks fail"
-    if str(found) == str(problem):
+    if str(real) == str(problem):
         return "agree with the simulated ones"
-    return str(found)
+    return str(real)
 
 
-def _assert_on(ranks: LocalCluster, judge: Judge, setting: Setting) -> None:
+def _assert_on(ranks: LocalCluster, checker: Checker, setting: LayoutCase) -> None:
     __tracebackhide__ = True
-    found = judge.problem_on(ranks, setting)
-    if found is not None:
-        real = f"{found}, though simulated ranks agree with the single process"
-        raise _told(judge, setting, found, real)
+    failure = checker.problem_on(ranks, setting)
+    if failure is not None:
+        real = f"{failure}, though simulated ranks agree with the single process"
+        raise _told(checker, setting, failure, real)

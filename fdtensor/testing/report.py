@@ -1,4 +1,4 @@
-"""`told`: a failed claim in words."""
+"""`told`: a failed case in words."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from fdtensor.layouts.errors import FdtensorError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.programs.program import Program
 from fdtensor.tensors.spmd import Spmd
+from fdtensor.testing.case import Case
+from fdtensor.testing.checker import CaseFailure
 from fdtensor.testing.compare import Difference
-from fdtensor.testing.outcome import Claim
-from fdtensor.testing.problem import Problem
-from fdtensor.testing.setting import Setting
+from fdtensor.testing.layout_case import LayoutCase
 from fdtensor.testing.strides import Strides
 
 __all__ = ["told"]
@@ -19,9 +19,9 @@ _LINES = 24
 
 
 def told(
-    claim: Claim,
-    setting: Setting,
-    problem: Problem,
+    case: Case,
+    setting: LayoutCase,
+    problem: CaseFailure,
     *,
     rounding: bool,
     real: str | None = None,
@@ -32,39 +32,39 @@ def told(
     `rounding` is whether it may be that alone, `real` what real ranks say, `story` how the layouts
     were found.
     """
-    blocks = [f"{t}{_memory(s)}" for t, s in zip(setting.types, setting.strides)]
-    facts: dict[str, object] = dict(zip(claim.where(), blocks))
+    blocks = [f"{t}{_memory(s)}" for t, s in zip(setting.types, setting.strides, strict=True)]
+    facts: dict[str, object] = dict(zip(case.where(), blocks, strict=True))
     facts["mesh"] = setting.mesh
-    if isinstance(problem.found, Difference):
-        sentence = f"{claim.name} gives something else {_where(setting.mesh)} than in one process."
-        facts["differs"] = problem.found
-        if problem.found.by:
-            facts["by"] = problem.found.by
+    if isinstance(problem.cause, Difference):
+        sentence = f"{case.name} gives something else {_where(setting.mesh)} than in one process."
+        facts["differs"] = problem.cause
+        if problem.cause.by:
+            facts["by"] = problem.cause.by
     else:
-        sentence = f"{claim.name} raises {problem.kind} {_where(setting.mesh)}, not in one process."
-        facts["raises"] = str(problem.found).partition("\n")[0] or problem.kind
+        sentence = f"{case.name} raises {problem.kind} {_where(setting.mesh)}, not in one process."
+        facts["raises"] = str(problem.cause).partition("\n")[0] or problem.kind
     if real is not None:
         facts["real ranks"] = real
     if story:
         facts["found as"] = story
-    program = _program(claim, setting)
+    program = _program(case, setting)
     if program is not None:
         facts["program"] = program
-    hint = _hint(claim, problem, rounding)
+    hint = _hint(case, problem, rounding)
     if real is None and setting.mesh.size > 1:
         hint += f" With ranks=GlooPool({max(setting.mesh.ranks) + 1}), real ranks run it too."
     return str(FdtensorError(sentence, hint=hint, **facts))
 
 
-def _hint(claim: Claim, problem: Problem, rounding: bool) -> str:
-    if not isinstance(problem.found, Difference):
+def _hint(case: Case, problem: CaseFailure, rounding: bool) -> str:
+    if not isinstance(problem.cause, Difference):
         return "The error with its traceback is the cause of this one."
     if rounding:
         return (
             "With small integers for values it is right: where this is rounding, pass rtol and "
             "atol, or float64 tensors."
         )
-    if isinstance(claim.function(), Spmd):
+    if isinstance(case.function(), Spmd):
         return "Where an op has a rule of yours, verify(op, samples) runs its rows."
     return "The function of DTensors that was passed as spread is to give what the plain one gives."
 
@@ -81,12 +81,12 @@ def _where(mesh: Mesh) -> str:
     return f"on {mesh.size} ranks" if mesh.size > 1 else "on one rank"
 
 
-def _program(claim: Claim, setting: Setting) -> str | None:
+def _program(case: Case, setting: LayoutCase) -> str | None:
     """The text of the program, or of its lines with traffic; None where there is none."""
-    function = claim.function()
+    function = case.function()
     if not isinstance(function, Spmd):
         return None
-    args, kwargs = claim.arguments(setting.types, claim.key)
+    args, kwargs = case.arguments(setting.types, case.key)
     try:
         program: Program = function.trace(*args, **kwargs)
     except Exception:

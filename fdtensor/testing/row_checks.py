@@ -15,6 +15,7 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Partial, Replicate
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.text import Text
+from fdtensor.layouts.torch_private import OpOverload, OpOverloadPacket, jit_overload, overload_in
 from fdtensor.ops.graph import Call, Full, Graph, Var, op_by_name, substituted, tensors_of
 from fdtensor.ops.lowering import local_graph, lowered
 from fdtensor.ops.notation.core import rule_of
@@ -56,7 +57,7 @@ def verify(
     for sample in samples:
         args, kwargs = arguments_of(sample)
         op = overload_of(op, args, kwargs)
-        if rows is None and not isinstance(op, torch._ops.OpOverload):
+        if rows is None and not isinstance(op, OpOverload):
             raise RuleError(
                 f"{op} is a plain function, which has no rule.",
                 hint="Give the rows, or make it an op with torch.library.custom_op.",
@@ -70,20 +71,20 @@ def verify(
         call, tensors, whole = call_of(op, args, kwargs)
         types = [*(Full(tuple(t.shape), t.dtype) for t in (*tensors, *whole))]
         for row in rows if rows is not None else rows_of(call, types, count):
-            found = check_row(call, row, tensors, whole, count)
-            if found is not None:
-                wrong.append(Wrong(op, row, _said(call, tensors), found))
+            fault = check_row(call, row, tensors, whole, count)
+            if fault is not None:
+                wrong.append(Wrong(op, row, _said(call, tensors), fault))
     return wrong
 
 
 def _said(call: Call, tensors: Sequence[torch.Tensor]) -> str:
     """The arguments of a call, with the type of each tensor."""
-    given = dict(
+    types = dict(
         enumerate(f"{dtype_name(t.dtype)}[{','.join(map(str, t.shape))}]" for t in tensors)
     )
-    args, kwargs = substituted((call.args, call.kwargs), lambda v: Text(given[v.index]))
-    said = [*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs)]
-    return f"({', '.join(said)})"
+    args, kwargs = substituted((call.args, call.kwargs), lambda v: Text(types[v.index]))
+    texts = [*map(repr, args), *(f"{name}={value!r}" for name, value in kwargs)]
+    return f"({', '.join(texts)})"
 
 
 def arguments_of(sample: Any) -> tuple[Any, dict[str, Any]]:
@@ -95,10 +96,9 @@ def arguments_of(sample: Any) -> tuple[Any, dict[str, Any]]:
 
 def overload_of(op: Any, args: Any, kwargs: Any) -> Any:
     """The overload that an op means for these arguments; a plain function as it is."""
-    op = getattr(op, "_opoverload", op)
-    if isinstance(op, torch._ops.OpOverloadPacket):
-        name = torch._C._jit_resolve_packet(op._qualified_op_name, *args, **kwargs)
-        return getattr(op, name or "default")
+    op = overload_in(op)
+    if isinstance(op, OpOverloadPacket):
+        return getattr(op, jit_overload(op, args, kwargs) or "default")
     return op
 
 
@@ -115,8 +115,8 @@ def call_of(op: Any, args: Any, kwargs: Any) -> tuple[Call, list[torch.Tensor], 
         return tree
 
     frozen = numbered(tuple(args)), tuple((k, numbered(v)) for k, v in kwargs.items())
-    made = op(*args, **kwargs)
-    results = tensors_of(made)
+    output = op(*args, **kwargs)
+    results = tensors_of(output)
     outs = tuple(Var(len(tensors) + i) for i in range(len(results)))
     return Call(op, *frozen, outs), tensors, results
 
@@ -138,11 +138,13 @@ def check_row(
     try:
         ins = [typed(t, p) for t, p in zip(tensors, row.ins, strict=True)]
         outs = [typed(t, p) for t, p in zip(whole, row.outs, strict=True)]
-        held = [scatter(t, type, seed + i) for i, (t, type) in enumerate(zip(tensors, ins))]
-        made = []
+        blocks_of = [
+            scatter(t, type, seed + i) for i, (t, type) in enumerate(zip(tensors, ins, strict=True))
+        ]
+        results_of = []
         for rank in range(count):
             go = local_graph(_of_rank(call, ins, outs, rank))
-            made.append(go(*(blocks[rank] for blocks in held)))
+            results_of.append(go(*(blocks[rank] for blocks in blocks_of)))
     except (
         FdtensorError,
         RuntimeError,
@@ -152,17 +154,17 @@ def check_row(
         ValueError,
     ) as error:
         return f"{type(error).__name__}: {error}"
-    for i, (full, type_) in enumerate(zip(whole, outs)):
-        blocks = tuple(results[i] for results in made)
-        found = _compare(blocks, full, type_)
-        if found:
-            return f"output {i}: {found}"
+    for i, (full, type_) in enumerate(zip(whole, outs, strict=True)):
+        blocks = tuple(results[i] for results in results_of)
+        fault = _compare(blocks, full, type_)
+        if fault:
+            return f"output {i}: {fault}"
     return None
 
 
 def _of_rank(call: Call, ins: Sequence[TensorType], outs: Sequence[TensorType], rank: int) -> Graph:
     """What a rank runs; of a plain function, the function itself on its blocks."""
-    if isinstance(call.op, torch._ops.OpOverload):
+    if isinstance(call.op, OpOverload):
         return lowered(call, ins, outs, (rank,))
     inputs = tuple(map(Var, range(len(ins))))
     read = tuple(v for v in call.outs if v is not None)
@@ -188,16 +190,16 @@ def _compare(blocks: tuple[torch.Tensor, ...], full: torch.Tensor, type: TensorT
     return None if _close(joined, full) else _worst(joined, full)
 
 
-def _worst(found: torch.Tensor, wanted: torch.Tensor) -> str:
+def _worst(actual: torch.Tensor, wanted: torch.Tensor) -> str:
     """The element that is the farthest off, and how many are."""
-    off = ~torch.isclose(found, wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
-    wide = torch.complex128 if found.dtype.is_complex else torch.float64
-    gap = (found.to(wide) - wanted.to(wide)).abs().nan_to_num(torch.inf)
+    off = ~torch.isclose(actual, wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
+    wide = torch.complex128 if actual.dtype.is_complex else torch.float64
+    gap = (actual.to(wide) - wanted.to(wide)).abs().nan_to_num(torch.inf)
     gap = torch.where(off, gap, -1)  # what agrees may be infinite
     place = tuple(int(i) for i in torch.unravel_index(gap.argmax(), gap.shape))
-    here = f" at {list(place)}" if place else ""
+    where = f" at {list(place)}" if place else ""
     return (
-        f"{found[place].item():.6g} instead of {wanted[place].item():.6g}{here}; "
+        f"{actual[place].item():.6g} instead of {wanted[place].item():.6g}{where}; "
         f"{int(off.sum())} of {off.numel()} elements are wrong"
     )
 

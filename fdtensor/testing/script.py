@@ -11,9 +11,9 @@ from fdtensor.layouts.errors import LayoutError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import unflatten
+from fdtensor.testing.case import Case
 from fdtensor.testing.compare import Tolerance
-from fdtensor.testing.outcome import Claim
-from fdtensor.testing.setting import Setting
+from fdtensor.testing.layout_case import LayoutCase
 from fdtensor.testing.sources import Names, literal
 from fdtensor.testing.values import full_tensor
 
@@ -23,36 +23,36 @@ _LITERAL = 24
 """Larger tensors are not written out where a seed makes them."""
 
 
-def simple_values(claim: Claim, fails: Callable[[Claim], bool]) -> Claim:
-    """The claim with small integers for values, for each tensor with which it still `fails`."""
-    tensors = claim.tensors
+def simple_values(case: Case, fails: Callable[[Case], bool]) -> Case:
+    """The case with small integers for values, for each tensor with which it still `fails`."""
+    tensors = case.tensors
     for i in sorted(range(len(tensors)), key=lambda i: tensors[i].dtype == torch.bool):
         simple = list(tensors)
         simple[i] = _seeded(tensors[i], i)
-        other = claim.with_tensors(simple)
+        other = case.with_tensors(simple)
         if not torch.equal(simple[i], tensors[i]) and fails(other):
-            claim, tensors = other, simple
-    return claim
+            case, tensors = other, simple
+    return case
 
 
-def integers(claim: Claim) -> Claim:
-    """The claim with small integers for all floats."""
-    floats = [t.is_floating_point() or t.is_complex() for t in claim.tensors]
-    pairs = enumerate(zip(claim.tensors, floats))
-    return claim.with_tensors([_seeded(t, i) if smooth else t for i, (t, smooth) in pairs])
+def integers(case: Case) -> Case:
+    """The case with small integers for all floats."""
+    floats = [t.is_floating_point() or t.is_complex() for t in case.tensors]
+    pairs = enumerate(zip(case.tensors, floats, strict=True))
+    return case.with_tensors([_seeded(t, i) if smooth else t for i, (t, smooth) in pairs])
 
 
-def script(claim: Claim, setting: Setting, tolerance: Tolerance) -> str:
+def script(case: Case, setting: LayoutCase, tolerance: Tolerance) -> str:
     """The text of a program that calls `assert_same_on_layouts`."""
     names = Names()
-    function = names.spelled(claim.f, "f")
-    given, drawn = list(claim.given), claim.tensors
-    for i, (place, tensor) in enumerate(zip(claim.places, drawn)):
-        given[place] = tensor
+    function = names.spelled(case.f, "f")
+    leaves, drawn = list(case.given), case.tensors
+    for i, (place, tensor) in enumerate(zip(case.places, drawn, strict=True)):
+        leaves[place] = tensor
         name = names.known[id(tensor)] = names.fresh(f"x{i}")
         names.kept.append(tensor)
         names.lines.append(f"{name} = {_tensor(tensor, i, names)}")
-    args, kwargs = unflatten(claim.tree, given)
+    args, kwargs = unflatten(case.tree, leaves)
     call = [function, *(names.spelled(value, "value") for value in args)]
     call += [f"{name}={names.spelled(value, name)}" for name, value in kwargs.items()]
     layouts = "".join(f"        {layout!r},\n" for layout in setting.layouts)
@@ -60,15 +60,15 @@ def script(claim: Claim, setting: Setting, tolerance: Tolerance) -> str:
     if any(strides is not None for strides in setting.strides):
         options["strides"] = list(setting.strides)
         names.imports["from fdtensor.testing import Strides"] = None
-    options |= {"grad": claim.grad, "rtol": tolerance.rtol, "atol": tolerance.atol}
+    options |= {"grad": case.grad, "rtol": tolerance.rtol, "atol": tolerance.atol}
     plain = {"seed": 0, "grad": False, "rtol": None, "atol": None, "strides": None}
     call += [f"{name}={value!r}" for name, value in options.items() if value != plain[name]]
-    if claim.key is not None:
-        call.append(f"key={names.spelled(claim.key, 'key')}")
-    if claim.on_missing_rule != "replicate":
-        call.append(f"on_missing_rule={claim.on_missing_rule!r}")
-    if claim.spread is not None:
-        call.append(f"spread={names.spelled(claim.spread, 'spread')}")
+    if case.key is not None:
+        call.append(f"key={names.spelled(case.key, 'key')}")
+    if case.on_missing_rule != "replicate":
+        call.append(f"on_missing_rule={case.on_missing_rule!r}")
+    if case.spread is not None:
+        call.append(f"spread={names.spelled(case.spread, 'spread')}")
     head = [
         *names.imports,
         "from fdtensor import *",
@@ -79,7 +79,7 @@ def script(claim: Claim, setting: Setting, tolerance: Tolerance) -> str:
     return "\n".join(["import torch", *head, "", *names.lines, "", end])
 
 
-def _pending(setting: Setting) -> bool:
+def _pending(setting: LayoutCase) -> bool:
     return any(layout.partial for layout in setting.layouts)
 
 

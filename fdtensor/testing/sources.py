@@ -16,9 +16,18 @@ from typing import Any
 
 import attrs
 import torch
-from torch._library.custom_ops import CustomOpDef
 
 from fdtensor.layouts.record import Record
+from fdtensor.layouts.torch_private import (
+    CustomOpDef,
+    OpOverload,
+    OpOverloadPacket,
+    abstract_function,
+    backward_function,
+    op_function,
+    overload_in,
+    setup_context_function,
+)
 from fdtensor.ops.notation.core import rule_of
 from fdtensor.ops.random_bits import Key
 from fdtensor.programs.options import Options
@@ -59,12 +68,12 @@ class Names:
 
     def fresh(self, name: str) -> str:
         """A name that nothing has."""
-        found, count = name, 1
-        while found in self.taken or hasattr(builtins, found):
+        free, count = name, 1
+        while free in self.taken or hasattr(builtins, free):
             count += 1
-            found = f"{name}_{count}"
-        self.taken.add(found)
-        return found
+            free = f"{name}_{count}"
+        self.taken.add(free)
+        return free
 
     def filed(self, value: Any, name: str) -> str:
         """An expression that reads a value from a file, which is written now."""
@@ -106,7 +115,7 @@ class Names:
             case ModuleType():
                 self._import(f"import {value.__name__}", value)
                 return value.__name__
-            case torch._ops.OpOverload() | torch._ops.OpOverloadPacket():
+            case OpOverload() | OpOverloadPacket():
                 return f"torch.ops.{value}"
             case MethodDescriptorType() if hasattr(torch.Tensor, value.__name__):
                 return f"torch.Tensor.{value.__name__}"
@@ -158,13 +167,13 @@ class Names:
 
     def _defined(self, value: Any, name: str) -> str:
         """The name of a value, after the lines that define it."""
-        found = None
+        defined = None
         if isinstance(value, FunctionType):
-            found = self._function(value)
+            defined = self._function(value)
         elif isinstance(value, CustomOpDef):
-            found = self._op(value)
-        if found is not None:
-            return found
+            defined = self._op(value)
+        if defined is not None:
+            return defined
         name = self.fresh(name if name.isidentifier() else "value")
         if isinstance(value, torch.Tensor) and value.numel() <= _LITERAL:
             self.lines.append(f"{name} = {literal(value)}")
@@ -182,14 +191,14 @@ class Names:
         bare = function.__name__ == "<lambda>"
         source = _lambda_source(function) if bare else _source(function, decorated)
         needed = {} if source is None else dict(_needed(function, source))
-        if source is None or any(held is _MISSING for held in needed.values()):
+        if source is None or any(value_needed is _MISSING for value_needed in needed.values()):
             return None
         name = self.fresh("f" if bare else function.__name__)
         if not bare and name != function.__name__ and name.strip("_0123456789"):
             return None
         self.known[id(function if value is None else value)] = name
-        for used, held in needed.items():
-            if held is not function and (text := self._named(held, used)) != used:
+        for used, value_needed in needed.items():
+            if value_needed is not function and (text := self._named(value_needed, used)) != used:
                 self.lines.append(f"{used} = {text}")
         self.lines.append(f"{name} = {source}" if bare else f"\n{source}\n")
         return name
@@ -204,25 +213,26 @@ class Names:
 
     def _op(self, op: Any) -> str | None:
         """The name of an op of the user's, after it and what was registered for it."""
-        made = op._init_fn
-        home = sys.modules.get(made.__module__)
-        if made.__module__ != "__main__" and getattr(home, made.__name__, None) is op:
-            return self._from(home, made.__name__)
-        name = self._function(made, op)
+        function = op_function(op)
+        home = sys.modules.get(function.__module__)
+        if function.__module__ != "__main__" and getattr(home, function.__name__, None) is op:
+            return self._from(home, function.__name__)
+        name = self._function(function, op)
         if name is None:
-            return f"torch.ops.{op._qualname.replace('::', '.')}.default"
-        known = rule_of(op._opoverload)
+            return f"torch.ops.{overload_in(op)}"
+        known = rule_of(overload_in(op))
         for registered, by in (
-            (op._abstract_fn, f"{name}.register_fake"),
+            (abstract_function(op), f"{name}.register_fake"),
             (known and known.rows, f"rule({name})"),
         ):
             if isinstance(registered, FunctionType):
                 self._registered(registered, by)
-        if op._backward_fn is not None:
-            setup = op._setup_context_fn
-            given = "" if setup is None else f", setup_context={self.spelled(setup, 'setup')}"
-            back = self.spelled(op._backward_fn, "backward")
-            self.lines.append(f"{name}.register_autograd({back}{given})")
+        backward = backward_function(op)
+        if backward is not None:
+            setup = setup_context_function(op)
+            context = "" if setup is None else f", setup_context={self.spelled(setup, 'setup')}"
+            back = self.spelled(backward, "backward")
+            self.lines.append(f"{name}.register_autograd({back}{context})")
         return name
 
     def _registered(self, function: FunctionType, by: str) -> None:
@@ -241,9 +251,9 @@ _MISSING = object()
 
 def _needed(function: FunctionType, source: str) -> Iterator[tuple[str, Any]]:
     """The names that a function takes from outside, with what they are."""
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
-    asked = {*_globals_of(function.__code__), *cells, *_outside(source)}
-    for name in sorted(asked):
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    names = {*_globals_of(function.__code__), *cells, *_outside(source)}
+    for name in sorted(names):
         if name in cells:
             try:
                 yield name, cells[name].cell_contents
@@ -269,12 +279,12 @@ def _outside(source: str) -> Iterator[str]:
     """The names in decorators and defaults, which are read where the function is made."""
     node: Any = ast.parse(source).body[0]
     node = node.value if isinstance(node, ast.Expr) else node
-    made = [*node.args.defaults, *(d for d in node.args.kw_defaults if d)]
-    made += getattr(node, "decorator_list", [])
+    parts = [*node.args.defaults, *(d for d in node.args.kw_defaults if d)]
+    parts += getattr(node, "decorator_list", [])
     arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-    made += [a.annotation for a in arguments if a.annotation]
-    made += [node.returns] if getattr(node, "returns", None) else []
-    for part in made:
+    parts += [a.annotation for a in arguments if a.annotation]
+    parts += [node.returns] if getattr(node, "returns", None) else []
+    for part in parts:
         for name in ast.walk(part):
             if isinstance(name, ast.Name):
                 yield name.id
@@ -307,12 +317,12 @@ def _lambda_source(function: FunctionType) -> str | None:
     except (OSError, TypeError, SyntaxError):
         return None
     line = function.__code__.co_firstlineno
-    found = set()
+    texts_there = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Lambda) and node.lineno == line:
-            found.add(ast.unparse(node))
-    same = [text for text in found if _shape(text) == function.__code__.co_names]
-    texts = list(found) if len(found) == 1 else same
+            texts_there.add(ast.unparse(node))
+    same = [text for text in texts_there if _shape(text) == function.__code__.co_names]
+    texts = list(texts_there) if len(texts_there) == 1 else same
     return texts[0] if len(texts) == 1 else None
 
 

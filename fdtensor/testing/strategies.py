@@ -36,7 +36,7 @@ from fdtensor.layouts.placement import (
 )
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten, unflatten
-from fdtensor.testing.setting import Setting
+from fdtensor.testing.layout_case import LayoutCase
 from fdtensor.testing.strides import Strides
 from fdtensor.testing.values import full_tensor
 
@@ -258,10 +258,10 @@ def sharded(
     setting = draw(
         settings_of(kinds_of, mesh=mesh, max_ranks=max_ranks, partial=partial, kinds=kinds)
     )
-    pairs = zip(tensors, setting.types)
+    pairs = zip(tensors, setting.types, strict=True)
     full = [full_tensor(x, i) if t.is_meta else t for i, (t, x) in enumerate(pairs)]
-    made = setting.types if as_types else setting.spread(full) if full else ()
-    for i, leaf in zip(places, made, strict=True):
+    values = setting.types if as_types else setting.spread(full) if full else ()
+    for i, leaf in zip(places, values, strict=True):
         leaves[i] = leaf
     return unflatten(tree, leaves)
 
@@ -276,15 +276,15 @@ def settings_of(
     world: int | None = None,
     partial: bool | Collection[ReduceOp] = True,
     kinds: Sequence[type[Placement]] = MOVEMENT,
-) -> Setting:
+) -> LayoutCase:
     """Any mesh, of up to 2 axes where not given, and any layout on it for each of some tensors."""
     if mesh is None:
         mesh = draw(meshes(max_axes=2, max_ranks=max_ranks, world=world).filter(_has_axes))
-    found = [
+    types_ = [
         draw(types(mesh, shape, dtype, partial=partial, kinds=kinds)) for shape, dtype in tensors
     ]
     how = [draw(memory_formats(len(shape))) for shape, _ in tensors]
-    return Setting(found, draw(st.integers(0, 99)), how)
+    return LayoutCase(types_, draw(st.integers(0, 99)), how)
 
 
 def memory_formats(ndim: int) -> st.SearchStrategy[Strides | None]:
@@ -325,11 +325,11 @@ def _ops(partial: bool | Collection[ReduceOp]) -> tuple[ReduceOp, ...]:
 @functools.cache
 def _reduce_ops(dtype: torch.dtype) -> tuple[ReduceOp, ...]:
     """The reduce ops that may be pending in a tensor of `dtype`."""
-    found: list[ReduceOp] = []
+    ops: list[ReduceOp] = []
     for op in REDUCE_OPS:
         try:
             TensorType((), dtype, Layout(Mesh(x=1), [Partial(op)]))
         except LayoutError:
             continue
-        found.append(op)
-    return tuple(found)
+        ops.append(op)
+    return tuple(ops)

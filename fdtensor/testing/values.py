@@ -28,10 +28,10 @@ def full_tensor(type: TensorType, seed: int) -> torch.Tensor:
 
 def block(tensor: torch.Tensor, type: TensorType, rank: int) -> torch.Tensor:
     """What `rank` holds of a tensor that is not pending: its rows, columns, ... by `type.index`."""
-    held = tensor.to(_wide(type.dtype))
+    part = tensor.to(_wide(type.dtype))
     for dim, indices in enumerate(type.index(rank)):
-        held = held.index_select(dim, torch.tensor(indices, dtype=torch.int64))
-    return held.to(type.dtype, copy=True)
+        part = part.index_select(dim, torch.tensor(indices, dtype=torch.int64))
+    return part.to(type.dtype, copy=True)
 
 
 def scatter(tensor: torch.Tensor, type: TensorType, seed: int) -> tuple[torch.Tensor, ...]:
@@ -62,15 +62,15 @@ def gather_full(blocks: Sequence[torch.Tensor], type: TensorType) -> torch.Tenso
     terms: dict[Coord, tuple[torch.Tensor, torch.Tensor]] = {}
     for rank, local in zip(type.mesh.ranks, blocks, strict=True):
         kind = (tuple(local.shape), local.dtype)
-        due = (tuple(map(len, type.index(rank))), type.dtype)
-        assert kind == due, f"rank {rank} holds {kind}, but its block of {type} is {due}."
-        held = local.to(_wide(type.dtype))
-        empty = torch.zeros(type.shape, dtype=held.dtype)
+        expected = (tuple(map(len, type.index(rank))), type.dtype)
+        assert kind == expected, f"rank {rank} holds {kind}, but its block of {type} is {expected}."
+        wide = local.to(_wide(type.dtype))
+        empty = torch.zeros(type.shape, dtype=wide.dtype)
         term, known = terms.setdefault(_pending(type, rank), (empty, empty != empty))
         where = _where(type.index(rank))
         again = known[where]
-        assert torch.equal(term[where][again], held[again]), f"rank {rank} is no replica in {type}."
-        term[where], known[where] = held, True
+        assert torch.equal(term[where][again], wide[again]), f"rank {rank} is no replica in {type}."
+        term[where], known[where] = wide, True
     assert all(known.all() for _, known in terms.values()), f"the blocks of {type} leave holes."
     stacked = torch.stack([term for term, _ in terms.values()])
     op = next(iter(type.layout.partial.values()), None)

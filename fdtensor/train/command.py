@@ -88,8 +88,8 @@ class _Show:
         console = Console(highlight=False, soft_wrap=True)
         console.print(_title(job, comm.mesh), markup=False)
 
-        def show(made: Program) -> None:
-            console.print(str(made) if self.in_full else made.summary(), markup=False)
+        def show(program: Program) -> None:
+            console.print(str(program) if self.in_full else program.summary(), markup=False)
             console.print("losses:")
 
         start = time.perf_counter()

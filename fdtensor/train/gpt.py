@@ -142,17 +142,17 @@ def initial(size: Size, seed: int) -> dict[str, torch.Tensor]:
     """
     generator = torch.Generator().manual_seed(seed)
     deep = (2 * size.layers) ** -0.5
-    made = {}
+    params = {}
     with torch.device("meta"):
         shapes = {name: p.shape for name, p in GPT(size).named_parameters()}
     for name, shape in shapes.items():
         if len(shape) == 1:
-            made[name] = torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
+            params[name] = torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)
         else:
             scale = 0.02 * (deep if name.endswith(("out.weight", "down.weight")) else 1)
-            made[name] = torch.randn(shape, generator=generator) * scale
-    return made
+            params[name] = torch.randn(shape, generator=generator) * scale
+    return params
 
 
-def _itself(x: torch.Tensor, name: str) -> torch.Tensor:
+def _itself(x: torch.Tensor, _name: str) -> torch.Tensor:
     return x

@@ -22,11 +22,11 @@ _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test", "en
 def files() -> list[Path]:
     """The sources, in the order of their names: the same on every machine with this Python."""
     root = Path(sysconfig.get_path("stdlib"))
-    found = []
+    paths = []
     for folder, below, names in os.walk(root):
         below[:] = [name for name in below if name not in _LEFT_OUT]
-        found += [Path(folder, name) for name in names if name.endswith(".py")]
-    return sorted(path for path in found if not path.is_symlink())
+        paths += [Path(folder, name) for name in names if name.endswith(".py")]
+    return sorted(path for path in paths if not path.is_symlink())
 
 
 @functools.cache

@@ -27,7 +27,7 @@ from fdtensor.programs.options import Like, Options
 from fdtensor.programs.program import Together
 from fdtensor.tensors.spmd import Entry, Spmd
 from fdtensor.testing import Strides
-from fdtensor.testing.discovery import Case
+from fdtensor.testing.discovery import SampleGroup
 from fdtensor.testing.row_checks import Wrong
 from fdtensor.train import GPT, AdamW, Job, Size
 
@@ -147,7 +147,7 @@ example(fd.GradScaler, lambda: fd.GradScaler(fd.SimulatedComm(MESH)), used_scale
 example(fd.WorkerError, fd.WorkerError("rank 1 failed", {1: "a\nb"}, {1: ValueError("x")}, True))
 example(fd.FallbackWarning, fd.FallbackWarning("it costs more."))
 example(fd.Discovered, lambda: fd.discover(aten.relu.default, (torch.randn(4, 6),), isolated=False))
-example(Case, lambda: fd.discover(doubled, (torch.randn(4, 6),), isolated=False).cases[0])
+example(SampleGroup, lambda: fd.discover(doubled, (torch.randn(4, 6),), isolated=False).cases[0])
 example(Picture, lambda: fd.show(PLAN), lambda: fd.show(program()), lambda: fd.show(tensor()))
 example(Text, lambda: fd.explain(PLAN.src, PLAN.dst), lambda: program().explain())
 example(Stored, Stored((4, 6), torch.float32))
@@ -246,7 +246,17 @@ def told(x: Any) -> Any:
             return [(name, t.tolist()) for name, t in x.state_dict().items()]
         case fd.Discovered():
             return x.op, str(x), x.rows
-        case Case() | Call() | Graph() | Wrong() | Picture() | Rule() | Needs() | At() | Block():
+        case (
+            SampleGroup()
+            | Call()
+            | Graph()
+            | Wrong()
+            | Picture()
+            | Rule()
+            | Needs()
+            | At()
+            | Block()
+        ):
             return repr(x) if not isinstance(x, (Call, Graph, Picture)) else str(x)
         case BaseException():
             return x.args, str(x)

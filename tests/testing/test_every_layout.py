@@ -34,10 +34,10 @@ from fdtensor.testing import (
     assert_same_on_layouts,
     gather_full,
 )
+from fdtensor.testing.case import Case
+from fdtensor.testing.checker import Checker
 from fdtensor.testing.compare import Tolerance
-from fdtensor.testing.outcome import Claim
-from fdtensor.testing.problem import Judge
-from fdtensor.testing.setting import Setting
+from fdtensor.testing.layout_case import LayoutCase
 
 X = torch.arange(15.0).reshape(5, 3) - 7
 Y = torch.tensor([0.3, 1.7, -2.2])
@@ -108,11 +108,11 @@ def test_what_depends_on_data_and_python_results_are_compared_too():
 def test_floats_are_compared_with_what_their_terms_are():
     x = (torch.arange(20) / 7).bfloat16()
     terms = TensorType((20,), x.dtype, Mesh(x=3).layout(partial={"x": "sum"}))
-    spread = Setting([terms]).spread([x])
+    spread = LayoutCase([terms]).spread([x])
     meant = gather_full(spread[0].local, terms)
-    judge = Judge(Claim.of(torch.clone, (x,), {}), Tolerance())
+    checker = Checker(Case.of(torch.clone, (x,), {}), Tolerance())
     assert not torch.equal(meant, x)
-    assert torch.equal(judge._due(spread).leaves[0], meant)
+    assert torch.equal(checker._due(spread).leaves[0], meant)
 
 
 def test_functions_that_change_their_arguments_leave_those_of_the_caller_alone():

@@ -18,7 +18,7 @@ from fdtensor import (
     trace,
 )
 from fdtensor.testing import full_tensor, gather_full, sharded
-from fdtensor.testing.setting import Setting, _size, alone, smaller, smallest
+from fdtensor.testing.layout_case import LayoutCase, _size, alone, smaller, smallest
 from fdtensor.testing.strategies import DTYPES, settings_of, shapes
 
 SHAPES = [((5, 4), torch.float32), ((4,), torch.int64)]
@@ -97,7 +97,7 @@ def test_the_smallest_setting_has_no_more_than_what_is_wanted(name, setting):
 
 def _line(size, placements):
     mesh = Mesh(x=size)
-    return Setting([TensorType(*kind, Layout(mesh, p)) for kind, p in zip(SHAPES, placements)])
+    return LayoutCase([TensorType(*kind, Layout(mesh, p)) for kind, p in zip(SHAPES, placements)])
 
 
 @given(st.data(), FLOATS, shapes(), st.integers(0, 99))

@@ -38,37 +38,42 @@ def move_lines(program: Program) -> list[str]:
     rows = [("", "", "received", "made by -> read by")]
     for spent, eqn in sorted(sent, key=lambda move: -move[0])[:MOST]:
         assert isinstance(eqn.op, (Step, Together))
-        made = [v for v in eqn.outs if v is not None]
-        ends = (
-            f"{_some([makers[v] for v in made])} -> {_some([r for v in made for r in readers[v]])}"
-        )
-        call = f"{_values(made)} = {eqn.op.collective} {_values(eqn.ins)}"
+        values = [v for v in eqn.outs if v is not None]
+        made_by, read_by = [makers[v] for v in values], [r for v in values for r in readers[v]]
+        ends = f"{_some(made_by)} -> {_some(read_by)}"
+        call = f"{_values(values)} = {eqn.op.collective} {_values(eqn.ins)}"
         rows.append((call, microseconds(spent), bytes_text(most_received(eqn.steps)), ends))
     return [title, *columns(rows, "<>><")]
 
 
 def _makers(program: Program) -> dict[Var, str]:
     """The op that made each value, before it was moved."""
-    found = dict.fromkeys(program.inputs, "input")
-    found.update((v, "constant") for v, _ in program.constants)
+    makers = dict.fromkeys(program.inputs, "input")
+    makers.update((v, "constant") for v, _ in program.constants)
     for eqn in program.eqns:
         if eqn.steps:
-            found.update((w, found[v]) for v, w in zip(eqn.ins, eqn.outs) if w is not None)
+            makers.update(
+                (w, makers[v]) for v, w in zip(eqn.ins, eqn.outs, strict=True) if w is not None
+            )
         else:
-            found.update((v, op_name(eqn.op)) for v in eqn.outs if v is not None)
-    return found
+            makers.update((v, op_name(eqn.op)) for v in eqn.outs if v is not None)
+    return makers
 
 
 def _readers(program: Program) -> dict[Var, list[str]]:
     """The ops that read each value, after it was moved on; "output" for the caller."""
-    found: dict[Var, list[str]] = {v: ["output"] for v in program.outs}
+    readers: dict[Var, list[str]] = {v: ["output"] for v in program.outs}
     for eqn in reversed(program.eqns):
-        here = {v: [op_name(eqn.op)] for v in eqn.ins}
+        names_of = {v: [op_name(eqn.op)] for v in eqn.ins}
         if eqn.steps:
-            here = {v: found.get(w, []) for v, w in zip(eqn.ins, eqn.outs) if w is not None}
-        for v, names in here.items():
-            found[v] = [*names, *found.get(v, [])]
-    return found
+            names_of = {
+                v: readers.get(w, [])
+                for v, w in zip(eqn.ins, eqn.outs, strict=True)
+                if w is not None
+            }
+        for v, names in names_of.items():
+            readers[v] = [*names, *readers.get(v, [])]
+    return readers
 
 
 def _values(values: Sequence[Var]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import attrs
@@ -57,23 +57,29 @@ class Decision:
 def decisions(program: Program) -> list[Decision]:
     """The decisions of a traced program, in the order of its calls, for axes of several ranks."""
     origin: Origin = program.origin
-    found: list[Decision] = []
+    rows: list[Decision] = []
     for axis, choice in origin.choices.items():
         if program.mesh.axis_size(axis) > 1:
-            found += _on(axis, choice, origin)
-    return sorted(found, key=lambda d: d.call)
+            rows += _on(axis, choice, origin)
+    return sorted(rows, key=lambda d: d.call)
 
 
 def _on(axis: str, choice: Choice, origin: Origin) -> list[Decision]:
     uses = _Uses(choice, origin)
-    found = []
-    skipped = len(origin.graph.inputs) + len(origin.graph.constants)
-    for i, (node, taken) in enumerate(zip(choice.nodes[skipped:], choice.calls)):
+    rows = []
+    for i, (node, taken) in enumerate(_calls(choice, origin)):
         priced = [_priced(o, i, node, uses, choice.prices) for o in node.options]
         (of,) = [p for p in priced if p.option is taken]
         others = [p for p in priced if p is not of and p.moves < IMPOSSIBLE]
-        found.append(Decision(i, axis, of, tuple(sorted(others, key=lambda p: p.seconds))))
-    return found
+        rows.append(Decision(i, axis, of, tuple(sorted(others, key=lambda p: p.seconds))))
+    return rows
+
+
+def _calls(choice: Choice, origin: Origin) -> Iterator[tuple[Node, Option]]:
+    """The options that there were for each call, and the one taken."""
+    start = len(origin.graph.inputs) + len(origin.graph.constants)
+    nodes = choice.nodes[start : start + len(choice.calls)]
+    return zip(nodes, choice.calls, strict=True)
 
 
 class _Uses:
@@ -86,20 +92,19 @@ class _Uses:
         """The values that are moved anew for each use."""
         self.made = {v.index: p for v, p in choice.placements.items()}
         self.takers: dict[int, list[tuple[int, Hashable]]] = {}
-        skipped = len(graph.inputs) + len(graph.constants)
-        for i, (node, option) in enumerate(zip(choice.nodes[skipped:], choice.calls)):
-            for v, wanted in zip(node.ins, option.ins):
+        for i, (node, option) in enumerate(_calls(choice, origin)):
+            for v, wanted in zip(node.ins, option.ins, strict=True):
                 self.takers.setdefault(v, []).append((i, wanted))
-        for v, wanted in zip(graph.outs, choice.outs):
+        for v, wanted in zip(graph.outs, choice.outs, strict=True):
             self.takers.setdefault(v.index, []).append((-1, wanted))
 
     def moves(self, call: int, node: Node, option: Option) -> list[tuple[int, Any, Any]]:
         """The moves that only this call needs if it takes this option: value, from, to."""
         needed = []
-        for v, wanted in zip(node.ins, option.ins):
+        for v, wanted in zip(node.ins, option.ins, strict=True):
             if v in self.again or not any(i != call and p == wanted for i, p in self.takers[v]):
                 needed.append((v, self.made[v], wanted))
-        for v, placement in zip(node.outs, option.outs):
+        for v, placement in zip(node.outs, option.outs, strict=True):
             if v is not None:
                 needed += [(v, placement, wanted) for _, wanted in self.takers.get(v, ())]
         needed = [(v, p, q) for v, p, q in needed if q not in (p, "free")]

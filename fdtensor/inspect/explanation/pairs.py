@@ -56,10 +56,10 @@ def _types(
     """The inputs or outputs whose types differ."""
     rows = []
     for i in range(max(len(a), len(b))):
-        here = _typed(first, a[i]) if i < len(a) else "-"
-        there = _typed(second, b[i]) if i < len(b) else "-"
-        if here.partition(":")[2] != there.partition(":")[2]:
-            rows.append((f"{word} {i}", here, there))
+        mine = _typed(first, a[i]) if i < len(a) else "-"
+        other = _typed(second, b[i]) if i < len(b) else "-"
+        if mine.partition(":")[2] != other.partition(":")[2]:
+            rows.append((f"{word} {i}", mine, other))
     return _listed(f"other types of {word}puts", rows, "<<<")
 
 
@@ -75,14 +75,14 @@ def _moves(program: Program) -> Counter[tuple[str, str, int]]:
     )
 
 
-def _only(name: str, found: Counter[tuple[str, str, int]]) -> list[str]:
+def _only(name: str, moves: Counter[tuple[str, str, int]]) -> list[str]:
     """The moves of one program that the other lacks, those with most bytes first."""
-    most = sorted(found.items(), key=lambda item: -item[0][2] * item[1])
+    most = sorted(moves.items(), key=lambda item: -item[0][2] * item[1])
     rows = [
         (f"{count} x", step, types, bytes_text(moved * count))
         for (step, types, moved), count in most
     ]
-    return _listed(f"only in {name}: {counted(found.total(), 'move')}", rows, "><<>")
+    return _listed(f"only in {name}: {counted(moves.total(), 'move')}", rows, "><<>")
 
 
 def _values(first: Program, second: Program) -> list[str]:
@@ -91,7 +91,7 @@ def _values(first: Program, second: Program) -> list[str]:
         return []
     rows = []
     for call, other in _paired(first.origin.graph, second.origin.graph):
-        for v, w in zip(call.outs, other.outs):
+        for v, w in zip(call.outs, other.outs, strict=True):
             if v is not None and w is not None:
                 a, b = first.origin.values[v], second.origin.values[w]
                 if first.type_of(a).layout is not second.type_of(b).layout:
@@ -103,10 +103,10 @@ def _paired(first: Graph, second: Graph) -> Iterator[tuple[Call, Call]]:
     """The calls of two graphs that do the same, in order."""
     a, b = ([_key(graph, call) for call in graph.calls] for graph in (first, second))
     if a == b:
-        yield from zip(first.calls, second.calls)
+        yield from zip(first.calls, second.calls, strict=True)
         return
     for i, j, n in SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks():
-        yield from zip(first.calls[i : i + n], second.calls[j : j + n])
+        yield from zip(first.calls[i : i + n], second.calls[j : j + n], strict=True)
 
 
 def _key(graph: Graph, call: Call) -> Any:

@@ -56,8 +56,8 @@ def explained(program: Program, value: str | None = None) -> str:
 
 def _of_value(program: Program, name: str) -> str:
     """All about the value of this name: from where it was moved, what it was made by."""
-    found = next((Var(i) for i in range(len(program.types)) if str(Var(i)) == name), None)
-    if found is None:
+    var = next((Var(i) for i in range(len(program.types)) if str(Var(i)) == name), None)
+    if var is None:
         raise TraceError(
             f"{program.name} has no value {name!r}.",
             values=f"a to {Var(len(program.types) - 1)}",
@@ -66,25 +66,26 @@ def _of_value(program: Program, name: str) -> str:
     moves = {
         after: (before, step.collective)
         for eqn in program.eqns
-        for step, before, after in zip(eqn.steps, eqn.ins, eqn.outs)
+        if eqn.steps
+        for step, before, after in zip(eqn.steps, eqn.ins, eqn.outs, strict=True)
     }
-    head, lines = f"{found}:{program.type_of(found)}", []
-    lines += [f"  {found} {why}" for why in _asked_for(program, found)]
-    while found in moves:
-        before, collective = moves[found]
-        lines.append(f"  {found} is {before} moved: {collective}")
-        found = before
-    if found in program.inputs:
-        lines.append(f"  {found} is an input: its layout is given")
-    elif any(found == v for v, _ in program.constants):
-        lines.append(f"  {found} is a tensor that {program.name} closes over: replicated")
+    head, lines = f"{var}:{program.type_of(var)}", []
+    lines += [f"  {var} {why}" for why in _asked_for(program, var)]
+    while var in moves:
+        before, collective = moves[var]
+        lines.append(f"  {var} is {before} moved: {collective}")
+        var = before
+    if var in program.inputs:
+        lines.append(f"  {var} is an input: its layout is given")
+    elif any(var == v for v, _ in program.constants):
+        lines.append(f"  {var} is a tensor that {program.name} closes over: replicated")
     elif program.origin is None:
         lines.append("  is not known to be chosen: the program was not traced here")
     else:
-        made = _made(program, found)
-        if not lines and made[0].strip().startswith(head):
-            return "\n".join(made).lstrip()
-        lines += made
+        rows = _made(program, var)
+        if not lines and rows[0].strip().startswith(head):
+            return "\n".join(rows).lstrip()
+        lines += rows
     return "\n".join([head, *lines])
 
 
@@ -93,7 +94,7 @@ def _asked_for(program: Program, v: Var) -> Iterator[str]:
     if program.origin is None:
         return
     origin: Origin = program.origin
-    for i, (out, want) in enumerate(zip(program.outs, origin.wants)):
+    for i, (out, want) in enumerate(zip(program.outs, origin.wants, strict=True)):
         if out == v:
             yield f"is output {i}, its layout " + ("chosen" if want is None else "asked for")
     pins = [call.outs[0] for call in origin.graph.calls if pinned(call) is not None]
@@ -101,19 +102,19 @@ def _asked_for(program: Program, v: Var) -> Iterator[str]:
         yield "is pinned by constrain"
 
 
-def _made(program: Program, found: Var) -> list[str]:
+def _made(program: Program, var: Var) -> list[str]:
     """The call that made a value, with all its rows; or in whose decomposition it was made."""
     origin: Origin = program.origin
-    made = [
+    results = [
         (i, [origin.values[v] for v in call.outs if v is not None])
         for i, call in enumerate(origin.graph.calls)
         if pinned(call) is None
     ]
-    i, outs = next((i, vs) for i, vs in made if any(v.index >= found.index for v in vs))
+    i, outs = next((i, vs) for i, vs in results if any(v.index >= var.index for v in vs))
     call = origin.graph.calls[i]
     lines = []
-    if found not in outs:
-        lines.append(f"  {found} is a line of the decomposition that makes {outs[0]}")
+    if var not in outs:
+        lines.append(f"  {var} is a line of the decomposition that makes {outs[0]}")
     of_call = tuple(d for d in decisions(program) if d.call == i)
     title, *rows = Block((i,), of_call).cells(program)
     head, *table = laid(rows)

@@ -16,7 +16,9 @@ def columns(rows: Sequence[Sequence[str]], align: str, indent: int = 2) -> list[
     widths = [max((len(row[i]) for row in rows), default=0) for i in range(len(align))]
     lines = []
     for row in rows:
-        cells = [f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths)]
+        cells = [
+            f"{cell:{side}{width}}" for cell, side, width in zip(row, align, widths, strict=True)
+        ]
         lines.append((" " * indent + "  ".join(cells)).rstrip())
     return lines
 

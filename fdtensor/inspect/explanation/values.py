@@ -38,10 +38,10 @@ class Block:
         if len(self.calls) > 1:
             names = [name_made_by(program, i) for i in self.calls[1:4]]
             title += f"  (so too {', '.join(names)}{' ...' * (len(self.calls) > 4)})"
-        found: list[Cells] = [(title,)]
+        rows: list[Cells] = [(title,)]
         for decision in self.decisions:
-            found += _decided(decision, most)
-        return found
+            rows += _decided(decision, most)
+        return rows
 
 
 def blocks_of(program: Program, most: int) -> list[Block]:
@@ -51,8 +51,8 @@ def blocks_of(program: Program, most: int) -> list[Block]:
         if decision.others:
             by_call.setdefault(decision.call, []).append(decision)
     alike: dict[object, list[int]] = {}
-    for i, found in by_call.items():
-        text = tuple(tuple(_decided(d, most)) for d in found)
+    for i, several in by_call.items():
+        text = tuple(tuple(_decided(d, most)) for d in several)
         alike.setdefault((program.origin.graph.calls[i].op, text), []).append(i)
     return [Block(tuple(calls), tuple(by_call[calls[0]])) for calls in alike.values()]
 
@@ -71,11 +71,11 @@ def name_made_by(program: Program, i: int) -> str:
 
 
 def _decided(decision: Decision, most: int | None) -> list[Cells]:
-    found: list[Cells] = [(decision.axis, *_priced(decision.taken), "taken")]
+    rows: list[Cells] = [(decision.axis, *_priced(decision.taken), "taken")]
     for other in decision.others[:most]:
         more = microseconds(other.seconds - decision.taken.seconds, "+")
-        found.append(("", *_priced(other), more))
-    return found
+        rows.append(("", *_priced(other), more))
+    return rows
 
 
 def _priced(priced: Priced) -> Cells:
@@ -91,8 +91,10 @@ def _title(program: Program, i: int) -> str:
     """A call as a line of the program, with its values as they were first made."""
     origin: Origin = program.origin
     call = origin.graph.calls[i]
-    made = [origin.values[v] for v in call.outs if v is not None]
-    left = "  ".join(f"{v}:{program.type_of(v)}" for v in made[:2]) + "  ..." * (len(made) > 2)
+    results = [origin.values[v] for v in call.outs if v is not None]
+    left = "  ".join(f"{v}:{program.type_of(v)}" for v in results[:2]) + "  ..." * (
+        len(results) > 2
+    )
     args, kwargs = substituted((call.args, call.kwargs), lambda v: origin.values[v])
     text = argument_text(args, kwargs)
     text = text if len(text) <= 30 else f"{text[:26]} ..."

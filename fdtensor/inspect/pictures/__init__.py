@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 from typing import Any, cast
 
 from fdtensor.inspect.pictures.facts import Description
@@ -41,8 +41,9 @@ def show(
     Raises `FdtensorError` for anything else.
     """
     picture = picture_of(x, cost)
+    frame: Any = inspect.currentframe()
     # at a prompt that has shown it already, None is what the prompt does not show again
-    return cast(Picture, seen(picture, fate(sys._getframe(1))))
+    return cast(Picture, seen(picture, fate(frame.f_back)))
 
 
 def picture_of(x: object, cost: CostModel | None = None) -> Picture:

@@ -64,7 +64,7 @@ class Canvas:
 
     def _line(self, y: int) -> Line:
         pieces: list[tuple[str, Style]] = []
-        for char, bits, style in zip(self.chars[y], self.bits[y], self.styles[y]):
+        for char, bits, style in zip(self.chars[y], self.bits[y], self.styles[y], strict=True):
             if bits:
                 char, style = self._joined(bits), "line"
             if pieces and pieces[-1][1] == style:
@@ -93,9 +93,9 @@ def spread(total: int, weights: Sequence[float], least: Sequence[int]) -> list[i
     low, high = 0.0, total / max(1e-9, min((w for w in weights if w > 0), default=1.0))
     for _ in range(50):
         middle = (low + high) / 2
-        lengths = [max(n, int(middle * w)) for w, n in zip(weights, least)]
+        lengths = [max(n, int(middle * w)) for w, n in zip(weights, least, strict=True)]
         low, high = (middle, high) if sum(lengths) <= total else (low, middle)
-    return [max(n, int(low * w)) for w, n in zip(weights, least)]
+    return [max(n, int(low * w)) for w, n in zip(weights, least, strict=True)]
 
 
 def wrapped(text: str, width: int) -> list[str]:

@@ -63,31 +63,31 @@ def _dim(type: TensorType, d: int) -> Dim:
     for axis in axes:
         count, placement = mesh.axis_size(axis), type.layout[axis]
         parts = [
-            ((*coord, i), cut(held, placement, count, i))  # type: ignore[arg-type]
-            for coord, held in parts
+            ((*coord, i), cut(intervals, placement, count, i))  # type: ignore[arg-type]
+            for coord, intervals in parts
             for i in range(count)
         ]
-    pieces = sorted((a, b, coord) for coord, held in parts for a, b in held)
+    pieces = sorted((a, b, coord) for coord, intervals in parts for a, b in intervals)
     apart = all(this[1] <= later[0] for this, later in pairwise(pieces))
     runs = [Run(a, b, (c,)) for a, b, c in pieces] if apart else _swept(pieces)
     return Dim(
         size,
         axes,
         tuple(_with_holes(runs, size)),
-        frozenset(coord for coord, held in parts if not held),
-        max(length(held) for _, held in parts),
+        frozenset(coord for coord, intervals in parts if not intervals),
+        max(length(intervals) for _, intervals in parts),
     )
 
 
 def _swept(pieces: Sequence[tuple[int, int, Coord]]) -> list[Run]:
     """The runs of pieces that overlap."""
     bounds = sorted({bound for a, b, _ in pieces for bound in (a, b)})
-    found = []
+    runs = []
     for a, b in pairwise(bounds):
         coords = tuple(c for low, high, c in pieces if low <= a and b <= high)
         if coords:
-            found.append(Run(a, b, coords))
-    return found
+            runs.append(Run(a, b, coords))
+    return runs
 
 
 def _with_holes(runs: Iterable[Run], size: int) -> Iterable[Run]:
@@ -112,11 +112,11 @@ def empty_ranks(type: TensorType) -> list[int]:
     lacking = [(tuple(map(mesh.axis, dim.axes)), dim.empty) for dim in dims_of(type) if dim.empty]
     if not lacking:
         return []
-    found = []
-    for coord, rank in zip(mesh.indices(mesh.axes), mesh.order):
+    ranks = []
+    for coord, rank in zip(mesh.indices(mesh.axes), mesh.order, strict=True):
         if any(tuple(coord[i] for i in axes) in empty for axes, empty in lacking):
-            found.append(rank)
-    return found
+            ranks.append(rank)
+    return ranks
 
 
 def terms_of(type: TensorType) -> list[tuple[str, Coord]]:
@@ -127,7 +127,7 @@ def terms_of(type: TensorType) -> list[tuple[str, Coord]]:
 
 def name_of(axes: Sequence[str], coord: Coord) -> str:
     """Coordinates as text: `dp=0,tp=1`."""
-    return ",".join(f"{axis}={index}" for axis, index in zip(axes, coord))
+    return ",".join(f"{axis}={index}" for axis, index in zip(axes, coord, strict=True))
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
@@ -160,5 +160,5 @@ def mesh_text(mesh: Mesh) -> str:
     text = repr(mesh) if isinstance(mesh.order, range) or mesh.size <= 64 else ""
     if 0 < len(text) <= 72:
         return text
-    axes = ", ".join(f"{axis}={size}" for axis, size in zip(mesh.axes, mesh.sizes))
+    axes = ", ".join(f"{axis}={size}" for axis, size in zip(mesh.axes, mesh.sizes, strict=True))
     return f"{mesh.size} ranks as ({axes})"

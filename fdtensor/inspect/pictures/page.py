@@ -30,31 +30,31 @@ WIDE, NARROW = 420, 230
 """The pixels that a panel takes alone, and among others."""
 
 
-def fragment(found: Description) -> str:
+def fragment(picture: Description) -> str:
     """The picture as one HTML element, with its style inside."""
     return (
-        f'<div class="fdshow" role="figure" aria-label="{escape(found.title)}">'
-        f"<style>{STYLE}</style>{_body(found)}</div>"
+        f'<div class="fdshow" role="figure" aria-label="{escape(picture.title)}">'
+        f"<style>{STYLE}</style>{_body(picture)}</div>"
     )
 
 
-def page(found: Description) -> str:
+def page(picture: Description) -> str:
     """The picture as a page of its own, for light and dark screens."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>'
         '<meta name="viewport" content="width=device-width"/>'
-        f"<title>{escape(found.title)}</title>"
+        f"<title>{escape(picture.title)}</title>"
         "<style>:root{color-scheme:light dark}body{margin:24px}</style></head>"
-        f"<body>{fragment(found)}</body></html>\n"
+        f"<body>{fragment(picture)}</body></html>\n"
     )
 
 
-def _body(found: Description) -> str:
-    colors = owners(found.sections)
-    many = sum(isinstance(section, Blocks) for section in found.sections) > 1
-    parts = [f'<div class="fdshow-title">{escape(found.title)}</div>']
-    for stages, some in groupby(found.sections, lambda s: isinstance(s, (Blocks, Move))):
-        drawn = "".join(_section(section, colors, many) for section in some)
+def _body(picture: Description) -> str:
+    colors = owners(picture.sections)
+    many = sum(isinstance(section, Blocks) for section in picture.sections) > 1
+    parts = [f'<div class="fdshow-title">{escape(picture.title)}</div>']
+    for stages, group in groupby(picture.sections, lambda s: isinstance(s, (Blocks, Move))):
+        drawn = "".join(_section(section, colors, many) for section in group)
         parts.append(f'<div class="fdshow-stages">{drawn}</div>' if stages else drawn)
     return "".join(parts)
 
@@ -122,7 +122,7 @@ def _row(section: Table, row: Row, tag: str, most: float = 1.0) -> str:
         wide = round(60 * (row.share or 0.0) / most)
         bar = f'<span class="fdshow-bar" style="width:{wide}px"></span>' if wide else ""
         cells.append(f"<{tag}>{bar}</{tag}>")
-    for text, side in zip(row.cells, section.align):
+    for text, side in zip(row.cells, section.align, strict=True):
         kind = ' class="fdshow-right"' if side == ">" else ""
         cells.append(f"<{tag}{kind}>{escape(text)}</{tag}>")
     kind = ' class="fdshow-marked"' if row.marked else ""
@@ -135,12 +135,12 @@ COLUMNS, HIGH, ACROSS = 100, 17, 16 + 728
 """Columns of text, the height of a line, and the width of the picture in pixels."""
 
 
-def drawing(found: Description) -> str:
+def drawing(picture: Description) -> str:
     """The picture as one SVG file: texts as they are printed, panels and timelines drawn."""
-    colors = owners(found.sections)
-    many = sum(isinstance(section, Blocks) for section in found.sections) > 1
-    parts, y, wide = [_line(found.title, 26, bold=True)], 40, ACROSS
-    for section in found.sections:
+    colors = owners(picture.sections)
+    many = sum(isinstance(section, Blocks) for section in picture.sections) > 1
+    parts, y, wide = [_line(picture.title, 26, bold=True)], 40, ACROSS
+    for section in picture.sections:
         if isinstance(section, Blocks):
             for text in filter(None, [section.title]):
                 y += HIGH
@@ -168,7 +168,7 @@ def drawing(found: Description) -> str:
         y += 8
     paper = '<rect class="fdshow-paper" width="100%" height="100%"/>'
     whole = Drawn(f"<style>{DRAWING}</style>{paper}{''.join(parts)}", wide, y + 16)
-    return whole.element(found.title) + "\n"
+    return whole.element(picture.title) + "\n"
 
 
 def _line(text: str, y: int, bold: bool = False) -> str:
@@ -177,11 +177,11 @@ def _line(text: str, y: int, bold: bool = False) -> str:
 
 
 def _shelves(drawn: list[Drawn]) -> Iterator[list[Drawn]]:
-    some: list[Drawn] = []
+    shelf: list[Drawn] = []
     for one in drawn:
-        if some and sum(d.width + 16 for d in some) + one.width > ACROSS:
-            yield some
-            some = []
-        some.append(one)
-    if some:
-        yield some
+        if shelf and sum(d.width + 16 for d in shelf) + one.width > ACROSS:
+            yield shelf
+            shelf = []
+        shelf.append(one)
+    if shelf:
+        yield shelf

@@ -42,7 +42,7 @@ def _rgb(t: float) -> tuple[float, ...]:
     place = (_FROM + (_TO - _FROM) * min(1.0, max(0.0, t))) * (len(_ANCHORS) - 1)
     i = min(int(place), len(_ANCHORS) - 2)
     low, high = _ANCHORS[i], _ANCHORS[i + 1]
-    return tuple(a + (b - a) * (place - i) for a, b in zip(low, high))
+    return tuple(a + (b - a) * (place - i) for a, b in zip(low, high, strict=True))
 
 
 def _luminance(rgb: tuple[float, ...]) -> float:

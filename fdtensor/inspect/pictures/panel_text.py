@@ -84,9 +84,12 @@ def _has_values(panel: Panel) -> bool:
 
 def _plain(panel: Panel, width: int, box: bool) -> Canvas:
     left = _left(panel)
-    labels = [max([len(c.label) + 2 for c in column if c] or [3]) for column in zip(*panel.cells)]
-    least = [GAP if b.left_out else n for b, n in zip(panel.cols, labels)]
-    names = [max(n, len(b.name) + 2) for b, n in zip(panel.cols, least)]
+    labels = [
+        max([len(c.label) + 2 for c in column if c] or [3])
+        for column in zip(*panel.cells, strict=True)
+    ]
+    least = [GAP if b.left_out else n for b, n in zip(panel.cols, labels, strict=True)]
+    names = [max(n, len(b.name) + 2) for b, n in zip(panel.cols, least, strict=True)]
     inside = width - left - 2 - len(str(panel.cols[-1].stop)) + 1
     named = any(b.name for b in panel.cols) and sum(names) + len(names) <= inside
     wide = [n + 1 for n in (names if named else least)]
@@ -115,7 +118,7 @@ def _aspect(panel: Panel, inside: int) -> int:
     """How many columns a panel takes, so that its shape is not distorted too much."""
     if not panel.cols_of:
         return 14
-    rows, cols = (sum(b.stop - b.start for b in some) for some in (panel.rows, panel.cols))
+    rows, cols = (sum(b.stop - b.start for b in bands) for bands in (panel.rows, panel.cols))
     return min(inside, max(18, round(44 * min(1.0, max(0.4, cols / max(rows, 1))))))
 
 
@@ -125,7 +128,7 @@ def _values(panel: Panel, box: bool) -> Canvas:
     shown = [v for row in panel.cells for cell in row if cell for line in cell.values for v in line]
     element = max(map(len, shown), default=1) + 1
     columns = []
-    for band, column in zip(panel.cols, zip(*panel.cells)):
+    for band, column in zip(panel.cols, zip(*panel.cells, strict=True), strict=True):
         label = max([len(cell.label) + 2 for cell in column if cell] or [1])
         columns.append(max((band.stop - band.start) * element + 1, label, len(band.name) + 1))
     heights = [band.stop - band.start for band in panel.rows]
@@ -134,8 +137,8 @@ def _values(panel: Panel, box: bool) -> Canvas:
         canvas.fill(x, y, columns[j], heights[i], cell.owner)
         canvas.put(x, y - 1, f" {cell.label} "[: columns[j]], "label")
         for k, line in enumerate(cell.values):
-            each = (columns[j] - 1) // max(1, len(line))
-            text = "".join(f"{value:>{each}}" for value in line)
+            width = (columns[j] - 1) // max(1, len(line))
+            text = "".join(f"{value:>{width}}" for value in line)
             canvas.put(x, y + k, text, cell.owner)
     return canvas
 
@@ -152,16 +155,16 @@ def _cells(
     panel: Panel, columns: Sequence[int], heights: Sequence[int], left: int, named: bool
 ) -> list[tuple[int, int, Cell, int, int]]:
     """The cells, each with its row, its column and where its inside starts."""
-    found = []
+    cells = []
     y = _top(panel, named) + 1
     for i, row in enumerate(panel.cells):
         x = left + 2
         for j, cell in enumerate(row):
             if cell is not None:
-                found.append((i, j, cell, x, y))
+                cells.append((i, j, cell, x, y))
             x += columns[j] + 1
         y += heights[i] + 1
-    return found
+    return cells
 
 
 def _top(panel: Panel, named: bool) -> int:
@@ -181,7 +184,7 @@ def _framed(
     canvas.put(left + 1, 0, panel.label, "muted")
     canvas.put(left + 3 + len(panel.label), 0, panel.name, "name")
     x, free = left + 1, 0
-    for band, size in zip(panel.cols, columns):
+    for band, size in zip(panel.cols, columns, strict=True):
         if named and len(band.name) <= size:
             name = "..." if band.left_out else band.name
             canvas.put(x + 1 + (size - len(name)) // 2, top - bool(panel.cols_of) - 1, name, "name")
@@ -192,7 +195,7 @@ def _framed(
     if panel.cols_of and x >= free:
         canvas.put(x, top - 1, last, "muted")
     y = top
-    for band, size in zip(panel.rows, heights):
+    for band, size in zip(panel.rows, heights, strict=True):
         if panel.rows_of:
             canvas.put(left - len(str(band.start)), y, str(band.start), "muted")
         name = "..." if band.left_out else band.name

@@ -59,7 +59,7 @@ class _Drawing:
         term: tuple[str, Coord] | None,
     ) -> None:
         self.type, self.named, self.values, self.term = type, named, values, term
-        self.fixed = dict(zip(type.layout.partial, term[1])) if term else {}
+        self.fixed = dict(zip(type.layout.partial, term[1], strict=True)) if term else {}
         self.pending = bool(type.layout.partial)
         self.dims = dims_of(type)
         self.ranks: dict[tuple[tuple[Coord, ...], ...], tuple[int, ...]] = {}
@@ -81,15 +81,15 @@ class _Drawing:
         folded_across = _folded(across, most // 2)
         folded_deep = _folded(deep, most // 2)
         panels = []
-        for some in folded_deep if self._has_elements else []:
-            if isinstance(some, int):
-                panels.append((_gap(some * len(across)),))
+        for lead_runs in folded_deep if self._has_elements else []:
+            if isinstance(lead_runs, int):
+                panels.append((_gap(lead_runs * len(across)),))
                 continue
             panels.append(
                 tuple(
                     _gap(run)
                     if isinstance(run, int)
-                    else self._panel([*some, *run], folded_rows, folded_cols)
+                    else self._panel([*lead_runs, *run], folded_rows, folded_cols)
                     for run in folded_across
                 )
             )
@@ -105,8 +105,12 @@ class _Drawing:
         runs = [list(dim.runs) for dim in self.dims]
         if self.values is not None:
             runs[:-2] = [
-                [Run(i, i + 1, run.coords) for run in some for i in range(run.start, run.stop)]
-                for some in runs[:-2]
+                [
+                    Run(i, i + 1, run.coords)
+                    for run in runs_of_dim
+                    for i in range(run.start, run.stop)
+                ]
+                for runs_of_dim in runs[:-2]
             ]
         nothing = [Run(0, 1, ((),))]  # a dim that the tensor lacks
         last = [*[nothing] * (2 - len(runs)), *runs[-2:]]
@@ -127,7 +131,7 @@ class _Drawing:
         )
         return Panel(
             self._label(lead),
-            "" if self.named else ",".join(_names(self.dims, lead)),
+            "" if self.named else ",".join(_names(self.dims[: len(lead)], lead)),
             "" if n < 2 or self.named else f"dim {n - 2}",
             "" if n < 1 or self.named else f"dim {n - 1}",
             tuple(_bands(rows, row_axes)),
@@ -139,7 +143,9 @@ class _Drawing:
         if not lead:
             return ""
         if self.named:
-            return ", ".join(name_of(dim.axes, run.coords[0]) for dim, run in zip(self.dims, lead))
+            dims = self.dims[: len(lead)]
+            pairs = zip(dims, lead, strict=True)
+            return ", ".join(name_of(dim.axes, run.coords[0]) for dim, run in pairs)
         return f"[{', '.join(map(_index, lead))}, :, :]"
 
     def _cell(self, runs: Sequence[Run]) -> Cell | None:
@@ -151,32 +157,32 @@ class _Drawing:
         names = _names(self.dims, runs)
         if self.term is not None:
             names.append(self.term[0])
-        who = ("rank " if len(ranks) == 1 else "ranks ") + ranks_text(ranks)
+        holders = ("rank " if len(ranks) == 1 else "ranks ") + ranks_text(ranks)
         where = f" ({','.join(names)})" if names and not self.named else ""
         what = f"[{', '.join(map(_index, runs))}]"
         hold = "holds" if len(ranks) == 1 else "hold" if not self.pending else "each hold"
         term = "a term of " if self.pending else ""
-        about = f"{who}{where} {hold} {term}{what}"
+        about = f"{holders}{where} {hold} {term}{what}"
         if self.named:
-            about = f"{who} is at {', '.join(names)}" if names else who
+            about = f"{holders} is at {', '.join(names)}" if names else holders
         shown = self.values(ranks, runs) if self.values is not None else ()
         plus = "+" if self.pending else ""
         return Cell(ranks, plus + short(ranks), self.pending, about, shown)
 
     def _holders(self, coords: tuple[tuple[Coord, ...], ...]) -> tuple[int, ...]:
         """The ranks at one of `coords` of every dim, ascending."""
-        found = self.ranks.get(coords)
-        if found is None:
+        known = self.ranks.get(coords)
+        if known is None:
             mesh = self.type.mesh
             ranks: set[int] = set()
-            for some in product(*coords):
+            for choice in product(*coords):
                 at = dict(self.fixed)
-                for dim, coord in zip(self.dims, some):
-                    at.update(zip(dim.axes, coord))
+                for dim, coord in zip(self.dims, choice, strict=True):
+                    at.update(zip(dim.axes, coord, strict=True))
                 free = [axis for axis in mesh.axes if axis not in at]
                 ranks.update(mesh.coset(free, tuple(at.get(axis, 0) for axis in mesh.axes)))
-            found = self.ranks[coords] = tuple(sorted(ranks))
-        return found
+            known = self.ranks[coords] = tuple(sorted(ranks))
+        return known
 
     def _label_width(self, rows: Sequence[Run], col: Run) -> int:
         lead = [dim.runs[-1] for dim in self.dims[:-2] if dim.runs]
@@ -184,31 +190,33 @@ class _Drawing:
         return len(cell.label) if cell else 1
 
     def _empty(self) -> str:
-        found = empty_ranks(self.type)
+        empty = empty_ranks(self.type)
         if self.term is not None:
             mesh = self.type.mesh
             at = {mesh.axis(axis): index for axis, index in self.fixed.items()}
-            coords = ((rank, mesh.coord(rank) or ()) for rank in found)
-            found = [rank for rank, c in coords if all(c[i] == k for i, k in at.items())]
-        if not found or not self._has_elements:
+            coords = ((rank, mesh.coord(rank) or ()) for rank in empty)
+            empty = [rank for rank, c in coords if all(c[i] == k for i, k in at.items())]
+        if not empty or not self._has_elements:
             return ""
-        who = ranks_text(sorted(found))
-        return f"ranks {who} hold no element" if len(found) > 1 else f"rank {who} holds no element"
+        names = ranks_text(sorted(empty))
+        return (
+            f"ranks {names} hold no element" if len(empty) > 1 else f"rank {names} holds no element"
+        )
 
     def _notes(self, counts: Sequence[int], drawn: Sequence[Sequence[object]]) -> Iterator[str]:
         if not self._has_elements:
             yield "no elements: every block is empty"
             return
         names = ("rows of blocks", "columns of blocks", "columns of panels", "rows of panels")
-        for name, count, some in zip(names, counts, drawn):
-            shown = sum(not isinstance(entry, int) for entry in some)
+        for name, count, entries in zip(names, counts, drawn, strict=True):
+            shown = sum(not isinstance(entry, int) for entry in entries)
             if shown < count:
                 yield f"{shown} of {count} {name} are drawn"
 
 
 def _cells(most: int, *lines: Sequence[object]) -> int:
     limits = (most, most, most // 2, most // 2)
-    return prod(min(len(line), limit) for line, limit in zip(lines, limits))
+    return prod(min(len(line), limit) for line, limit in zip(lines, limits, strict=True))
 
 
 def _folded(entries: Sequence[T], most: int) -> list[T | int]:
@@ -233,7 +241,7 @@ def _names(dims: Sequence[Dim], runs: Sequence[Run]) -> list[str]:
     """The coordinates at which the runs are held."""
     return [
         name_of(dim.axes, run.coords[0])
-        for dim, run in zip(dims, runs)
+        for dim, run in zip(dims, runs, strict=True)
         if dim.axes and len(run.coords) == 1
     ]
 
@@ -258,10 +266,10 @@ def value_texts(
         local: object = held[rank]
         places = [
             [list(index).index(i) for i in range(run.start, run.stop)]
-            for index, run in zip(type.index(rank), runs)
+            for index, run in zip(type.index(rank), runs, strict=True)
         ]
-        for some in places[:-2]:
-            local = local[some[0]]  # type: ignore[index]
+        for indices in places[:-2]:
+            local = local[indices[0]]  # type: ignore[index]
         if not places:
             return ((show(local),),)
         if len(places) == 1:

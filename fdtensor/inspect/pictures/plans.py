@@ -16,20 +16,20 @@ from fdtensor.plans.traffic import all_received, most_received
 __all__ = ["of_plan"]
 
 
-def of_plan(found: Plan, cost: CostModel | None = None) -> Description:
+def of_plan(plan: Plan, cost: CostModel | None = None) -> Description:
     """The blocks before and after each step, with bytes of the busiest rank, the bound, the peak.
 
     Seconds are those of `cost`, by default of the model that the plan was made for.
     """
-    cost = cost or found.cost
-    title, _, _ = listing(found)
-    parts = _bytes(found), _facts(found, cost), *_steps(found, cost), *_stages(found, cost)
+    cost = cost or plan.cost
+    title, _, _ = listing(plan)
+    parts = _bytes(plan), _facts(plan, cost), *_steps(plan, cost), *_stages(plan, cost)
     return Description(title, parts)
 
 
-def _bytes(found: Plan) -> Table:
+def _bytes(plan: Plan) -> Table:
     """What the busiest rank receives, beside the bound."""
-    most, least = found.received_bytes, found.lower_bound_bytes
+    most, least = plan.received_bytes, plan.lower_bound_bytes
     reached = "reached" if most <= least else f"{bytes_text(most - least)} less"
     rows = (
         Row(("received", bytes_text(most), "by the busiest rank"), 1.0 if most else None),
@@ -38,25 +38,25 @@ def _bytes(found: Plan) -> Table:
     return Table(("", "", ""), rows, "<><", bars=True)
 
 
-def _facts(found: Plan, cost: CostModel) -> Facts:
-    total, least = found.total_bytes, found.least_total_bytes
+def _facts(plan: Plan, cost: CostModel) -> Facts:
+    total, least = plan.total_bytes, plan.least_total_bytes
     reached = "reached" if total <= least else f"{bytes_text(total - least)} less"
-    time = sum(seconds(step, cost) for step in found.steps)
+    time = sum(seconds(step, cost) for step in plan.steps)
     return Facts(
         (
             ("in all", f"{bytes_text(total)} received; bound {bytes_text(least)}, {reached}"),
-            ("sent", f"{bytes_text(found.sent_bytes)} by the busiest rank"),
-            ("peak", f"{bytes_text(found.peak_bytes)} held at once by a rank"),
+            ("sent", f"{bytes_text(plan.sent_bytes)} by the busiest rank"),
+            ("peak", f"{bytes_text(plan.peak_bytes)} held at once by a rank"),
             ("time", f"{time_text(time)} by the cost model {cost.name!r}"),
         )
     )
 
 
-def _steps(found: Plan, cost: CostModel) -> Iterator[Section]:
-    if not found.steps:
+def _steps(plan: Plan, cost: CostModel) -> Iterator[Section]:
+    if not plan.steps:
         yield Note("nothing to do: the types are the same")
         return
-    counts = [most_received((step,)) for step in found.steps]
+    counts = [most_received((step,)) for step in plan.steps]
     total = sum(counts)
     rows = [
         Row(
@@ -69,19 +69,19 @@ def _steps(found: Plan, cost: CostModel) -> Iterator[Section]:
             ),
             count / total if total else None,
         )
-        for i, (step, count) in enumerate(zip(found.steps, counts), 1)
+        for i, (step, count) in enumerate(zip(plan.steps, counts, strict=True), 1)
     ]
     yield Table(("", "step", "gives", "received", "time"), tuple(rows), "><<>>")
 
 
-def _stages(found: Plan, cost: CostModel) -> Iterator[Section]:
-    most = max(48, MOST_CELLS // (len(found.steps) + 1))
-    yield blocks_of(found.src, f"before: {found.src}", most=most)
-    for i, step in enumerate(found.steps, 1):
+def _stages(plan: Plan, cost: CostModel) -> Iterator[Section]:
+    most = max(48, MOST_CELLS // (len(plan.steps) + 1))
+    yield blocks_of(plan.src, f"before: {plan.src}", most=most)
+    for i, step in enumerate(plan.steps, 1):
         yield Move(f"{i}. {step.collective}", _moved(step, cost))
-        where = "after" if i == len(found.steps) else f"after {i}"
+        where = "after" if i == len(plan.steps) else f"after {i}"
         yield blocks_of(step.dst, f"{where}: {step.dst}", most=most)
-    yield from legend(found.src, *(step.dst for step in found.steps))
+    yield from legend(plan.src, *(step.dst for step in plan.steps))
 
 
 def _moved(step: Step, cost: CostModel) -> str:

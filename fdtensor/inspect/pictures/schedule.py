@@ -39,22 +39,22 @@ class Timed:
 
 def scheduled(program: Program, cost: CostModel) -> list[Timed]:
     """The lines of a program, in order, with their times on the busiest rank."""
-    now = link = 0.0
-    there: dict[Var, float] = {}
-    found = []
+    clock = link = 0.0
+    ready: dict[Var, float] = {}
+    times = []
     for eqn in program.eqns:
         time = line_seconds(program, eqn, cost)
-        start = max([now, *(there.get(v, 0.0) for v in eqn.ins)])
+        start = max([clock, *(ready.get(v, 0.0) for v in eqn.ins)])
         if eqn.is_collective:
             start = max(start, link)
             link = start + time
-            there.update((v, link) for v in eqn.outs if v is not None)
+            ready.update((v, link) for v in eqn.outs if v is not None)
             if any(isinstance(step.collective, Exchange) for step in eqn.steps):
-                now = link
+                clock = link
         else:
-            now = start + time
-        found.append(Timed(eqn, start, start + time))
-    return found
+            clock = start + time
+        times.append(Timed(eqn, start, start + time))
+    return times
 
 
 def line_seconds(program: Program, eqn: Eqn, cost: CostModel) -> float:
@@ -70,11 +70,11 @@ def line_seconds(program: Program, eqn: Eqn, cost: CostModel) -> float:
     cutting = {
         axis
         for type in types
-        for axis, placement in zip(type.mesh.axes, type.layout.placements)
+        for axis, placement in zip(type.mesh.axes, type.layout.placements, strict=True)
         if isinstance(placement, Cut)
     }
     ways = prod(program.mesh.axis_size(axis) for axis in cutting)
     fulls = tuple(Full(type.shape, type.dtype) for type in ins)
-    made = tuple(None if type is None else Full(type.shape, type.dtype) for type in outs)
-    count = flops(Exact.of(call), fulls, made)
+    results = tuple(None if type is None else Full(type.shape, type.dtype) for type in outs)
+    count = flops(Exact.of(call), fulls, results)
     return sum(map(most_nbytes, types)) / cost.copy + count / ways / cost.flops

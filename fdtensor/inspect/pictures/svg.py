@@ -50,9 +50,9 @@ def panel_svg(panel: Panel, colors: Mapping[int, float], room: int) -> Drawn:
         parts.append(_text(left + (len(panel.label) + 2) * CHAR, 14, panel.name, 10, bold=True))
     parts += _edges(panel, widths, heights, left, top)
     y = top
-    for row, band, height in zip(panel.cells, panel.rows, heights):
+    for row, band, height in zip(panel.cells, panel.rows, heights, strict=True):
         x = left
-        for cell, column, width in zip(row, panel.cols, widths):
+        for cell, column, width in zip(row, panel.cols, widths, strict=True):
             if cell is not None:
                 parts += _cell(cell, (x, y, width, height), band, column, colors[cell.owner])
             elif band.left_out or column.left_out:
@@ -98,7 +98,7 @@ def _sizes(bands: Sequence[Band]) -> list[float]:
 def _widths(panel: Panel, room: int) -> list[int]:
     sizes, element = _sizes(panel.cols), _element(panel)
     least = []
-    for band, column in zip(panel.cols, zip(*panel.cells)):
+    for band, column in zip(panel.cols, zip(*panel.cells, strict=True), strict=True):
         label = max([len(cell.label) for cell in column if cell] or [1]) * CHAR + 10
         name = len(band.name) * SMALL + 8
         wide = max(label, name, (band.stop - band.start) * element)
@@ -139,7 +139,7 @@ def _edges(
     x, free = float(left), 0.0
     line = top - 5 - 14 * bool(panel.cols_of)
     bounds = [(band.start, band) for band in panel.cols] + [(panel.cols[-1].stop, None)]
-    for (index, band), width in zip(bounds, [*widths, 0]):
+    for (index, band), width in zip(bounds, [*widths, 0], strict=True):
         half = len(str(index)) * SMALL / 2
         if panel.cols_of and x - half >= free:
             yield _text(x, top - 5, str(index), 10, "middle", 0.7)
@@ -150,7 +150,7 @@ def _edges(
                 yield _text(x + width / 2, line, name, 10, "middle", 0.85, bold=not band.left_out)
         x += width
     y = float(top)
-    for band, height in zip(panel.rows, heights):
+    for band, height in zip(panel.rows, heights, strict=True):
         if panel.rows_of:
             yield _text(left - 5, y + 4, str(band.start), 10, "end", 0.7)
         name = f"+{band.left_out}" if band.left_out else band.name
@@ -174,10 +174,10 @@ def _cell(
     )
     if cell.values:
         yield _text(x + 5, y + 12, cell.label, 10, "start", 0.85, text, bold=True)
-        each = width / max(1, column.stop - column.start)
+        pitch = width / max(1, column.stop - column.start)
         for i, line in enumerate(cell.values):
             for j, value in enumerate(line):
-                at = x + (j + 1) * each - 6, y + 16 + i * LINE + 12
+                at = x + (j + 1) * pitch - 6, y + 16 + i * LINE + 12
                 yield _text(*at, value, 11, "end", 1.0, text)
         yield "</g>"
         return
@@ -225,12 +225,12 @@ FILLS = (("#2f6690", "#ffffff"), ("#e3a83b", "#000000"))
 """The colors of lanes and of the text on them; the first is darker, also in grey."""
 
 
-def timeline_svg(found: Timeline, room: int = 660) -> Drawn:
+def timeline_svg(timeline: Timeline, room: int = 660) -> Drawn:
     """The lanes of a timeline, one below the other."""
     left, tall = 66, 24
     wide = room - left - 10
     parts = []
-    for i, lane in enumerate(found.lanes):
+    for i, lane in enumerate(timeline.lanes):
         y = i * (tall + 6) + 4
         fill, text = FILLS[i % len(FILLS)]
         parts.append(_text(left - 8, y + 16, lane.name, 11, "end", 0.85))
@@ -239,8 +239,8 @@ def timeline_svg(found: Timeline, room: int = 660) -> Drawn:
             'opacity=".08"/>'
         )
         for span in lane.spans:
-            x = left + span.start / found.stop * wide
-            width = max(0.6, (span.stop - span.start) / found.stop * wide)
+            x = left + span.start / timeline.stop * wide
+            width = max(0.6, (span.stop - span.start) / timeline.stop * wide)
             parts.append(
                 f'<g><title>{escape(span.about)}</title><rect x="{x:.5g}" y="{y}" '
                 f'width="{max(0.6, width - 0.5):.4g}" height="{tall}" fill="{fill}"/>'
@@ -250,7 +250,7 @@ def timeline_svg(found: Timeline, room: int = 660) -> Drawn:
                     _text(round(x + width / 2, 1), y + 16, span.label, 11, "middle", 1.0, text)
                 )
             parts.append("</g>")
-    y = len(found.lanes) * (tall + 6) + 16
+    y = len(timeline.lanes) * (tall + 6) + 16
     parts.append(_text(left, y, "0", 10, "start", 0.7))
-    parts.append(_text(left + wide, y, found.ends, 10, "end", 0.7))
+    parts.append(_text(left + wide, y, timeline.ends, 10, "end", 0.7))
     return Drawn("".join(parts), room, y + 6)

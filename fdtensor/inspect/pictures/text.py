@@ -35,12 +35,12 @@ def plain(lines: Sequence[Line]) -> str:
     return "\n".join("".join(piece for piece, _ in line).rstrip() for line in lines)
 
 
-def text_lines(found: Description, width: int, box: bool = False) -> list[Line]:
+def text_lines(picture: Description, width: int, box: bool = False) -> list[Line]:
     """The lines of a picture; `box` draws with the lines of Unicode."""
     width = max(LEAST_WIDTH, width)
-    lines: list[Line] = [_line(text, "title") for text in wrapped(found.title, width)]
+    lines: list[Line] = [_line(text, "title") for text in wrapped(picture.title, width)]
     before: Section | None = None
-    for section in found.sections:
+    for section in picture.sections:
         close = before is None or isinstance(section, Note) or isinstance(before, Move)
         lines += [] if close else [()]
         lines += section_lines(section, width, box)
@@ -73,7 +73,7 @@ def _line(text: str, style: Style = "") -> Line:
 
 def _wrap(text: str, width: int, style: Style = "", indent: str = "") -> Iterator[Line]:
     if text:
-        yield from (_line(indent + some, style) for some in wrapped(text, width - len(indent)))
+        yield from (_line(indent + piece, style) for piece in wrapped(text, width - len(indent)))
 
 
 def _facts(section: Facts, width: int) -> Iterator[Line]:
@@ -95,10 +95,10 @@ def _blocks(section: Blocks, width: int, box: bool) -> Iterator[Line]:
     for panels in section.panels:
         wide = panel_width(len(panels), width)
         drawn = [panel_canvas(panel, wide, width, box) for panel in panels]
-        for i, some in enumerate(_rows_of(drawn, width)):
+        for i, shelf in enumerate(_rows_of(drawn, width)):
             if panels is not section.panels[0] or i:
                 yield ()
-            yield from _beside(some)
+            yield from _beside(shelf)
     if section.empty:
         yield from _wrap(section.empty, width, "", "  ")
     for note in section.notes:
@@ -107,22 +107,22 @@ def _blocks(section: Blocks, width: int, box: bool) -> Iterator[Line]:
 
 def _rows_of(drawn: Sequence[Canvas], width: int) -> Iterator[list[Canvas]]:
     """The canvases side by side, as many as there is room for."""
-    some: list[Canvas] = []
+    shelf: list[Canvas] = []
     for canvas in drawn:
-        if some and sum(c.width for c in some) + len(some) + canvas.width > width:
-            yield some
-            some = []
-        some.append(canvas)
-    if some:
-        yield some
+        if shelf and sum(c.width for c in shelf) + len(shelf) + canvas.width > width:
+            yield shelf
+            shelf = []
+        shelf.append(canvas)
+    if shelf:
+        yield shelf
 
 
-def _beside(some: Sequence[Canvas]) -> Iterator[Line]:
-    columns = [canvas.lines() for canvas in some]
+def _beside(canvases: Sequence[Canvas]) -> Iterator[Line]:
+    columns = [canvas.lines() for canvas in canvases]
     for y in range(max(map(len, columns))):
         pieces: list[tuple[str, Style]] = []
         margin = 0
-        for canvas, lines in zip(some, columns):
+        for canvas, lines in zip(canvases, columns, strict=True):
             line = lines[y] if y < len(lines) else ()
             used = sum(len(text) for text, _ in line)
             if line:
@@ -148,10 +148,12 @@ def _table(section: Table, width: int, box: bool) -> Iterator[Line]:
     for i, row in enumerate(rows):
         head = bool(any(section.head)) and i == 0
         style = "name" if head else "marked" if row.marked else ""
-        cells = [wrapped(cell, n) for cell, n in zip(row.cells, widths)]
+        cells = [wrapped(cell, n) for cell, n in zip(row.cells, widths, strict=True)]
         for y in range(max(map(len, cells))):
             texts = [c[y] if y < len(c) else "" for c in cells]
-            line = "  ".join(f"{t:{side}{n}}" for t, side, n in zip(texts, section.align, widths))
+            line = "  ".join(
+                f"{t:{side}{n}}" for t, side, n in zip(texts, section.align, widths, strict=True)
+            )
             if not bar:
                 yield _line(f"  {line}".rstrip(), style)
                 continue

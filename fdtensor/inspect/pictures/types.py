@@ -7,7 +7,6 @@ from typing import Any
 
 import attrs
 import torch
-from torch._C._functorch import is_functorch_wrapped_tensor
 from typing_extensions import assert_never
 
 from fdtensor.inspect.pictures.facts import Blocks, Description, Facts, Note, Section
@@ -17,6 +16,7 @@ from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Partial, Ragged, Replicate, Shard, Spans, StridedShard
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.torch_private import is_functorch_wrapped_tensor
 from fdtensor.plans.text import bytes_text
 from fdtensor.tensors.dtensor import DTensor
 
@@ -35,14 +35,14 @@ def of_type(type: TensorType) -> Description:
 def of_dtensor(x: DTensor[Any]) -> Description:
     """The same of a DTensor, with its values where there are few: of all ranks, or of this one."""
     type = x.type
-    held = _held(x)
+    locals_of = _held(x)
     rank = x.comm.rank
     sections: list[Section] = [_facts(type)]
-    if not held or not _fits(type, held):
+    if not locals_of or not _fits(type, locals_of):
         sections.append(blocks_of(type, ""))
     else:
-        values = value_texts(type, {r: t.tolist() for r, t in held.items()}, _shown)
-        sections += [*_with_values(type, values, rank), *_differing(type, held)]
+        values = value_texts(type, {r: t.tolist() for r, t in locals_of.items()}, _shown)
+        sections += [*_with_values(type, values, rank), *_differing(type, locals_of)]
         if rank is not None:
             sections.append(Note(f"values are those that rank {rank} holds"))
     return Description(_title(type), (*sections, *legend(type)))
@@ -58,7 +58,10 @@ def _with_values(type: TensorType, values: Values, rank: int | None) -> list[Sec
     panels = [panel for blocks in drawn for row in blocks.panels for panel in row]
     sections: list[Section] = list(drawn)
     if len(panels) == len(drawn):  # one panel each: side by side
-        labels = [attrs.evolve(p, label=blocks.title, name="") for p, blocks in zip(panels, drawn)]
+        labels = [
+            attrs.evolve(p, label=blocks.title, name="")
+            for p, blocks in zip(panels, drawn, strict=True)
+        ]
         sections = [Blocks("", (tuple(labels),), drawn[0].empty if len(drawn) == 1 else "")]
     if len(shown) < len(terms):
         sections.append(Note(f"{len(shown)} of {len(terms)} terms are drawn"))
@@ -141,10 +144,10 @@ def _held(x: DTensor[Any]) -> dict[int, torch.Tensor]:
     type, rank = x.type, x.comm.rank
     ranks = type.mesh.order if rank is None else [rank]
     try:
-        found = dict(zip(ranks, x.comm.leaves(x.local), strict=True))
+        leaves = dict(zip(ranks, x.comm.leaves(x.local), strict=True))
     except (TypeError, ValueError, AttributeError):  # nothing has checked a record made by hand
         return {}
-    inside = {r: leaf for r, leaf in found.items() if type.mesh.position(r) is not None}
+    inside = {r: leaf for r, leaf in leaves.items() if type.mesh.position(r) is not None}
     if all(_readable(leaf, type.local_shape(r)) for r, leaf in inside.items()):
         return {r: _plain(leaf) for r, leaf in inside.items()}
     return {}
@@ -163,12 +166,12 @@ def _plain(leaf: torch.Tensor) -> torch.Tensor:
     return leaf.double() if leaf.is_floating_point() else leaf
 
 
-def _fits(type: TensorType, held: dict[int, torch.Tensor]) -> bool:
+def _fits(type: TensorType, locals_of: dict[int, torch.Tensor]) -> bool:
     """Whether the values can be shown: few, and narrow enough for a terminal."""
     shape = (1, 1, *type.shape)
     if not 0 < type.numel <= MOST_VALUES or shape[-2] > MOST_ROWS or prod(shape[:-2]) > MOST_PANELS:
         return False
-    texts = (_shown(v) for local in held.values() for v in local.reshape(-1).tolist())
+    texts = (_shown(v) for local in locals_of.values() for v in local.reshape(-1).tolist())
     width = max(map(len, texts), default=1)
     bands = len(dims_of(type)[-1].runs) if type.shape else 1
     return shape[-1] * (width + 1) + 2 * bands + 12 <= WIDTH
@@ -186,20 +189,20 @@ def _shown(value: Any) -> str:
             return str(value)
 
 
-def _differing(type: TensorType, held: dict[int, torch.Tensor]) -> list[Section]:
+def _differing(type: TensorType, locals_of: dict[int, torch.Tensor]) -> list[Section]:
     """A note where ranks that should hold the same do not."""
     axes = [a for a in type.mesh.axes if not isinstance(type.layout[a], Replicate)]
     first: dict[tuple[int, ...], torch.Tensor] = {}
     other = []
-    for rank, local in held.items():
+    for rank, local in locals_of.items():
         coord = type.mesh.coord(rank) or ()
         mine = first.setdefault(tuple(coord[type.mesh.axis(a)] for a in axes), local)
         if not ((mine == local) | ((mine != mine) & (local != local))).all():
             other.append(rank)
     if not other:
         return []
-    who = ranks_text(sorted(other))
-    return [Note(f"not the same on all ranks: {who} hold other values than those shown")]
+    names = ranks_text(sorted(other))
+    return [Note(f"not the same on all ranks: {names} hold other values than those shown")]
 
 
 def _of_term(type: TensorType, rank: int, term: tuple[int, ...]) -> bool:

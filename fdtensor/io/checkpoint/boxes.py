@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fdtensor.layouts.blocks import Box, intersect, locate
-from fdtensor.runtime.comm import ranks_here
+from fdtensor.tensors.distribution import local_blocks
 from fdtensor.tensors.dtensor import DTensor
 
 __all__ = ["Rectangle", "bounding", "held", "rectangle", "rectangles", "shared", "view"]
@@ -40,21 +40,25 @@ def bounding(boxes: Sequence[Box]) -> Box | None:
     if not boxes:
         return None
     dims = zip(*boxes, strict=True)
-    return tuple([((min(h[0][0] for h in held), max(h[-1][1] for h in held)),) for held in dims])
+    return tuple(
+        [
+            ((min(h[0][0] for h in intervals), max(h[-1][1] for h in intervals)),)
+            for intervals in dims
+        ]
+    )
 
 
 def view(local: torch.Tensor, box: Box, piece: Rectangle) -> torch.Tensor:
     """The part of `local`, which holds the indices of `box`, that has those of `piece`."""
-    for dim, (held, part) in enumerate(zip(box, piece, strict=True)):
-        ((start, stop),) = locate(held, (part,))
+    for dim, (intervals, part) in enumerate(zip(box, piece, strict=True)):
+        ((start, stop),) = locate(intervals, (part,))
         local = local.narrow(dim, start, stop - start)
     return local
 
 
 def held(x: DTensor[Any]) -> list[tuple[Box, torch.Tensor]]:
     """The blocks that this process has, each with its local tensor."""
-    ranks = ranks_here(x.comm, x.mesh)  # none where this process is not in the mesh
     return [
         (x.type.box(x.mesh.coord(rank) or ()), local)
-        for rank, local in zip(ranks, x.comm.leaves(x.local))
+        for rank, local in local_blocks(x.local, x.mesh, x.comm)
     ]

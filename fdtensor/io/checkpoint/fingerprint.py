@@ -25,10 +25,10 @@ def fingerprint(value: Any) -> bytes:
     Of a dense tensor these are its shape, its dtype and its bits. Containers of numbers and texts
     are compared by their contents, other objects by what they are pickled to.
     """
-    found = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     for part in _parts(value):
-        found.update(len(part).to_bytes(8, "little") + part)
-    return found.digest()
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.digest()
 
 
 def _parts(value: Any) -> Iterator[bytes]:

@@ -52,7 +52,7 @@ class Fresh:
         if len(self.blocks) != 1 or shared(self.blocks[0][0], needed) != needed:
             return None
         ((box, local),) = self.blocks
-        return view(local, box, tuple(held for (held,) in needed))
+        return view(local, box, tuple(interval for (interval,) in needed))
 
     def fill(self, needed: Box, read: torch.Tensor) -> None:
         """Copies what was read to the blocks that want it."""
@@ -64,10 +64,10 @@ class Fresh:
         """Raises `CheckpointError` where the pieces in the files leave elements of a block out."""
         for box, _ in self.blocks:
             size = prod(map(length, box))
-            there = sum(prod(map(length, shared(box, source))) for source in sources)
-            if there < size:
+            covered = sum(prod(map(length, shared(box, source))) for source in sources)
+            if covered < size:
                 raise CheckpointError(
-                    f"{name} is stored in part: {there} of {size} elements of a block are there.",
+                    f"{name} is stored in part: {covered} of {size} elements of a block are there.",
                     stored=self.asked.stored,
                     hint="Write the checkpoint again: some rank had not written its pieces.",
                 )

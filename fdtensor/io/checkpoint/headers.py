@@ -72,21 +72,21 @@ def headers(path: Any) -> dict[str, Header]:
     that of its files.
     """
     files, index = _files(path)
-    found: dict[str, Header] = {}
+    known: dict[str, Header] = {}
     problems: dict[str, str] = {}
     for file in files:
         with opened(file) as tensors:
             for name in tensors.keys():  # noqa: SIM118
                 part = tensors.get_slice(name)
                 dtype = _dtype(part.get_dtype())
-                if name in found:
-                    problems[name] = f"is in {found[name].file} and in {file}"
+                if name in known:
+                    problems[name] = f"is in {known[name].file} and in {file}"
                 elif dtype is None:
                     problems[name] = f"has dtype {part.get_dtype()}, which torch has not"
                 else:
-                    found[name] = Header(file, Stored(tuple(part.get_shape()), dtype))
+                    known[name] = Header(file, Stored(tuple(part.get_shape()), dtype))
     for name, file in index.items():
-        if name not in problems and (name not in found or found[name].file != file):
+        if name not in problems and (name not in known or known[name].file != file):
             problems[name] = f"is not in {file}, where the index has it"
     if problems:
         raise CheckpointError(
@@ -94,7 +94,7 @@ def headers(path: Any) -> dict[str, Header]:
             **problems,
             hint="Name the files of one model, each once.",
         )
-    return {name: found[name] for name in index} if index else found
+    return {name: known[name] for name in index} if index else known
 
 
 @contextmanager
@@ -114,26 +114,26 @@ def _files(path: Any) -> tuple[list[Path], dict[str, Path]]:
     """The files, each once, and the file of each name where there is an index."""
     if isinstance(path, (list, tuple)):
         return [Path(file) for file in dict.fromkeys(path)], {}
-    there = Path(path)
-    if there.is_dir():
-        indices = sorted(there.glob("*.safetensors.index.json"))
-        found = sorted(there.glob("*.safetensors"))
+    place = Path(path)
+    if place.is_dir():
+        indices = sorted(place.glob("*.safetensors.index.json"))
+        files = sorted(place.glob("*.safetensors"))
         if len(indices) != 1:
-            if not found or indices:
+            if not files or indices:
                 raise CheckpointError(
-                    f"{str(path)!r} has {len(found)} safetensors files and {len(indices)} indices.",
+                    f"{str(path)!r} has {len(files)} safetensors files and {len(indices)} indices.",
                     hint="Pass the index or the files; load_checkpoint reads checkpoints.",
                 )
-            return found, {}
-        there = indices[0]
-    if there.suffix == ".json":
+            return files, {}
+        place = indices[0]
+    if place.suffix == ".json":
         try:
-            weights = json.loads(there.read_text())["weight_map"]
+            weights = json.loads(place.read_text())["weight_map"]
         except (OSError, ValueError, KeyError) as error:
             raise CheckpointError(
-                f"{str(there)!r} is no index of safetensors files: {error!r}.",
+                f"{str(place)!r} is no index of safetensors files: {error!r}.",
                 hint='An index is JSON with the file of each name under "weight_map".',
             ) from None
-        index = {name: there.parent / file for name, file in weights.items()}
+        index = {name: place.parent / file for name, file in weights.items()}
         return sorted(set(index.values())), index
-    return [there], {}
+    return [place], {}

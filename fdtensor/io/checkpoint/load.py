@@ -120,7 +120,9 @@ def _object_item(name: str) -> ReadItem:
 def _tensor_item(index: MetadataIndex, needed: Box) -> ReadItem:
     """Reads a rectangle of the piece that has this index."""
     offset = index.offset or ()
-    start = torch.Size(held[0][0] - first for held, first in zip(needed, offset, strict=True))
+    start = torch.Size(
+        intervals[0][0] - first for intervals, first in zip(needed, offset, strict=True)
+    )
     lengths = torch.Size(map(length, needed))
     zeros = torch.Size((0,) * len(lengths))
     return ReadItem(LoadItemType.TENSOR, index, zeros, index, start, lengths)

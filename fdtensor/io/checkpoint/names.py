@@ -60,10 +60,10 @@ def nested(values: Sequence[tuple[Path, Any]]) -> Any:
     groups: dict[str | int, list[tuple[Path, Any]]] = {}
     for path, value in values:
         groups.setdefault(path[0], []).append((path[1:], value))
-    made = {key: nested(group) for key, group in groups.items()}
-    if made and all(isinstance(key, int) for key in made):
-        return [made.get(i) for i in range(max(made) + 1)]  # type: ignore[operator]
-    return made
+    entries = {key: nested(group) for key, group in groups.items()}
+    if entries and all(isinstance(key, int) for key in entries):
+        return [entries.get(i) for i in range(max(entries) + 1)]  # type: ignore[operator]
+    return entries
 
 
 def _key(entry: Any) -> str | int:

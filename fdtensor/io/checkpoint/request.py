@@ -47,9 +47,9 @@ class Request:
     places: Sequence[Sequence[tuple[Path, str]]]
     """For each leaf of the pytree the names that it stands for, with the keys below it."""
 
-    def filled(self, found: Mapping[str, Any]) -> Any:
+    def filled(self, values: Mapping[str, Any]) -> Any:
         """The pytree with what was found for each name."""
-        leaves = [nested([(path, found[name]) for path, name in place]) for place in self.places]
+        leaves = [nested([(path, values[name]) for path, name in place]) for place in self.places]
         return unflatten(self.spec, leaves)
 
 
@@ -115,8 +115,8 @@ def _matched(
     rule = _is_rule(value)
     tensor = rule or isinstance(value, (TensorType, DTensor, torch.Tensor))
     if stored is None:
-        here = str(value.type) if isinstance(value, DTensor) else _told(value)
-        return (f"is an object, asked for as {here}" if tensor and not rule else None), Asked()
+        kind = str(value.type) if isinstance(value, DTensor) else _told(value)
+        return (f"is an object, asked for as {kind}" if tensor and not rule else None), Asked()
     if not tensor:
         return f"is {stored}, asked for as {_told(value)}", Asked()
     if isinstance(value, torch.Tensor):
@@ -142,8 +142,8 @@ def _matched(
 
 
 def _differs(stored: Stored, shape: tuple[int, ...], dtype: torch.dtype) -> str | None:
-    asked = Stored(shape, dtype)
-    return None if stored == asked else f"is {stored}, asked for as {asked}"
+    wanted = Stored(shape, dtype)
+    return None if stored == wanted else f"is {stored}, asked for as {wanted}"
 
 
 def _told(value: object) -> str:
@@ -165,13 +165,16 @@ class _Faults:
         if not self.missing and not self.wrong and not (strict and self.extra):
             return
         near = self._near()
-        lines = [f"{n} (there is {other})" if other else n for n, other in zip(self.missing, near)]
+        lines = [
+            f"{n} (there is {other})" if other else n
+            for n, other in zip(self.missing, near, strict=True)
+        ]
         known = {*near} if strict else {*self.extra}
         rest = [name for name in self.extra if name not in known]
         groups = {"missing": lines, "wrong": self.wrong, "left over": rest}
-        said = [f"{len(lines)} {kind}" for kind, lines in groups.items() if lines]
+        counts = [f"{len(lines)} {kind}" for kind, lines in groups.items() if lines]
         raise CheckpointError(
-            f"what is asked of {where} is not what is there: {', '.join(said)}.",
+            f"what is asked of {where} is not what is there: {', '.join(counts)}.",
             **{kind: "\n".join(lines) for kind, lines in groups.items() if lines},
             hint="checkpoint_contents(path) prints what it holds"
             + ("; strict=False leaves the rest out." if rest else "."),

@@ -15,8 +15,9 @@ from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.placement import Partial, Replicate
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.planner import plan
-from fdtensor.runtime.comm import Comm, ranks_here
+from fdtensor.runtime.comm import Comm
 from fdtensor.runtime.interpreter import run
+from fdtensor.tensors.distribution import local_blocks
 from fdtensor.tensors.dtensor import DTensor
 
 __all__ = ["differences"]
@@ -51,16 +52,18 @@ def differences(values: Mapping[str, Any], comm: Comm[Any]) -> dict[str, str]:
         return _unlike([(c.rank, c.key, c.print) for c in claims])
     if comm.mesh.size == 1 or _all_alike(claims, comm):
         return {}
-    told = gathered([(c.rank, c.key, c.print) for c in claims], comm)
-    return _unlike([claim for some in told for claim in some])
+    claims_of_ranks = gathered([(c.rank, c.key, c.print) for c in claims], comm)
+    return _unlike([claim for own in claims_of_ranks for claim in own])
 
 
 def _claims(name: str, value: Any, comm: Any) -> Iterator[Claim]:
     own = comm.rank
     if isinstance(value, DTensor):
         mesh = value.mesh
-        replicated = [a for a, p in zip(mesh.axes, value.layout.placements) if p == Replicate()]
-        for rank, local in zip(ranks_here(comm, mesh), value.comm.leaves(value.local)):
+        replicated = [
+            a for a, p in zip(mesh.axes, value.layout.placements, strict=True) if p == Replicate()
+        ]
+        for rank, local in local_blocks(value.local, mesh, value.comm):
             ranks = mesh.coset(tuple(replicated), mesh.coord(rank) or ())
             if len(ranks) > 1:
                 yield Claim((name, min(ranks)), ranks, rank, fingerprint(local))
@@ -82,9 +85,9 @@ def _all_alike(claims: Sequence[Claim], comm: Any) -> bool:
     totals = [0] * WORDS
     for claim in claims:
         share = len(claim.ranks) - 1 if claim.rank == claim.ranks[0] else -1
-        found = hashlib.blake2b(repr(claim.key).encode() + claim.print).digest()
+        digest = hashlib.blake2b(repr(claim.key).encode() + claim.print).digest()
         for i in range(WORDS):
-            totals[i] += share * int.from_bytes(found[4 * i : 4 * i + 4], "little")
+            totals[i] += share * int.from_bytes(digest[4 * i : 4 * i + 4], "little")
     words = torch.tensor([t % 2**32 for t in totals], device=comm.device)
     pending = Layout(comm.mesh, [Partial("sum")] * comm.mesh.ndim)
     src = TensorType((WORDS,), torch.int64, pending)
@@ -97,14 +100,14 @@ def _unlike(claims: Sequence[tuple[int, Key, bytes]]) -> dict[str, str]:
     groups: dict[Key, dict[bytes, list[int]]] = {}
     for rank, key, print in claims:
         groups.setdefault(key, {}).setdefault(print, []).append(rank)
-    found: dict[str, list[str]] = {}
+    unlike: dict[str, list[str]] = {}
     for (name, _), prints in sorted(groups.items()):
         if len(prints) > 1:
-            said = [_some(sorted(ranks)) for ranks in sorted(prints.values(), key=min)]
-            found.setdefault(name, []).append(" | ".join(said))
+            texts = [_some(sorted(ranks)) for ranks in sorted(prints.values(), key=min)]
+            unlike.setdefault(name, []).append(" | ".join(texts))
     return {
-        name: said[0] + (f", and {len(said) - 1} other blocks" if len(said) > 1 else "")
-        for name, said in found.items()
+        name: texts[0] + (f", and {len(texts) - 1} other blocks" if len(texts) > 1 else "")
+        for name, texts in unlike.items()
     }
 
 

@@ -123,14 +123,14 @@ def _checked(tree: Any, path: Any, comm: Comm[Any], overwrite: bool) -> list[Lea
 
 def _compared(values: Mapping[str, Any], comm: Comm[Any], on_difference: OnDifference) -> None:
     """Raises or warns where ranks differ in what they claim to hold alike."""
-    found = differences(values, comm)
-    if not found:
+    unlike = differences(values, comm)
+    if not unlike:
         return
-    shown = dict(list(found.items())[:SHOWN])
-    if len(found) > len(shown):
-        shown["..."] = f"{len(found) - len(shown)} more"
+    shown = dict(list(unlike.items())[:SHOWN])
+    if len(unlike) > len(shown):
+        shown["..."] = f"{len(unlike) - len(shown)} more"
     error = CheckpointError(
-        f"{len(found)} of {len(values)} entries are not the same on all ranks that have them, and "
+        f"{len(unlike)} of {len(values)} entries are not the same on all ranks that have them, and "
         "one rank's would be kept.",
         **shown,
         hint="Distribute what each rank has a part of (the state of fdtensor.optim is), name what "

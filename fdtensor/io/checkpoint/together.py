@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from fdtensor.layouts.errors import CheckpointError, CommError, FdtensorError
+from fdtensor.layouts.torch_private import c10d_group
 from fdtensor.runtime.comm import Comm
 from fdtensor.runtime.interpreter import digest_of
 from fdtensor.runtime.process_groups import group_of
@@ -26,10 +26,10 @@ def together(about: str, comm: Comm[Any], make: Callable[[], T]) -> T:
 
     A rank that has an error of its own raises that one, the others a `CheckpointError` about it.
     """
-    made: Any = None
+    result: Any = None
     problem: Exception | None = None
     try:
-        made = make()
+        result = make()
     except Exception as error:
         problem = error
     try:
@@ -43,22 +43,22 @@ def together(about: str, comm: Comm[Any], make: Callable[[], T]) -> T:
             ) from None
     if problem is not None:
         raise problem
-    return made
+    return result
 
 
 def gathered(value: T, comm: Comm[Any]) -> list[T]:
     """What each rank of a real Comm has, in the order of ranks. Collective."""
     ranks = tuple(sorted(comm.mesh.order))
-    found: list[Any] = [None] * len(ranks)
-    dist.all_gather_object(found, value, group=_group(ranks))
-    return found
+    values: list[Any] = [None] * len(ranks)
+    dist.all_gather_object(values, value, group=_group(ranks))
+    return values
 
 
 def _told(comm: Comm[Any], problem: Exception | None) -> str | None:
     if problem is None:
         return None
-    said = problem.sentence if isinstance(problem, FdtensorError) else repr(problem)
-    return f"rank {comm.rank or 0}: {said.removesuffix('.')}"
+    sentence = problem.sentence if isinstance(problem, FdtensorError) else repr(problem)
+    return f"rank {comm.rank or 0}: {sentence.removesuffix('.')}"
 
 
 @contextmanager
@@ -74,9 +74,9 @@ def storing(comm: Comm[Any], what: str) -> Iterator[dict[str, Any]]:
         try:
             yield {"process_group": group, "no_dist": alone}
         except CheckpointException as failed:
-            told = {f"rank {r}": repr(error) for r, (error, _) in failed.failures.items()}
-            raise CheckpointError(f"{what}.", **told) from failed
+            errors = {f"rank {r}": repr(error) for r, (error, _) in failed.failures.items()}
+            raise CheckpointError(f"{what}.", **errors) from failed
 
 
 def _group(ranks: tuple[int, ...]) -> Any:
-    return torch._C._distributed_c10d._resolve_process_group(group_of(ranks))  # type: ignore[attr-defined]
+    return c10d_group(group_of(ranks))

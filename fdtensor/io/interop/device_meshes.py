@@ -13,6 +13,7 @@ from fdtensor.layouts.errors import LayoutError, MeshError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Partial, Replicate
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.torch_private import NO_GROUPS, c10d_group
 from fdtensor.runtime.funcol import FuncolComm
 from fdtensor.runtime.process_groups import groups, make_group
 
@@ -38,9 +39,9 @@ def to_device_mesh(mesh: Mesh, device_type: str = "cpu") -> DeviceMesh:
     """
     from torch.distributed.device_mesh import DeviceMesh
 
-    found = _device_meshes.get((mesh, device_type))
-    if found is not None and found[0] is dist.group.WORLD:
-        return found[1]
+    known = _device_meshes.get((mesh, device_type))
+    if known is not None and known[0] is dist.group.WORLD:
+        return known[1]
     if not mesh.ndim:
         raise MeshError(
             "torch has no mesh without axes.", hint="Use a mesh of one axis of one rank."
@@ -48,12 +49,12 @@ def to_device_mesh(mesh: Mesh, device_type: str = "cpu") -> DeviceMesh:
     ranks = torch.tensor(mesh.ranks, dtype=torch.int).view(mesh.sizes)
     coord = mesh.coord(dist.get_rank())
     if coord is None:
-        made = DeviceMesh(device_type, ranks, mesh_dim_names=mesh.axes, _init_backend=False)
+        device_mesh = DeviceMesh(device_type, ranks, mesh_dim_names=mesh.axes, **NO_GROUPS)
     else:
         along = [_group(mesh, axis, mesh.coset([axis], coord)) for axis in mesh.axes]
-        made = DeviceMesh.from_group(along, device_type, ranks, mesh_dim_names=mesh.axes)
-    _device_meshes[mesh, device_type] = (dist.group.WORLD, made)
-    return made
+        device_mesh = DeviceMesh.from_group(along, device_type, ranks, mesh_dim_names=mesh.axes)
+    _device_meshes[mesh, device_type] = (dist.group.WORLD, device_mesh)
+    return device_mesh
 
 
 def _group(mesh: Mesh, axis: str, ranks: tuple[int, ...]) -> Any:
@@ -64,7 +65,7 @@ def _group(mesh: Mesh, axis: str, ranks: tuple[int, ...]) -> Any:
     elif _ordered.get(ranks) is not dist.group.WORLD:
         make_group(ranks, name)
         _ordered[ranks] = dist.group.WORLD
-    return torch._C._distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined]
+    return c10d_group(name)
 
 
 @functools.lru_cache(maxsize=256)
@@ -93,12 +94,12 @@ def check_groups(device_mesh: DeviceMesh, type: TensorType) -> None:
 
 
 def check_match(device_mesh: DeviceMesh, mesh: Mesh) -> None:
-    given = Mesh.from_device_mesh(device_mesh)
-    named = device_mesh.mesh_dim_names is None or given.axes == mesh.axes
-    if given.sizes != mesh.sizes or given.ranks != mesh.ranks or not named:
+    other = Mesh.from_device_mesh(device_mesh)
+    named = device_mesh.mesh_dim_names is None or other.axes == mesh.axes
+    if other.sizes != mesh.sizes or other.ranks != mesh.ranks or not named:
         raise MeshError(
             "this DeviceMesh is not the mesh of the tensor.",
-            given=given,
+            given=other,
             tensor=mesh,
             hint="Redistribute the tensor to the other mesh first, or leave device_mesh out.",
         )
@@ -112,7 +113,7 @@ def remember(mesh: Mesh, device_mesh: DeviceMesh) -> None:
 
 def comm_of(mesh: Mesh, device: torch.device) -> FuncolComm:
     """The FuncolComm that all tensors of this mesh share."""
-    found = _comms.get((mesh, device))
-    if found is None or found.world is not dist.group.WORLD:
-        found = _comms[mesh, device] = FuncolComm(mesh, device)
-    return found
+    comm = _comms.get((mesh, device))
+    if comm is None or comm.world is not dist.group.WORLD:
+        comm = _comms[mesh, device] = FuncolComm(mesh, device)
+    return comm

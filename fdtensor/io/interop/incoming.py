@@ -56,20 +56,20 @@ def from_torch(
             "dict(model.named_parameters()); for plain tensors there are distribute and "
             "from_local.",
         )
-    found: dict[int, _Arriving] = {}
+    arriving: dict[int, _Arriving] = {}
     problems: dict[str, FdtensorError] = {}
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, TorchDTensor):
             try:
-                found[i] = _Arriving.of(leaf, places[i], comm, mesh)
+                arriving[i] = _Arriving.of(leaf, places[i], comm, mesh)
             except FdtensorError as error:
                 problems[places[i]] = error
     if problems:
-        _refuse(problems, len(found) + len(problems))
-    for i, held in _settled(found, check).items():
-        x = found[i]
-        local = local_of(x.dtensor, held, x.comm)
-        type_here = widened(held, mesh) if mesh is not None else held
+        _refuse(problems, len(arriving) + len(problems))
+    for i, own_type in _settled(arriving, check).items():
+        x = arriving[i]
+        local = local_of(x.dtensor, own_type, x.comm)
+        type_here = widened(own_type, mesh) if mesh is not None else own_type
         leaves[i] = DTensor(local, type_here, x.comm)  # type: ignore[call-arg]
     return unflatten(spec, leaves)
 
@@ -112,18 +112,18 @@ def meant(dtensor: TorchDTensor) -> TensorType:
     return _fitting(_Arriving.of(dtensor, "", None, None), None)
 
 
-def _settled(found: dict[int, _Arriving], check: Check | None) -> dict[int, TensorType]:
+def _settled(arriving: dict[int, _Arriving], check: Check | None) -> dict[int, TensorType]:
     """What each one is. All ranks agree on that, once for all tensors of a mesh."""
     settled: dict[int, TensorType] = {}
     groups: dict[tuple[Comm[Any], Mesh], list[int]] = {}
-    for i, x in found.items():
+    for i, x in arriving.items():
         if len(x.types) > 1 and (check or x.comm.check) != "never":
             settled[i] = _fitting(x, check)
         else:
             settled[i] = x.types[0]
             groups.setdefault((x.comm, settled[i].mesh), []).append(i)
     for members in groups.values():
-        _agree([(found[i], settled[i]) for i in members], check)
+        _agree([(arriving[i], settled[i]) for i in members], check)
     return settled
 
 

@@ -20,6 +20,7 @@ from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Partial, Placement, Ragged, Replicate, Shard, StridedShard
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.torch_private import spec_of, strided_shard
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -62,7 +63,7 @@ def layout_to_torch(type: TensorType) -> tuple[tuple[TorchPlacement, ...], bool]
     for placement in placements:
         match placement:
             case StridedShard(dim, factor):
-                written.append(there._StridedShard(dim, split_factor=factor))
+                written.append(strided_shard()(dim, split_factor=factor))
             case Shard(dim):
                 written.append(there.Shard(dim))
             case Partial(reduce_op):
@@ -72,7 +73,7 @@ def layout_to_torch(type: TensorType) -> tuple[tuple[TorchPlacement, ...], bool]
     return tuple(written), by_order
 
 
-def _known(mesh: Mesh, placements: Sequence[TorchPlacement], ndim: int) -> list[Placement]:
+def _known(mesh: Mesh, placements: Sequence[Any], ndim: int) -> list[Placement]:
     """The placements, one by one, as those of this library."""
     from torch.distributed.tensor import placement_types as there
 
@@ -88,7 +89,7 @@ def _known(mesh: Mesh, placements: Sequence[TorchPlacement], ndim: int) -> list[
 
     known: list[Placement] = []
     for placement in placements:
-        if isinstance(placement, there._StridedShard):
+        if isinstance(placement, strided_shard()):
             known.append(StridedShard(dim(placement), int(placement.split_factor)))
         elif isinstance(placement, there.Shard):
             known.append(Shard(dim(placement)))
@@ -180,7 +181,7 @@ def same_blocks(a: TensorType, b: TensorType) -> bool:
 
 def types_of(dtensor: TorchDTensor, mesh: Mesh) -> list[TensorType]:
     """The types that the spec of a torch DTensor may mean, by different blocks."""
-    spec = dtensor._spec
+    spec = spec_of(dtensor)
     by_order = getattr(spec, "use_strided_shard_as_shard_order", True)
     known = _known(mesh, spec.placements, dtensor.ndim)
     readings = _readings(mesh, known, getattr(spec, "shard_order", None), by_order)

@@ -52,19 +52,19 @@ def to_torch(tree: Any, device_mesh: DeviceMesh | None = None, *, like: Any = No
             hint="Pass a DTensor or a pytree that has some.",
         )
     models = None if like is None else _by_place(like)
-    found: dict[int, _Leaving] = {}
+    leaving_at: dict[int, _Leaving] = {}
     problems: dict[str, FdtensorError] = {}
     for i, leaf in enumerate(leaves):
         try:
             leaving = _Leaving.of(leaf, device_mesh, models, places[i])
             if leaving is not None:
-                found[i] = leaving
+                leaving_at[i] = leaving
         except FdtensorError as error:
             problems[places[i]] = error
     _refuse(problems, len(leaves))
-    moving = {i: y for i, y in found.items() if y.moves}
+    moving = {i: y for i, y in leaving_at.items() if y.moves}
     moved = redistribute({i: y.x for i, y in moving.items()}, {i: y.to for i, y in moving.items()})
-    for i, y in found.items():
+    for i, y in leaving_at.items():
         local = moved[i].local if i in moved else y.x.local
         leaves[i] = local if y.plain else handed(local, y.type, y.x.comm, y.device_mesh)
     return unflatten(spec, leaves)
@@ -85,9 +85,9 @@ class _Leaving:
     @property
     def moves(self) -> bool:
         """Whether its blocks are not there yet."""
-        held = self.x.type
-        same = held.mesh is self.to.mesh and held.layout.partial == self.to.layout.partial
-        return not same or not same_blocks(held, self.to)
+        own = self.x.type
+        same = own.mesh is self.to.mesh and own.layout.partial == self.to.layout.partial
+        return not same or not same_blocks(own, self.to)
 
     @classmethod
     def of(
@@ -110,8 +110,8 @@ class _Leaving:
             layout_to_torch(leaf.type)  # raises where torch has no words for it
             return cls(leaf, leaf.type, leaf.type, device_mesh)
         if not isinstance(model, torch.Tensor):
-            there = "nothing" if model is None else type(model).__name__
-            raise LayoutError(f"like has {there} at this place.")
+            kind = "nothing" if model is None else type(model).__name__
+            raise LayoutError(f"like has {kind} at this place.")
         if (leaf.shape, leaf.dtype) != (tuple(model.shape), model.dtype):
             raise LayoutError(f"it is {_told(leaf)}, but like has {_told(model)}.")
         if isinstance(model, TorchDTensor):

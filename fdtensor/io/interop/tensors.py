@@ -10,6 +10,7 @@ import torch
 from fdtensor.io.interop.device_meshes import check_groups, check_match, to_device_mesh
 from fdtensor.io.interop.layouts import layout_to_torch, same_blocks, types_of
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.torch_private import dtensor_spec_module, local_tensor_of, strided_shard
 from fdtensor.plans.planner import plan
 from fdtensor.runtime.comm import Comm
 from fdtensor.runtime.interpreter import run
@@ -24,7 +25,7 @@ __all__ = ["arrived", "handed", "local_of"]
 
 def arrived(dtensor: TorchDTensor) -> torch.Tensor:
     """The local tensor of a torch DTensor itself, once it is there."""
-    local = dtensor._local_tensor
+    local: Any = local_tensor_of(dtensor)
     wait = getattr(local, "wait", None)  # a collective under way is a tensor with this method
     return local if wait is None else wait()
 
@@ -68,13 +69,11 @@ def _spec(
     local: torch.Tensor,
 ) -> Any:
     """The spec of a torch DTensor with this local tensor."""
-    from torch.distributed.tensor import placement_types as there
-    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-
-    meta = TensorMeta(torch.Size(shape), _full_stride(local, shape), local.dtype)
-    strided = any(isinstance(p, there._StridedShard) for p in placements)
-    told: Any = {"use_strided_shard_as_shard_order": False} if strided and not by_order else {}
-    return DTensorSpec(device_mesh, tuple(placements), tensor_meta=meta, **told)
+    specs = dtensor_spec_module()
+    meta = specs.TensorMeta(torch.Size(shape), _full_stride(local, shape), local.dtype)
+    strided = any(isinstance(p, strided_shard()) for p in placements)
+    options: Any = {"use_strided_shard_as_shard_order": False} if strided and not by_order else {}
+    return specs.DTensorSpec(device_mesh, tuple(placements), tensor_meta=meta, **options)
 
 
 def _full_stride(local: torch.Tensor, shape: Sequence[int]) -> tuple[int, ...]:
@@ -119,8 +118,8 @@ class _ToTorch(torch.autograd.Function):
         if grads[0] is None:
             return None, None, None, None
         comm, wanted = ctx.comm, ctx.type.cotangent()
-        held = types_of(grads[0], wanted.mesh)[0]
-        local = local_of(grads[0], held, comm)
-        if held.layout.partial or not same_blocks(held, wanted):
-            local = run(plan(held, wanted, cost=comm.cost), local, comm)
+        type = types_of(grads[0], wanted.mesh)[0]
+        local = local_of(grads[0], type, comm)
+        if type.layout.partial or not same_blocks(type, wanted):
+            local = run(plan(type, wanted, cost=comm.cost), local, comm)
         return local, None, None, None

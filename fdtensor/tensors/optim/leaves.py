@@ -67,11 +67,11 @@ class Params:
 def params_of(kind: Kind, tree: Any) -> Params:
     """The parameters of a pytree. Raises `ValueTreeError` for what are none."""
     leaves, spec = flatten(tree, is_leaf=_is_value)
-    found = Params(leaves, spec, paths(spec, "params"))
+    params = Params(leaves, spec, paths(spec, "params"))
     mixed = len({_class(x) for x in leaves}) > 1
-    problems = {place: _problem(x, mixed) for place, x in zip(found.places, leaves)}
-    found.refused(kind, {place: problem for place, problem in problems.items() if problem})
-    return found
+    problems = {place: _problem(x, mixed) for place, x in zip(params.places, leaves, strict=True)}
+    params.refused(kind, {place: problem for place, problem in problems.items() if problem})
+    return params
 
 
 def expected(
@@ -81,15 +81,15 @@ def expected(
 
     Raises `ValueTreeError` for parameters that torch's optimizer refuses, with what it says.
     """
-    found, problems = [], {}
+    types, problems = [], {}
     for place, x, own in zip(params.places, params.leaves, options, strict=True):
         fixed = settings({name: value for name, value in own.items() if name != "lr"})
         try:
-            found.append(state_types(kind, fixed, x if isinstance(x, TensorType) else x.type))
+            types.append(state_types(kind, fixed, x if isinstance(x, TensorType) else x.type))
         except (ValueError, TypeError, RuntimeError) as error:
             problems[place] = str(error).rstrip(".")
     params.refused(kind, problems)
-    return found
+    return types
 
 
 def alike(
@@ -101,17 +101,17 @@ def alike(
 ) -> None:
     """Raises `ValueTreeError` where gradients or state are not those of the parameters."""
     wrong: dict[str, str] = {}
-    for place, x, grad, state, due in zip(
+    for place, x, grad, state, expected_types in zip(
         params.places, params.leaves, grads, states, types, strict=True
     ):
         wrong |= _unlike(f"grads{place.removeprefix('params')}", grad, x.type)
         at = f"state{place.removeprefix('params')}"
         if is_lazy(kind) and isinstance(state, Mapping):
             continue
-        if not isinstance(state, Mapping) or state.keys() != due.keys():
-            wrong[at] = f"has {_names(state)}, expected {_names(due)}"
+        if not isinstance(state, Mapping) or state.keys() != expected_types.keys():
+            wrong[at] = f"has {_names(state)}, expected {_names(expected_types)}"
             continue
-        for name, type in due.items():
+        for name, type in expected_types.items():
             wrong |= _unlike(f"{at}[{name!r}]", state[name], type, optional=False)
     if wrong:
         raise ValueTreeError(

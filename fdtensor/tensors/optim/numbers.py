@@ -24,9 +24,9 @@ _METHODS: Any = torch.Tensor
 class Numbers(TorchFunctionMode):
     """Lets 0-d float64 tensors stand for Python numbers; those in `given` are not 0."""
 
-    def __init__(self, given: Sequence[torch.Tensor] = ()) -> None:
+    def __init__(self, nonzero: Sequence[torch.Tensor] = ()) -> None:
         super().__init__()
-        self.given = given
+        self.given = nonzero
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -103,7 +103,7 @@ def _extreme(
     numbers = [x for x in values if not isinstance(x, torch.Tensor)]
     if not tensors:
         return python(*values)
-    found = tensors[0]
+    extreme = tensors[0]
     for other in tensors[1:]:
-        found = of_two(found, other)
-    return found.clamp(**{bound: python(numbers)}) if numbers else found
+        extreme = of_two(extreme, other)
+    return extreme.clamp(**{bound: python(numbers)}) if numbers else extreme

@@ -48,8 +48,8 @@ class Optimizer:
         checked(self.kind, self.options)
 
     def __repr__(self) -> str:
-        given = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
-        return f"{self.kind.__name__}({given})"
+        text = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        return f"{self.kind.__name__}({text})"
 
     @opaque
     def init(self, params: Any) -> Any:
@@ -59,13 +59,16 @@ class Optimizer:
         rows and columns of Adafactor, is cut as the parameter in the dims that they share; numbers,
         such as counts of steps, are replicated. For `TensorType`s it gives those of the state.
         """
-        found = params_of(self.kind, params)
-        options = self._options(found)
-        if any(isinstance(x, TensorType) for x in found.leaves):
-            return unflatten(found.spec, expected(self.kind, found, options))
-        if found.distributed:
-            expected(self.kind, found, options)  # raises where there is none
-        return unflatten(found.spec, [self._fresh(x, o) for x, o in zip(found.leaves, options)])
+        parameters = params_of(self.kind, params)
+        options = self._options(parameters)
+        if any(isinstance(x, TensorType) for x in parameters.leaves):
+            return unflatten(parameters.spec, expected(self.kind, parameters, options))
+        if parameters.distributed:
+            expected(self.kind, parameters, options)  # raises where there is none
+        return unflatten(
+            parameters.spec,
+            [self._fresh(x, o) for x, o in zip(parameters.leaves, options, strict=True)],
+        )
 
     def _fresh(self, x: Any, options: dict[str, Any]) -> Any:
         if isinstance(x, DTensor):
@@ -86,17 +89,17 @@ class Optimizer:
         """
         about = f"a step of {self.kind.__name__}"
         try:
-            found = params_of(self.kind, params)
-            rows = self._rows(found, grads, state, numbers)
+            parameters = params_of(self.kind, params)
+            rows = self._rows(parameters, grads, state, numbers)
         except FdtensorError as error:
             told(about, params, error)
             raise
-        if found.distributed:
+        if parameters.distributed:
             rows = settled(about, rows)
         after = [row.after(self.kind) for row in rows]
         return (
-            unflatten(found.spec, [param for param, _ in after]),
-            unflatten(found.spec, [state for _, state in after]),
+            unflatten(parameters.spec, [param for param, _ in after]),
+            unflatten(parameters.spec, [state for _, state in after]),
         )
 
     def _rows(
@@ -104,8 +107,8 @@ class Optimizer:
     ) -> list[Row]:
         """Each parameter with what belongs to it."""
         grads, states = params.beside(grads, "grads"), params.beside(state, "state")
-        options, given = self._options(params), self._numbers(params, numbers)
-        rows = list(map(Row.of, params.leaves, grads, states, options, given))
+        options, per_param = self._options(params), self._numbers(params, numbers)
+        rows = list(map(Row.of, params.leaves, grads, states, options, per_param))
         if params.distributed:
             alike(self.kind, params, grads, states, expected(self.kind, params, options))
         return rows
@@ -130,8 +133,8 @@ class Optimizer:
                     "the state of this one.",
                 )
         rate = {name: value for name, value in self._all().items() if name == "lr"}
-        given = {**rate, **numbers}
-        return params.by_leaf({n: per_leaf(n, v, 0.0, params.spec) for n, v in given.items()})
+        values = {**rate, **numbers}
+        return params.by_leaf({n: per_leaf(n, v, 0.0, params.spec) for n, v in values.items()})
 
     def _all(self) -> dict[str, Any]:
         """All options, given or not."""

@@ -62,11 +62,11 @@ def checked(kind: Kind, options: Mapping[str, Any]) -> None:
                 f"{option}={value!r} is not for {name} on DTensors: {reason}.",
                 hint=f"Leave {option} out.",
             )
-    for given in _combinations(options, defaults):
+    for chosen in _combinations(options, defaults):
         try:
-            built(kind, given, torch.zeros(2, 2))
+            built(kind, chosen, torch.zeros(2, 2))
         except (ValueError, TypeError, RuntimeError) as error:
-            text = ", ".join(f"{n}={v!r}" for n, v in given.items())
+            text = ", ".join(f"{n}={v!r}" for n, v in chosen.items())
             raise FdtensorError(f"{name}({text}) cannot be: {str(error).rstrip('.')}.") from error
 
 
@@ -75,10 +75,10 @@ def _combinations(
 ) -> Iterator[dict[str, Any]]:
     """What torch is to look at: all options of one value, and one value of a pytree at a time."""
     values = {name: _values(value, defaults[name]) for name, value in options.items()}
-    single = {name: found[0] for name, found in values.items() if len(found) == 1}
+    single = {name: entries[0] for name, entries in values.items() if len(entries) == 1}
     yield single
-    for name, found in values.items():
-        for value in found[1:] and found:
+    for name, entries in values.items():
+        for value in entries[1:] and entries:
             yield {**single, name: value}
 
 
@@ -109,11 +109,11 @@ def per_leaf(name: str, option: Any, default: Any, spec: optree.PyTreeSpec) -> S
         return _is_value(x, default)
 
     try:
-        found = broadcast_prefix(option, skeleton, is_leaf)
+        per_param = broadcast_prefix(option, skeleton, is_leaf)
     except ValueError as error:
         raise ValueTreeError(
             f"{name} is no prefix of the pytree of parameters.",
             **mismatches(option, skeleton, is_leaf, name),
             hint="Give one value, or a pytree of values like the parameters or a prefix of them.",
         ) from error
-    return [tuple(value) if isinstance(value, list) else value for value in found]
+    return [tuple(value) if isinstance(value, list) else value for value in per_param]

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch.optim._muon import _zeropower_via_newtonschulz
 
 from fdtensor.layouts.placement import Replicate
+from fdtensor.layouts.torch_private import newton_schulz
 from fdtensor.ops.rules import rule
 
 __all__ = ["orthogonalized"]
@@ -30,7 +30,7 @@ def orthogonalized(
 @torch.library.custom_op("fdtensor::orthogonalized", mutates_args=())
 def _op(update: torch.Tensor, coefficients: list[float], steps: int, eps: float) -> torch.Tensor:
     a, b, c = coefficients
-    return _zeropower_via_newtonschulz(update, (a, b, c), steps, eps).contiguous()
+    return newton_schulz(update, (a, b, c), steps, eps).contiguous()
 
 
 @_op.register_fake

@@ -33,15 +33,22 @@ class Row:
 
     @classmethod
     def of(
-        cls, param: Any, grad: Any, state: Any, options: Mapping[str, Any], given: Mapping[str, Any]
+        cls,
+        param: Any,
+        grad: Any,
+        state: Any,
+        options: Mapping[str, Any],
+        changing: Mapping[str, Any],
     ) -> Row:
         """The row of a parameter with these options, of which `given` are those of this step.
 
         A learning rate is always an input. What is 0 is none: it takes lines out of the program.
         """
-        zeros = {n: v for n, v in given.items() if n != "lr" and _is_zero(v)}
+        zeros = {n: v for n, v in changing.items() if n != "lr" and _is_zero(v)}
         fixed = {n: v for n, v in {**options, **zeros}.items() if n != "lr"}
-        return cls(param, grad, state, settings(fixed), {n: given[n] for n in given.keys() - zeros})
+        return cls(
+            param, grad, state, settings(fixed), {n: changing[n] for n in changing.keys() - zeros}
+        )
 
     @property
     def differentiable(self) -> bool:
@@ -57,8 +64,8 @@ class Row:
     @property
     def astray(self) -> dict[str, DTensor[Any]]:
         """The parameter and the gradient, where they are not in this layout."""
-        both, held = {"param": self.param, "grad": self.grad}, self.held
-        return {n: x for n, x in both.items() if self.grad is not None and x.layout is not held}
+        both, layout = {"param": self.param, "grad": self.grad}, self.held
+        return {n: x for n, x in both.items() if self.grad is not None and x.layout is not layout}
 
     def after(self, kind: Kind) -> tuple[Any, Any]:
         """The parameter and its state after a step."""
@@ -72,9 +79,9 @@ class Row:
         return stepped(kind, options, self.param, self.grad, dict(self.state), tensors)
 
     def _distributed(self, kind: Kind) -> tuple[DTensor[Any], dict[str, DTensor[Any]]]:
-        held = {"param": self.param, "state": dict(self.state)}
+        inputs = {"param": self.param, "state": dict(self.state)}
         with torch.set_grad_enabled(self.differentiable):
-            out = step_program(kind, self.fixed)(held, self.grad, dict(self.numbers))
+            out = step_program(kind, self.fixed)(inputs, self.grad, dict(self.numbers))
         param, leaves = out["param"], self.param.comm.leaves(self.param.local)
         if not self.differentiable and any(leaf.requires_grad for leaf in leaves):
             param.requires_grad_()

@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 import torch
 
+from fdtensor.layouts.torch_private import NEWTON_SCHULZ
 from fdtensor.tensors.optim.numbers import greatest, least
 from fdtensor.tensors.optim.orthogonal import orthogonalized
 
@@ -17,7 +18,7 @@ Group = dict[str, Any]
 State = dict[str, torch.Tensor]
 
 
-def _nothing(group: Group, param: torch.Tensor) -> State:
+def _nothing(_group: Group, _param: torch.Tensor) -> State:
     return {}
 
 
@@ -73,8 +74,8 @@ def _from_the_first_rate(name: str) -> Callable[[Group, State], None]:
     """State that torch makes in the first step of the rate that this step has."""
 
     def before(group: Group, state: State) -> None:
-        made = state[name]
-        made.copy_(torch.where(state["step"] == 0, group["lr"], made))
+        own = state[name]
+        own.copy_(torch.where(state["step"] == 0, group["lr"], own))
 
     return before
 
@@ -92,7 +93,7 @@ TABLE: Mapping[str, Special] = {
         "parameters and give torch.optim.LBFGS their local tensors.",
     ),
     "Muon": Special(
-        names={"_zeropower_via_newtonschulz": orthogonalized},
+        names={NEWTON_SCHULZ: orthogonalized},
         own={"exact": True},
         note="With `exact` each rank makes whole matrices orthogonal, to the bits of one process. "
         "Without it they may be cut: less work a rank, more traffic, and other rounding.",

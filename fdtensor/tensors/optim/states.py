@@ -37,12 +37,12 @@ def state_types(kind: Kind, options: Settings, param: TensorType) -> dict[str, T
 
 @functools.lru_cache(maxsize=CACHED)
 def _state_types(
-    kind: Kind, options: Settings, param: TensorType, scalars: torch.dtype
+    kind: Kind, options: Settings, param: TensorType, _default_dtype: torch.dtype
 ) -> tuple[tuple[str, TensorType], ...]:
-    found = shapes(kind, dict(options), param.shape, param.dtype)
+    kinds = shapes(kind, dict(options), param.shape, param.dtype)
     return tuple(
         (name, TensorType(shape, dtype, _state_layout(param, shape)))
-        for name, (shape, dtype) in found.items()
+        for name, (shape, dtype) in kinds.items()
     )
 
 
@@ -51,7 +51,7 @@ def _state_layout(param: TensorType, shape: tuple[int, ...]) -> Layout:
     layout = param.cotangent().layout
     if len(shape) != len(param.shape):
         return layout.mesh.layout()
-    for axis, placement in zip(layout.mesh.axes, layout.placements):
+    for axis, placement in zip(layout.mesh.axes, layout.placements, strict=True):
         if isinstance(placement, Cut) and shape[placement.dim] != param.shape[placement.dim]:
             layout = layout.placed(axis, Replicate())
     return layout
@@ -74,9 +74,9 @@ def step_program(kind: Kind, options: Settings) -> Spmd[..., Any]:
     """The function from a parameter with its state, its gradient and numbers to what is after."""
 
     def step(
-        held: dict[str, Any], grad: torch.Tensor, numbers: dict[str, torch.Tensor]
+        inputs: dict[str, Any], grad: torch.Tensor, numbers: dict[str, torch.Tensor]
     ) -> dict[str, Any]:
-        param, state = stepped(kind, dict(options), held["param"], grad, held["state"], numbers)
+        param, state = stepped(kind, dict(options), inputs["param"], grad, inputs["state"], numbers)
         return {"param": param, "state": state}  # like `held`: so it keeps the layouts
 
     step.__name__ = kind.__name__

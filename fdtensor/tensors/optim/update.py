@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from fdtensor.layouts.errors import ValueTreeError
+from fdtensor.layouts.torch_private import as_if_compiling, has_init_group, init_group
 from fdtensor.tensors.optim.numbers import Numbers
 from fdtensor.tensors.optim.special import State, special_of
 
@@ -27,15 +28,15 @@ def built(kind: Kind, options: Options, param: torch.Tensor) -> Any:
     """The optimizer of torch on this parameter."""
     special = special_of(kind)
     known = inspect.signature(kind).parameters
-    asked = {name: value for name, value in options.items() if name not in special.own}
+    own = {name: value for name, value in options.items() if name not in special.own}
     if "lr" in known and known["lr"].default is inspect.Parameter.empty:
-        asked = {"lr": 1.0, **asked}  # a number of the step comes in its place
-    return kind([param], **{**asked, **special.options})  # type: ignore[call-arg]
+        own = {"lr": 1.0, **own}  # a number of the step comes in its place
+    return kind([param], **{**own, **special.options})  # type: ignore[call-arg]
 
 
 def is_lazy(kind: Kind) -> bool:
     """Whether nothing says what the state is before the first step makes it, as in torch's own."""
-    return not hasattr(kind, "_init_group")
+    return not has_init_group(kind)
 
 
 def fresh(kind: Kind, options: Options, param: torch.Tensor) -> State:
@@ -46,10 +47,11 @@ def fresh(kind: Kind, options: Options, param: torch.Tensor) -> State:
         optimizer = built(kind, options, p)
         group = optimizer.param_groups[0]
         if not is_lazy(kind):
-            lists = len(inspect.signature(optimizer._init_group).parameters) - 1
-            optimizer._init_group(group, *[[] for _ in range(lists)])
-        held = {**special_of(kind).fresh(group, p), **optimizer.state[p]}
-        state = {name: t for name, t in held.items() if isinstance(t, torch.Tensor)}
+            init = init_group(optimizer)
+            lists = len(inspect.signature(init).parameters) - 1
+            init(group, *[[] for _ in range(lists)])
+        entries = {**special_of(kind).fresh(group, p), **optimizer.state[p]}
+        state = {name: t for name, t in entries.items() if isinstance(t, torch.Tensor)}
         return {name: _like(param, t) for name, t in sorted(state.items())}
 
 
@@ -62,17 +64,17 @@ def stepped(
     numbers: Mapping[str, torch.Tensor],
 ) -> tuple[torch.Tensor, State]:
     """A parameter and its state after a step; `numbers` are options that are 0-d tensors."""
-    given = {name: number.double().reshape(()) for name, number in numbers.items()}
+    values = {name: number.double().reshape(()) for name, number in numbers.items()}
     counts = _counts(kind, options, param, state)
-    with _running(kind, options, list(given.values())):
+    with _running(kind, options, list(values.values())):
         p = _own(param, options)
         p.grad = _own(grad, options)
         optimizer = built(kind, options, p)
         group = optimizer.param_groups[0]
-        group.update(given)
-        held = {n: _own(t, options, n in counts) for n, t in state.items()}
-        special_of(kind).before(group, held)
-        optimizer.state[p] = held
+        group.update(values)
+        copies = {n: _own(t, options, n in counts) for n, t in state.items()}
+        special_of(kind).before(group, copies)
+        optimizer.state[p] = copies
         try:
             inspect.unwrap(kind.step)(optimizer)
         except KeyError as error:  # its own code looks for state
@@ -124,19 +126,17 @@ def _like(param: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
 
 
 @contextlib.contextmanager
-def _running(kind: Kind, options: Options, given: Sequence[torch.Tensor] = ()) -> Iterator[None]:
+def _running(kind: Kind, options: Options, nonzero: Sequence[torch.Tensor] = ()) -> Iterator[None]:
     """Lets torch's code run on tensors that stand for numbers, whether traced or not."""
     names = special_of(kind).names if options.get("exact", True) else {}
     module = inspect.unwrap(kind.step).__globals__
     before = {name: module[name] for name in names if name in module}
-    compiling = torch.compiler._is_compiling_flag
     module.update(names)
-    torch.compiler._is_compiling_flag = True  # it then keeps numbers that are tensors
+    grad = torch.set_grad_enabled(bool(options.get("differentiable")))
     try:
-        with torch.set_grad_enabled(bool(options.get("differentiable"))), Numbers(given):
+        with as_if_compiling(), grad, Numbers(nonzero):
             yield
     finally:
-        torch.compiler._is_compiling_flag = compiling
         for name in names:
             module.pop(name)
         module.update(before)

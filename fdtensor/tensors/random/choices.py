@@ -48,15 +48,15 @@ def bernoulli(
     """
     if not isinstance(p, (torch.Tensor, DTensor)):
         _probability(p)
-        dtype, given = torch.float32, ()
+        dtype, own_shape = torch.float32, ()
     else:
-        dtype, given = p.dtype, tuple(p.shape)
+        dtype, own_shape = p.dtype, tuple(p.shape)
         if dtype not in FLOATS:
             raise FdtensorError(
                 f"{dtype_name(dtype)} cannot be probabilities.", hint="Pass floats from 0 to 1."
             )
-    shape = given if shape is None else shape
-    _broadcastable(given, shape)
+    shape = own_shape if shape is None else shape
+    _broadcastable(own_shape, shape)
     uniform = uniform_of(dtype)
 
     def below(limit: Any, places: Places, device: Device) -> torch.Tensor:
@@ -72,7 +72,7 @@ def bernoulli(
             )
         settled = _settled(p).detach()
         wide = checked_shape(shape)
-        if wide != given:
+        if wide != own_shape:
             settled = call(torch.broadcast_to, settled, wide)
         return blockwise(settled, lambda at, x: below(x, at, x.device), torch.bool)
     checked_dtype(shape, None, torch.bool, (torch.bool,), "bernoulli")
@@ -97,9 +97,9 @@ def categorical(key: AnyKey, logits: Any, dim: int = -1) -> Any:
     """
     dtype = logits.dtype if isinstance(logits, (torch.Tensor, DTensor)) else None
     if dtype not in FLOATS:
-        found = type(logits).__name__ if dtype is None else dtype_name(dtype)
+        kind = type(logits).__name__ if dtype is None else dtype_name(dtype)
         raise FdtensorError(
-            f"{found} cannot be logits.", hint="Pass a tensor or DTensor of floats: log(p)."
+            f"{kind} cannot be logits.", hint="Pass a tensor or DTensor of floats: log(p)."
         )
     if not isinstance(logits, DTensor):
         noise = gumbel(key, tuple(logits.shape), dtype=dtype, device=logits.device)
@@ -155,9 +155,9 @@ def dropout(key: AnyKey, x: Any, p: float = 0.5) -> Any:
     _probability(p)
     dtype = x.dtype if isinstance(x, (torch.Tensor, DTensor)) else None
     if dtype is None or not (dtype.is_floating_point or dtype.is_complex):
-        found = type(x).__name__ if dtype is None else dtype_name(dtype)
+        kind = type(x).__name__ if dtype is None else dtype_name(dtype)
         raise FdtensorError(
-            f"{found} cannot be dropped and scaled.", hint="Pass a tensor or DTensor of floats."
+            f"{kind} cannot be dropped and scaled.", hint="Pass a tensor or DTensor of floats."
         )
     words_of(key)
     if not isinstance(x, DTensor):
@@ -184,16 +184,16 @@ def _dropped(key: AnyKey, x: torch.Tensor, p: float, places: Places) -> torch.Te
 
 def _order(key: AnyKey, count: int, device: Device) -> torch.Tensor:
     """A permutation, by as many stable sorts of random words as make ties unlikely."""
-    found: torch.Tensor | None = None
+    order: torch.Tensor | None = None
     for _ in range(ceil(3 * log(max(1, count)) / log((1 << 32) - 1))):
         key, part = split(key)
         words = bits(part, (count,), dtype=torch.int32, device=device)
-        order = (words ^ -(1 << 31)).argsort(stable=True)  # in the order of the unsigned
-        found = order if found is None else found.index_select(0, order)
-    if found is None:
-        held = key.device if isinstance(key, torch.Tensor) and device is None else device
-        return torch.arange(count, device=held)
-    return found
+        swaps = (words ^ -(1 << 31)).argsort(stable=True)  # in the order of the unsigned
+        order = swaps if order is None else order.index_select(0, swaps)
+    if order is None:
+        on = key.device if isinstance(key, torch.Tensor) and device is None else device
+        return torch.arange(count, device=on)
+    return order
 
 
 def _dim(dim: Any, dims: int) -> int:
@@ -222,14 +222,14 @@ def _probabilities(p: torch.Tensor) -> torch.Tensor:
     return p
 
 
-def _broadcastable(given: tuple[int, ...], shape: Where) -> None:
+def _broadcastable(own_shape: tuple[int, ...], shape: Where) -> None:
     size = shape.shape if isinstance(shape, TensorType) else checked_shape(shape)
     try:
-        fits = torch.broadcast_shapes(given, size) == torch.Size(size)
+        fits = torch.broadcast_shapes(own_shape, size) == torch.Size(size)
     except RuntimeError:
         fits = False
     if not fits:
         raise FdtensorError(
-            f"probabilities of shape {given} cannot be broadcast to {size}.",
+            f"probabilities of shape {own_shape} cannot be broadcast to {size}.",
             hint="Pass a shape that ends in theirs, or leave it out.",
         )

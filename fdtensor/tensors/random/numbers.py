@@ -42,12 +42,12 @@ def bits(
 ) -> Any:
     """Random bits, by default in uint32, or in any integer dtype."""
     dtype = checked_dtype(shape, dtype, torch.uint32, _INTEGERS, "bits")
-    held = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+    kept = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
 
     def draw(places: Places, device: Device) -> torch.Tensor:
-        width = 64 if held == torch.int64 else 32
-        found = filled(key, places, held, width, lambda x: x.to(held), device)
-        return found if dtype == held else found.view(dtype)
+        width = 64 if kept == torch.int64 else 32
+        words = filled(key, places, kept, width, lambda x: x.to(kept), device)
+        return words if dtype == kept else words.view(dtype)
 
     return drawn(key, shape, comm, draw, device)
 

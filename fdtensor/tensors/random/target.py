@@ -53,13 +53,13 @@ def drawn(
             hint="Draw type.cotangent(), and redistribute it.",
         )
     contained("a draw", [shape.mesh], comm.mesh)
-    type, there = shape, torch.device(device or comm.device or "cpu")
+    type, on = shape, torch.device(device or comm.device or "cpu")
 
     def block(rank: int) -> torch.Tensor:
         coord = type.mesh.coord(rank)
         if coord is None:
-            return empty(type, rank, there)
-        return draw(Places(type.shape, type.box(coord)), there)
+            return empty(type, rank, on)
+        return draw(Places(type.shape, type.box(coord)), on)
 
     return DTensor(comm.each(type, block), type, comm)
 
@@ -84,7 +84,7 @@ def floats(
 
 
 def blockwise(
-    x: DTensor[Any], made: Callable[[Places, torch.Tensor], torch.Tensor], dtype: torch.dtype
+    x: DTensor[Any], of_block: Callable[[Places, torch.Tensor], torch.Tensor], dtype: torch.dtype
 ) -> DTensor[Any]:
     """What `made` makes of each rank's block of `x` and of the places it has; in `x`'s layout."""
     type = TensorType(x.shape, dtype, x.layout)
@@ -92,7 +92,7 @@ def blockwise(
     ranks = type.mesh.order if rank is None else (rank,)
     leaves = [
         empty(type, r, leaf) if (coord := type.mesh.coord(r)) is None
-        else made(Places(type.shape, type.box(coord)), leaf)
+        else of_block(Places(type.shape, type.box(coord)), leaf)
         for r, leaf in zip(ranks, x.comm.leaves(x.local), strict=True)
     ]  # fmt: skip
     return DTensor(x.comm.value(leaves), type, x.comm)
@@ -113,20 +113,20 @@ def checked_shape(shape: Any) -> tuple[int, ...]:
 
 
 def checked_dtype(
-    shape: Any, given: Any, default: torch.dtype, among: Collection[torch.dtype], about: str
+    shape: Any, dtype: Any, default: torch.dtype, among: Collection[torch.dtype], about: str
 ) -> torch.dtype:
     """The dtype that is drawn, one of these; raises `FdtensorError` for any other."""
-    found = given or default
+    chosen = dtype or default
     if isinstance(shape, TensorType):
-        if given is not None and given != shape.dtype:
+        if dtype is not None and dtype != shape.dtype:
             raise FdtensorError(
-                f"{shape} is not of {_name(given)}.", hint="Leave dtype out: the type says it."
+                f"{shape} is not of {_name(dtype)}.", hint="Leave dtype out: the type says it."
             )
-        found = shape.dtype
-    if found not in among:
+        chosen = shape.dtype
+    if chosen not in among:
         names = ", ".join(map(str, among))
-        raise FdtensorError(f"{about} cannot draw {_name(found)}.", hint=f"Use one of: {names}.")
-    return found
+        raise FdtensorError(f"{about} cannot draw {_name(chosen)}.", hint=f"Use one of: {names}.")
+    return chosen
 
 
 def _name(dtype: Any) -> str:

@@ -15,9 +15,10 @@ from fdtensor.layouts.dtypes import dtype_name, reducible
 from fdtensor.layouts.errors import CommError, FdtensorError, LayoutError
 from fdtensor.layouts.placement import Partial, Ragged, ReduceOp, Replicate
 from fdtensor.layouts.record import integer
-from fdtensor.tensors.shard_map.moves import Move, Permute, Turn, blocks, quoted
+from fdtensor.layouts.torch_private import transforms_active
+from fdtensor.tensors.shard_map.moves import LocalCollective, Move, Permute, blocks, quoted
 from fdtensor.tensors.shard_map.places import Call, Place, current
-from fdtensor.tensors.shard_map.varying import Extreme, Linear, Tie, followed
+from fdtensor.tensors.shard_map.varying import Extreme, Linear, Tie, is_tracked
 
 __all__ = [
     "all_gather",
@@ -82,8 +83,8 @@ def all_gather(x: torch.Tensor, axis: Axis, dim: int = 0, tiled: bool = True) ->
     if not tiled:
         x = x.unsqueeze(_dim("all_gather", dim, x.dim() + 1))
     dim = _dim("all_gather", dim, x.dim())
-    sizes, some = _met(name, place, axes, x, free=dim)
-    return _moved(place, Move(axes, Ragged(dim, sizes), Replicate()), x, some)
+    sizes, tracked = _met(name, place, axes, x, free=dim)
+    return _moved(place, Move(axes, Ragged(dim, sizes), Replicate()), x, tracked)
 
 
 def reduce_scatter(x: torch.Tensor, axis: Axis, dim: int = 0) -> torch.Tensor:
@@ -94,9 +95,9 @@ def reduce_scatter(x: torch.Tensor, axis: Axis, dim: int = 0) -> torch.Tensor:
     place, axes = _here("reduce_scatter", axis, x)
     _has("reduce_scatter", "sum", x)
     dim = _dim("reduce_scatter", dim, x.dim())
-    sizes, some = _met(f"reduce_scatter[dim={dim}]", place, axes, x)
+    sizes, tracked = _met(f"reduce_scatter[dim={dim}]", place, axes, x)
     cut = Ragged(dim, blocks(x.shape[dim], len(sizes)))
-    return _moved(place, Move(axes, Partial("sum"), cut), x, some)
+    return _moved(place, Move(axes, Partial("sum"), cut), x, tracked)
 
 
 def all_to_all(x: torch.Tensor, axis: Axis, split_dim: int, concat_dim: int) -> torch.Tensor:
@@ -115,13 +116,13 @@ def all_to_all(x: torch.Tensor, axis: Axis, split_dim: int, concat_dim: int) -> 
                 "even blocks, to join them along the same dim.",
                 hint=f"Give every rank a multiple of {count}, or join along another dim.",
             )
-        _, some = _met(name, place, axes, x)
+        _, tracked = _met(name, place, axes, x)
         rows = x.unflatten(split, (count, size // count)).movedim(split, 0)[None]
         move = Move(axes, Ragged(0, (1,) * count), Ragged(1, (1,) * count))
-        return _moved(place, move, rows, some)[:, 0].movedim(0, split).flatten(split, split + 1)
-    sizes, some = _met(name, place, axes, x, free=concat)
+        return _moved(place, move, rows, tracked)[:, 0].movedim(0, split).flatten(split, split + 1)
+    sizes, tracked = _met(name, place, axes, x, free=concat)
     cut = Ragged(split, blocks(x.shape[split], count))
-    return _moved(place, Move(axes, Ragged(concat, sizes), cut), x, some)
+    return _moved(place, Move(axes, Ragged(concat, sizes), cut), x, tracked)
 
 
 def ppermute(x: torch.Tensor, axis: Axis, perm: Iterable[tuple[int, int]]) -> torch.Tensor:
@@ -137,7 +138,7 @@ def ppermute(x: torch.Tensor, axis: Axis, perm: Iterable[tuple[int, int]]) -> to
             f"{perm!r} is not a permutation.", hint="Give pairs of indices: [(0, 1), (1, 0)]."
         ) from None
     count = len(_ranks(place, axes, place.rank))
-    ends = list(zip(*pairs)) or [(), ()]
+    ends = list(zip(*pairs, strict=True)) or [(), ()]
     if any(len(set(end)) < len(end) or not set(end) <= set(range(count)) for end in ends):
         raise CommError(
             f"ppermute over {quoted(axes)} names an index twice, or one that is not there.",
@@ -145,8 +146,8 @@ def ppermute(x: torch.Tensor, axis: Axis, perm: Iterable[tuple[int, int]]) -> to
             hint=f"Let each of the indices 0 to {count - 1} send at most once and receive at most "
             "once.",
         )
-    _, some = _met(f"ppermute[perm={[*pairs]}]", place, axes, x)
-    return _moved(place, Permute(axes, pairs), x, some)
+    _, tracked = _met(f"ppermute[perm={[*pairs]}]", place, axes, x)
+    return _moved(place, Permute(axes, pairs), x, tracked)
 
 
 # --- what they share -------------------------------------------------------------------------
@@ -161,8 +162,8 @@ def _here(name: str, axis: Axis, *tensors: object) -> tuple[Place, tuple[str, ..
             hint="Call it in the function that you give to shard_map(f, mesh, ...).",
         )
     axes = (axis,) if isinstance(axis, str) else tuple(axis)
-    for each in axes:
-        place.mesh.axis(each)
+    for axis_name in axes:
+        place.mesh.axis(axis_name)
     if not axes or len(set(axes)) < len(axes):
         raise CommError(
             f"{name} over {axis!r} names no axis, or one twice.",
@@ -209,9 +210,9 @@ def _met(
 
     Raises `CommError` on all ranks where shapes differ elsewhere.
     """
-    call = Call.of(f"{what} over {quoted(axes)}", [x], [followed(x)])
+    call = Call.of(f"{what} over {quoted(axes)}", [x], [is_tracked(x)])
     table = dict(zip(place.mesh.order, place.meet(call), strict=True))
-    for rank, said in table.items():
+    for rank, own_call in table.items():
         first = _ranks(place, axes, rank)[0]
         shapes = [list(table[r].shapes[0]) for r in (first, rank)]
         for shape in shapes:
@@ -220,13 +221,13 @@ def _met(
         if shapes[0] != shapes[1]:
             raise _agreed(place, CommError(
                 f"ranks {first} and {rank} call {what} over {quoted(axes)} with shapes "
-                f"{table[first].shapes[0]} and {said.shapes[0]}.",
+                f"{table[first].shapes[0]} and {own_call.shapes[0]}.",
                 hint="Give it tensors of one shape"
                 + (f", but for dim {free}." if free is not None else "."),
             ))  # fmt: skip
     own = [table[r].shapes[0] for r in _ranks(place, axes, place.rank)]
     sizes = tuple([shape[free] if free is not None else 0 for shape in own])
-    return sizes, any(said.tracked[0] for said in table.values())
+    return sizes, any(own_call.tracked[0] for own_call in table.values())
 
 
 def _agreed(place: Place, error: FdtensorError) -> FdtensorError:
@@ -239,16 +240,18 @@ def _agreed(place: Place, error: FdtensorError) -> FdtensorError:
 def _reduced(name: str, op: ReduceOp, x: torch.Tensor, axis: Axis) -> torch.Tensor:
     place, axes = _here(name, axis, x)
     _has(name, op, x)
-    _, some = _met(name, place, axes, x)
+    _, tracked = _met(name, place, axes, x)
     if op in ("max", "min"):
-        return _moved(place, Move(axes, Partial(op), Replicate()), x, some, Extreme)
-    return _moved(place, Move(axes, Partial("sum"), Replicate()), x, some)
+        return _moved(place, Move(axes, Partial(op), Replicate()), x, tracked, Extreme)
+    return _moved(place, Move(axes, Partial("sum"), Replicate()), x, tracked)
 
 
-def _moved(place: Place, move: Turn, x: torch.Tensor, some: bool, by: Any = None) -> torch.Tensor:
+def _moved(
+    place: Place, move: LocalCollective, x: torch.Tensor, tracked: bool, by: Any = None
+) -> torch.Tensor:
     """The tensor after a move; where `some` rank tracks it, all run the backward, in this order."""
     by = by or Linear
-    if not some or place.token is None or torch._C._are_functorch_transforms_active():
+    if not tracked or place.token is None or transforms_active():
         return by.apply(place, move, x)
     if not x.requires_grad:
         x, place.token = Tie.apply(x, place.token)  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""`together`: functions of several ranks in one process, each of which pauses to ask for something.
+"""`run_lockstep`: functions of several ranks in one process, which pause to ask for answers.
 
 A fiber is a thread that runs only while the others wait, one rank after the other, so functions
 that share state have no races and print in one order. It has the thread-local state of its maker.
@@ -15,10 +15,16 @@ from typing import Any
 
 import attrs
 import torch
-from torch.autograd import forward_ad
-from torch.overrides import _get_current_function_mode_stack, _pop_mode, _push_mode
 
-__all__ = ["Done", "ask", "inside", "together"]
+from fdtensor.layouts.torch_private import (
+    forward_grad_enabled,
+    function_modes,
+    pop_function_mode,
+    push_function_mode,
+    set_forward_grad_enabled,
+)
+
+__all__ = ["Done", "ask", "inside", "run_lockstep"]
 
 
 @attrs.frozen(eq=False)
@@ -51,11 +57,11 @@ class _Fiber:
             self.thread.start()
         else:
             self.answers.put(answer)
-        asked = self.asked.get()
-        self.ended = isinstance(asked, (Done, BaseException))
-        if isinstance(asked, BaseException):
-            raise asked
-        return asked
+        request = self.asked.get()
+        self.ended = isinstance(request, (Done, BaseException))
+        if isinstance(request, BaseException):
+            raise request
+        return request
 
     def stop(self) -> None:
         """Ends the fiber where it waits, and returns when it has ended."""
@@ -76,7 +82,7 @@ class _Fiber:
         return answer
 
     def _run(self, body: Callable[[], Any], enter: Callable[[], Any]) -> None:
-        _here.set(self)
+        _current.set(self)
         try:
             with enter():
                 result: Any = Done(body())
@@ -85,22 +91,22 @@ class _Fiber:
         self.asked.put(result)
 
 
-_here: contextvars.ContextVar[_Fiber | None] = contextvars.ContextVar("fiber", default=None)
+_current: contextvars.ContextVar[_Fiber | None] = contextvars.ContextVar("fiber", default=None)
 
 
 def inside() -> bool:
     """Whether this code runs in a fiber."""
-    return _here.get() is not None
+    return _current.get() is not None
 
 
 def ask(request: Any) -> Any:
     """The answer to `request` of whoever runs this fiber, which pauses until then."""
-    fiber = _here.get()
+    fiber = _current.get()
     assert fiber is not None, "only a fiber can ask"
     return fiber.ask(request)
 
 
-def together(
+def run_lockstep(
     bodies: Sequence[Callable[[], Any]], serve: Callable[[list[Any]], Sequence[Any]]
 ) -> list[Any]:
     """What each body returns. When all have asked for something or ended, `serve` answers them.
@@ -109,11 +115,11 @@ def together(
     """
     fibers = [_Fiber(body) for body in bodies]
     try:
-        asked = [fiber.resume() for fiber in fibers]
-        while not all(isinstance(request, Done) for request in asked):
-            answers = serve(asked)
-            asked = [fiber.resume(answer) for fiber, answer in zip(fibers, answers, strict=True)]
-        return [request.value for request in asked]
+        requests = [fiber.resume() for fiber in fibers]
+        while not all(isinstance(request, Done) for request in requests):
+            answers = serve(requests)
+            requests = [fiber.resume(answer) for fiber, answer in zip(fibers, answers, strict=True)]
+        return [request.value for request in requests]
     finally:
         for fiber in fibers:
             fiber.stop()
@@ -122,14 +128,14 @@ def together(
 def _state() -> Callable[[], contextlib.AbstractContextManager[None]]:
     """What gives another thread the state of torch that this thread has for itself."""
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
-    forward = torch._C._is_fwd_grad_enabled()
+    forward = forward_grad_enabled()
     kinds = ["cpu", *(["cuda"] if torch.cuda.is_initialized() else [])]
     casts = [
         (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds
     ]
     caches = torch.is_autocast_cache_enabled()
     device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-    modes = _get_current_function_mode_stack()  # a default device is one
+    modes = function_modes()  # a default device is one
 
     @contextlib.contextmanager
     def enter() -> Iterator[None]:
@@ -138,7 +144,7 @@ def _state() -> Callable[[], contextlib.AbstractContextManager[None]]:
                 stack.enter_context(torch.cuda.device(device))
             stack.enter_context(torch.inference_mode(inference))
             stack.enter_context(torch.set_grad_enabled(grad))
-            stack.enter_context(forward_ad._set_fwd_grad_enabled(forward))
+            stack.enter_context(set_forward_grad_enabled(forward))
             # a backward asks from the thread that started it
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
             for kind, enabled, dtype in casts:
@@ -146,8 +152,8 @@ def _state() -> Callable[[], contextlib.AbstractContextManager[None]]:
                     cast = torch.autocast(kind, dtype, enabled, cache_enabled=caches)
                     stack.enter_context(cast)
             for mode in modes:
-                _push_mode(mode)
-                stack.callback(_pop_mode)
+                push_function_mode(mode)
+                stack.callback(pop_function_mode)
             yield
 
     return enter

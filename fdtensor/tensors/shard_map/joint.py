@@ -13,11 +13,11 @@ from typing import Any
 
 import attrs
 import torch
-from torch._functorch import eager_transforms
 from torch.autograd import forward_ad
 
 from fdtensor.layouts.errors import LayoutError
 from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.torch_private import forward_level, nested_jvp, transforms_active
 from fdtensor.runtime.autograd import spread, tracked
 from fdtensor.runtime.comm import Comm
 from fdtensor.tensors.shard_map.places import Place, SimulatedPlace, simulate
@@ -64,11 +64,13 @@ class Program:
 
     def run(self, leaves: Sequence[torch.Tensor]) -> Tensors:
         """The results of all ranks, from the tensors of all ranks: one after the other."""
-        given = dict(zip(self.mesh.order, zip(*_grouped(leaves, self.mesh.size)), strict=True))
+        own_leaves = dict(
+            zip(self.mesh.order, zip(*_grouped(leaves, self.mesh.size), strict=True), strict=True)
+        )
         flags = self.flags
 
         def body(rank: int) -> tuple[Tensors, Tensors]:
-            own: Tensors = given[rank]
+            own: Tensors = own_leaves[rank]
             if flags is not None:
                 pairs = zip(own, flags, strict=True)
                 own = tuple([t.detach().requires_grad_() if flag else t for t, flag in pairs])
@@ -76,14 +78,14 @@ class Program:
                 return own, self.body(SimulatedPlace(self.mesh, rank), own)
 
         with _level():
-            found = simulate(self.mesh, self.comm, body)
-        results = list(zip(*(outs for _, outs in found)))
+            graphs = simulate(self.mesh, self.comm, body)
+        results = list(zip(*(outs for _, outs in graphs), strict=True))
         if self.check:
             for i, result in enumerate(results):
                 name = f"result {i}" if len(results) > 1 else "the result"
                 _compare(result, self.mesh, self.outs[i].copies, name)
         if flags is not None:
-            self.kept = found
+            self.kept = graphs
         given_ids = set(map(id, leaves))
         flat = [t for result in results for t in result]
         if flags is not None:
@@ -92,30 +94,32 @@ class Program:
 
     def pulled(self, grads: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
         """The cotangents of the inputs, from the graphs of all ranks."""
-        given = zip(*_grouped(grads, self.mesh.size))
-        todo = dict(zip(self.mesh.order, zip(self.kept, given, strict=True), strict=True))
+        cotangents_of = zip(*_grouped(grads, self.mesh.size), strict=True)
+        todo = dict(zip(self.mesh.order, zip(self.kept, cotangents_of, strict=True), strict=True))
 
         def body(rank: int) -> list[torch.Tensor | None]:
-            (own, outs), some = todo[rank]
+            (own, outs), own_cotangents = todo[rank]
             by = [t for t in own if t.requires_grad]
-            pairs = [(out, g) for out, g in zip(outs, some, strict=True) if out.requires_grad]
-            found: Any = iter([None] * len(by))
+            pairs = [
+                (out, g) for out, g in zip(outs, own_cotangents, strict=True) if out.requires_grad
+            ]
+            gradients: Any = iter([None] * len(by))
             if by and pairs:
-                ends, cotangents = zip(*pairs)
-                found = iter(torch.autograd.grad(ends, by, cotangents, True, allow_unused=True))
-            return [next(found) if t.requires_grad else None for t in own]
+                ends, cotangents = zip(*pairs, strict=True)
+                gradients = iter(torch.autograd.grad(ends, by, cotangents, True, allow_unused=True))
+            return [next(gradients) if t.requires_grad else None for t in own]
 
-        found = simulate(self.mesh, self.comm, body)
-        return [grad for grads in zip(*found) for grad in grads]
+        gradients = simulate(self.mesh, self.comm, body)
+        return [grad for grads in zip(*gradients, strict=True) for grad in grads]
 
     def transposed(self, by: Sequence[int], ends: Sequence[int]) -> Program:
         """The program of inputs and cotangents of results `ends` to cotangents of inputs `by`."""
         count = len(self.ins)
 
-        def body(place: Place, given: Sequence[torch.Tensor]) -> Tensors:
-            primal = self._partly(place, given[:count], by, ends)
-            pull = torch.func.vjp(primal, *[given[i] for i in by])[1]
-            return pull(tuple(given[count:]))
+        def body(place: Place, inputs: Sequence[torch.Tensor]) -> Tensors:
+            primal = self._partly(place, inputs[:count], by, ends)
+            pull = torch.func.vjp(primal, *[inputs[i] for i in by])[1]
+            return pull(tuple(inputs[count:]))
 
         ins = [*self.ins, *(self.outs[i].cotangent() for i in ends)]
         outs = [self.ins[i].cotangent() for i in by]
@@ -126,9 +130,9 @@ class Program:
     ) -> Callable[..., Tensors]:
         """The function of inputs `by` alone that gives results `ends`."""
 
-        def primal(*some: torch.Tensor) -> Tensors:
+        def primal(*varied: torch.Tensor) -> Tensors:
             own = list(inputs)
-            for i, tensor in zip(by, some, strict=True):
+            for i, tensor in zip(by, varied, strict=True):
                 own[i] = tensor
             outs = self.body(place, own)
             return tuple([outs[i] for i in ends])
@@ -139,10 +143,10 @@ class Program:
         """The program of inputs and tangents of inputs `by` to tangents of results `ends`."""
         count = len(self.ins)
 
-        def body(place: Place, given: Sequence[torch.Tensor]) -> Tensors:
-            primal = self._partly(place, given[:count], by, ends)
-            points = tuple([given[i] for i in by])
-            return torch.func.jvp(primal, points, tuple(given[count:]))[1]
+        def body(place: Place, inputs: Sequence[torch.Tensor]) -> Tensors:
+            primal = self._partly(place, inputs[:count], by, ends)
+            points = tuple([inputs[i] for i in by])
+            return torch.func.jvp(primal, points, tuple(inputs[count:]))[1]
 
         ins = [*self.ins, *(self.ins[i] for i in by)]
         return Program(self.mesh, self.comm, body, ins, [self.outs[i] for i in ends], grad=True)
@@ -150,13 +154,13 @@ class Program:
     def mapped(self, dims: Sequence[int | None], randomness: str) -> Program:
         """The program of tensors stacked along `dims`."""
 
-        def body(place: Place, given: Sequence[torch.Tensor]) -> Tensors:
+        def body(place: Place, inputs: Sequence[torch.Tensor]) -> Tensors:
             one = torch.func.vmap(
-                lambda *some: self.body(place, some),  # type: ignore[arg-type]
+                lambda *own: self.body(place, own),  # type: ignore[arg-type]
                 tuple(dims),
                 randomness=randomness,
             )
-            return one(*given)
+            return one(*inputs)
 
         return attrs.evolve(self, body=body, flags=None, kept=())
 
@@ -166,7 +170,7 @@ def joint(program: Program, values: Sequence[Tensors]) -> list[Tensors]:
     leaves = [leaf for value in values for leaf in value]
     if not tracked(leaves):
         return _grouped(program.run(leaves), program.mesh.size)
-    if not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0:
+    if not transforms_active() and forward_level() < 0:
         program.flags = [
             any(leaf.requires_grad for leaf in value) and torch.is_grad_enabled()
             for value in values
@@ -189,7 +193,7 @@ class _Joint(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.likes = [(out.shape, out.dtype, out.device) for out in output]
         if ctx.program.kept:
-            outs = list(zip(*(outs for _, outs in ctx.program.kept)))
+            outs = list(zip(*(outs for _, outs in ctx.program.kept), strict=True))
             flat = [out for result in outs for out in result]
             ends = [out for out, kept in zip(output, flat, strict=True) if not kept.requires_grad]
             ctx.mark_non_differentiable(*ends)
@@ -200,28 +204,30 @@ class _Joint(torch.autograd.Function):
         known = _known(program, grads, ctx.likes)
         if program.kept and not torch.is_grad_enabled():
             return None, *program.pulled(known)
-        by, ends, some = _ways(ctx, leaves, known)
-        found = _Joint.apply(program.transposed(by, ends), *leaves, *some)
-        return None, *_spaced(found, by, leaves, program.mesh.size)
+        by, ends, cotangents = _ways(ctx, leaves, known)
+        gradients = _Joint.apply(program.transposed(by, ends), *leaves, *cotangents)
+        return None, *_spaced(gradients, by, leaves, program.mesh.size)
 
     @staticmethod
     def jvp(ctx: Any, _program: None, *tangents: Any) -> Any:  # type: ignore[override]
         program, leaves, size = ctx.program, ctx.saved_tensors, ctx.program.mesh.size
-        if not torch._C._are_functorch_transforms_active():
+        if not transforms_active():
             leaves = [forward_ad.unpack_dual(leaf).primal for leaf in leaves]
         zeros = [torch.zeros(s, dtype=dtype, device=d) for s, dtype, d in ctx.likes]
         by, ends, _ = _ways(ctx, leaves, zeros)
         moving = [t for i in by for t in _filled(tangents, leaves, i, size)]
-        found: Any = _Joint.apply(program.pushed(by, ends), *leaves, *moving)
-        return tuple(_spaced(found, ends, zeros, size))
+        tangents_out: Any = _Joint.apply(program.pushed(by, ends), *leaves, *moving)
+        return tuple(_spaced(tangents_out, ends, zeros, size))
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, program: Program, *leaves: Any) -> Any:  # type: ignore[override]
         size, dims, stacked = program.mesh.size, [], []
-        for value, some in zip(_grouped(leaves, size), _grouped(in_dims[1:], size), strict=True):
-            batched = any(dim is not None for dim in some)
+        for value, own_dims in zip(
+            _grouped(leaves, size), _grouped(in_dims[1:], size), strict=True
+        ):
+            batched = any(dim is not None for dim in own_dims)
             dims.append(0 if batched else None)
-            for leaf, dim in zip(value, some, strict=True):
+            for leaf, dim in zip(value, own_dims, strict=True):
                 wide = leaf if dim is None else leaf.movedim(dim, 0)
                 stacked.append(wide.expand(info.batch_size, *leaf.shape) if batched and dim is None
                                else wide)  # fmt: skip
@@ -246,10 +252,10 @@ def _ways(ctx: Any, leaves: Sequence[Any], known: Sequence[Any]) -> tuple[Any, A
     return by, ends, [t for i in ends for t in known[i * size : (i + 1) * size]]
 
 
-def _spaced(found: Any, at: Sequence[int], like: Sequence[Any], size: int) -> list[Any]:
+def _spaced(tensors: Any, at: Sequence[int], like: Sequence[Any], size: int) -> list[Any]:
     """The tensors found for values `at`, and None for the others."""
     out: list[Any] = [None] * len(like)
-    for i, value in zip(at, _grouped(found, size), strict=True):
+    for i, value in zip(at, _grouped(tensors, size), strict=True):
         out[i * size : (i + 1) * size] = value
     return out
 
@@ -265,13 +271,9 @@ def _level() -> Iterator[None]:
 
     Else the first rank to begin a `torch.func.jvp` would end the level of all.
     """
-    own = contextlib.nullcontext() if forward_ad._current_level >= 0 else forward_ad.dual_level()
-    with own:
-        eager_transforms.JVP_NESTING += 1
-        try:
-            yield
-        finally:
-            eager_transforms.JVP_NESTING -= 1
+    level = contextlib.nullcontext() if forward_level() >= 0 else forward_ad.dual_level()
+    with level, nested_jvp():
+        yield
 
 
 def _known(program: Program, grads: Sequence[Any], likes: Sequence[Any]) -> list[Any]:
@@ -293,8 +295,8 @@ def _known(program: Program, grads: Sequence[Any], likes: Sequence[Any]) -> list
 
 def _places(mesh: Mesh, axes: tuple[str, ...]) -> list[list[int]]:
     """The places of the mesh, those that differ only in `axes` together."""
-    found = {mesh.coset(axes, mesh.coord(rank) or ()): None for rank in mesh.order}
-    return [[mesh.position(rank) or 0 for rank in ranks] for ranks in found]
+    cosets = {mesh.coset(axes, mesh.coord(rank) or ()): None for rank in mesh.order}
+    return [[mesh.position(rank) or 0 for rank in ranks] for ranks in cosets]
 
 
 # --- what is said to be replicated -----------------------------------------------------------

@@ -17,6 +17,7 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.placement import Replicate
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.torch_private import transforms_active
 from fdtensor.layouts.tree import broadcast_prefix, flatten, mismatches, paths, unflatten
 from fdtensor.plans.local_tensors import own
 from fdtensor.runtime.autograd import shared
@@ -27,7 +28,7 @@ from fdtensor.tensors.connect import redistribute
 from fdtensor.tensors.dtensor import DTensor
 from fdtensor.tensors.shard_map.joint import Kind, Program, joint
 from fdtensor.tensors.shard_map.places import Call, Place, RealPlace, Table, at
-from fdtensor.tensors.shard_map.varying import enter, followed, leave, replicated
+from fdtensor.tensors.shard_map.varying import enter, is_tracked, leave, replicated
 
 __all__ = ["shard_map"]
 
@@ -92,11 +93,11 @@ def shard_map(
             results = joint(Program(mesh, comm, run, kinds, run.kinds, check), values)
         else:
             # what ranks say of derivatives depends on these
-            modes = (torch.is_grad_enabled(), torch._C._are_functorch_transforms_active())
-            flags = (*map(followed, values), *modes)
+            modes = (torch.is_grad_enabled(), transforms_active())
+            flags = (*map(is_tracked, values), *modes)
             results = _here(run, comm, values, flags, wrong, known.setdefault(comm, {}))
-        made = zip(results, run.types, strict=True)
-        out = [DTensor(shared(value, type, comm), type, comm) for value, type in made]
+        pairs = zip(results, run.types, strict=True)
+        out = [DTensor(shared(value, type, comm), type, comm) for value, type in pairs]
         return unflatten(run.spec, out)
 
     return opaque(mapped)
@@ -117,12 +118,12 @@ class _Run:
     kinds: list[Kind] = attrs.field(factory=list)
 
     def __call__(self, place: Place, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        given = list(self.leaves)
+        arguments = list(self.leaves)
         for i, tensor in zip(self.places, tensors, strict=True):
-            given[i] = own(enter(place, tensor, self.leaves[i].layout))
-            mark([given[i]], None, own=True)  # f may give each rank something else
+            arguments[i] = own(enter(place, tensor, self.leaves[i].layout))
+            mark([arguments[i]], None, own=True)  # f may give each rank something else
         with at(place):
-            result = self.f(*unflatten(self.tree, given))
+            result = self.f(*unflatten(self.tree, arguments))
         leaves, spec = flatten(result)
         leaves = [own(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         layouts = _prefixed(self.outs, spec, len(leaves), "out_layouts", "the result")
@@ -135,13 +136,15 @@ class _Run:
         whole = Layout(self.mesh, [Replicate()] * self.mesh.ndim)
         layouts = [whole if layout is _GIVEN else layout for layout in layouts]
         tree = "returns" if spec.is_leaf() else f"returns {spec}"
-        call = Call.of(tree, leaves, [followed(leaf) for leaf in leaves])
+        call = Call.of(tree, leaves, [is_tracked(leaf) for leaf in leaves])
         table = place.meet(call)
         self.types = _types(layouts, table, leaves, paths(spec, "result"), place)
         self.spec = spec
         self.kinds[:] = map(_kind, layouts)
-        some = [any(said.tracked[i] for said in table) for i in range(len(leaves))]
-        return leave(place, leaves, layouts, some)
+        tracked = [
+            any(call_of_rank.tracked[i] for call_of_rank in table) for i in range(len(leaves))
+        ]
+        return leave(place, leaves, layouts, tracked)
 
 
 def _kind(layout: Layout) -> Kind:
@@ -222,10 +225,10 @@ def _check_captured(f: Callable[..., Any]) -> None:
         return
     for name, cell in zip(code.__code__.co_freevars, code.__closure__ or (), strict=True):
         try:
-            held = cell.cell_contents
+            value = cell.cell_contents
         except ValueError:  # not assigned yet
             continue
-        if isinstance(held, torch.Tensor) and held.requires_grad:
+        if isinstance(value, torch.Tensor) and value.requires_grad:
             raise ValueTreeError(
                 f"the function in shard_map closes over {name!r}, a tensor that requires grad.",
                 hint="Make it a DTensor and an argument, or detach it.",
@@ -239,8 +242,8 @@ def _laid_out(leaves: Sequence[Any], spec: Any, ins: Any) -> list[Any]:
     for i, (leaf, layout) in enumerate(zip(leaves, wanted, strict=True)):
         if _is_dtensor(leaf) and layout is not _GIVEN and layout is not leaf.layout:
             moving.append(i)
-    there = redistribute([out[i] for i in moving], [wanted[i] for i in moving]) if moving else ()
-    for i, leaf in zip(moving, there, strict=True):
+    moved = redistribute([out[i] for i in moving], [wanted[i] for i in moving]) if moving else ()
+    for i, leaf in zip(moving, moved, strict=True):
         out[i] = leaf
     return out
 
@@ -299,7 +302,7 @@ def _types(
     """The types of the results, from the local shapes on all ranks; all of them raise together."""
     types = []
     for i, (layout, leaf, name) in enumerate(zip(layouts, leaves, where, strict=True)):
-        shapes = dict(zip(layout.mesh.order, [said.shapes[i] for said in table], strict=True))
+        shapes = dict(zip(layout.mesh.order, [call.shapes[i] for call in table], strict=True))
         try:
             types.append(_type(layout, shapes, leaf.dtype, name))
         except FdtensorError:
@@ -318,19 +321,19 @@ def _type(
         ranks = mesh.coset(layout.cuts(dim), (0,) * mesh.ndim)
         full.append(sum([shapes[r][dim] if dim < len(shapes[r]) else 0 for r in ranks]))
     try:
-        found = TensorType(tuple(full), dtype, layout)
+        type = TensorType(tuple(full), dtype, layout)
     except LayoutError as error:
         raise LayoutError(
             f"{name} of shard_map cannot have its layout: {error.sentence}", **error.facts,
             hint=error.hint,
         ) from None  # fmt: skip
     for rank, shape in shapes.items():
-        if shape != found.local_shape(rank):
+        if shape != type.local_shape(rank):
             raise LayoutError(
                 f"{name} of shard_map has shape {shape} on rank {rank}, but its layout cuts a "
-                f"tensor of shape {found.shape} so that the rank holds {found.local_shape(rank)}.",
+                f"tensor of shape {type.shape} so that the rank holds {type.local_shape(rank)}.",
                 layout=layout,
                 hint="Return blocks as the layout cuts them, or say Ragged(dim, sizes) for blocks "
                 "of other sizes.",
             )
-    return found
+    return type

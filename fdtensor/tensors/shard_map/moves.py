@@ -26,7 +26,7 @@ from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.cost import CostModel
 from fdtensor.plans.planner import Plan, plan
 
-__all__ = ["Move", "Permute", "Turn", "blocks", "plan_of", "quoted"]
+__all__ = ["Move", "Permute", "LocalCollective", "blocks", "plan_of", "quoted"]
 
 
 @attrs.frozen
@@ -63,7 +63,7 @@ class Permute:
         return self
 
 
-Turn = Move | Permute
+LocalCollective = Move | Permute
 """What a named collective does with one tensor of each rank."""
 
 
@@ -100,7 +100,7 @@ def blocks(size: int, count: int) -> tuple[int, ...]:
 
 
 def plan_of(
-    move: Turn, mesh: Mesh, coord: Coord, like: torch.Tensor, cost: CostModel
+    move: LocalCollective, mesh: Mesh, coord: Coord, like: torch.Tensor, cost: CostModel
 ) -> Plan | None:
     """The plan of a move on the coset of `coord`, whose ranks hold tensors like this one.
 
@@ -112,7 +112,11 @@ def plan_of(
 
 @functools.lru_cache(maxsize=8192)
 def _plan(
-    move: Turn, ranks: tuple[int, ...], shape: tuple[int, ...], dtype: torch.dtype, cost: CostModel
+    move: LocalCollective,
+    ranks: tuple[int, ...],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    cost: CostModel,
 ) -> Plan | None:
     """The plan of a move where a rank holds a tensor of `shape`; None where none moves."""
     if isinstance(move, Permute):

@@ -25,8 +25,8 @@ from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.planner import plan
 from fdtensor.runtime.comm import Comm
 from fdtensor.runtime.interpreter import execute
-from fdtensor.tensors.shard_map.fibers import Done, ask, inside, together
-from fdtensor.tensors.shard_map.moves import Move, Permute, Turn, plan_of, quoted
+from fdtensor.tensors.shard_map.fibers import Done, ask, inside, run_lockstep
+from fdtensor.tensors.shard_map.moves import LocalCollective, Move, Permute, plan_of, quoted
 
 __all__ = ["Call", "Place", "RealPlace", "SimulatedPlace", "at", "current", "simulate"]
 
@@ -49,7 +49,9 @@ class Call:
         return cls(what, shapes, tuple([dtype_name(t.dtype) for t in tensors]), tuple(tracked))
 
     def __str__(self) -> str:
-        types = [f"{t}[{','.join(map(str, s))}]" for t, s in zip(self.dtypes, self.shapes)]
+        types = [
+            f"{t}[{','.join(map(str, s))}]" for t, s in zip(self.dtypes, self.shapes, strict=True)
+        ]
         of = " " if self.what == "returns" else " of "
         return self.what + (of + ", ".join(types) if types else "")
 
@@ -70,7 +72,7 @@ class Place(Protocol):
         """What all ranks say, which must be the same thing of the same dtypes."""
         ...
 
-    def carry(self, move: Turn, tensor: torch.Tensor) -> torch.Tensor:
+    def carry(self, move: LocalCollective, tensor: torch.Tensor) -> torch.Tensor:
         """What this rank has after a move, in a tensor of its own."""
         ...
 
@@ -119,7 +121,7 @@ def _says(call: Call) -> str:
 class _Carry:
     """What a fiber asks for: a move of its tensor."""
 
-    move: Turn
+    move: LocalCollective
     tensor: torch.Tensor
 
 
@@ -134,7 +136,7 @@ class SimulatedPlace:
     def meet(self, call: Call) -> Table:
         return ask(call)
 
-    def carry(self, move: Turn, tensor: torch.Tensor) -> torch.Tensor:
+    def carry(self, move: LocalCollective, tensor: torch.Tensor) -> torch.Tensor:
         if not inside():
             raise CommError(
                 "a tensor of one simulated rank was used outside of shard_map.",
@@ -147,20 +149,20 @@ class SimulatedPlace:
 def simulate(mesh: Mesh, comm: Comm[Any], body: Callable[[int], Any]) -> list[Any]:
     """What `body` returns on each rank of the mesh, in its order."""
     bodies = [lambda rank=rank: body(rank) for rank in mesh.order]
-    return together(bodies, lambda asked: _serve(mesh, comm, asked))
+    return run_lockstep(bodies, lambda requests: _serve(mesh, comm, requests))
 
 
-def _serve(mesh: Mesh, comm: Comm[Any], asked: Sequence[Any]) -> Sequence[Any]:
+def _serve(mesh: Mesh, comm: Comm[Any], requests: Sequence[Any]) -> Sequence[Any]:
     """The answers to what all ranks ask for: to a `Call` what all say, to a move its result."""
-    if not all(isinstance(request, _Carry) for request in asked):
-        return [_compared(mesh, [_said(request) for request in asked])] * mesh.size
-    if len({(type(request.move), request.move.axes) for request in asked}) > 1:
-        _compared(mesh, [_said(request) for request in asked])
-    tensors = {r: request.tensor.detach() for r, request in zip(mesh.order, asked, strict=True)}
-    found: dict[int, torch.Tensor] = {}
+    if not all(isinstance(request, _Carry) for request in requests):
+        return [_compared(mesh, [_said(request) for request in requests])] * mesh.size
+    if len({(type(request.move), request.move.axes) for request in requests}) > 1:
+        _compared(mesh, [_said(request) for request in requests])
+    tensors = {r: request.tensor.detach() for r, request in zip(mesh.order, requests, strict=True)}
+    arrived: dict[int, torch.Tensor] = {}
     calls: Counter[str] = comm.calls  # type: ignore[attr-defined]
     before, seen, most = calls.copy(), calls.copy(), Counter[str]()
-    for rank, request in zip(mesh.order, asked, strict=True):
+    for rank, request in zip(mesh.order, requests, strict=True):
         coord = mesh.coord(rank) or ()
         if mesh.coset(request.move.axes, coord)[0] != rank:
             continue
@@ -172,12 +174,12 @@ def _serve(mesh: Mesh, comm: Comm[Any], asked: Sequence[Any]) -> Sequence[Any]:
         with torch.no_grad():
             results = execute(way, value, comm)
         for r, out in zip(way.dst.mesh.order, results, strict=True):
-            found[r] = out[0] if row else out
+            arrived[r] = out[0] if row else out
         most |= calls - seen
         seen = calls.copy()
     calls.clear()
     calls.update(before + most)  # all cosets call at the same time
-    return [found[r] if r in found else torch.zeros_like(t) for r, t in tensors.items()]
+    return [arrived[r] if r in arrived else torch.zeros_like(t) for r, t in tensors.items()]
 
 
 def _said(request: Any) -> Call:
@@ -223,10 +225,10 @@ class RealPlace:
             return table
         table = self._told(call)
         try:
-            for rank, said in zip(self.mesh.order, table, strict=True):
-                if said.what.startswith("failed"):
+            for rank, call_of_rank in zip(self.mesh.order, table, strict=True):
+                if call_of_rank.what.startswith("failed"):
                     raise CommError(
-                        f"rank {rank} {said.what}",
+                        f"rank {rank} {call_of_rank.what}",
                         hint="Look at what that rank raises; the others stop with it.",
                     )
             self.heard.append(_compared(self.mesh, table))
@@ -242,7 +244,7 @@ class RealPlace:
             self.over = True
             self._told(Call(f"failed in shard_map with {type(error).__name__}: {text[:500]}"))
 
-    def carry(self, move: Turn, tensor: torch.Tensor) -> torch.Tensor:
+    def carry(self, move: LocalCollective, tensor: torch.Tensor) -> torch.Tensor:
         way = plan_of(move, self.mesh, self.mesh.coord(self.rank) or (), tensor, self.comm.cost)
         if isinstance(move, Move):
             assert way is not None

@@ -1,28 +1,31 @@
 """Derivatives in `shard_map`: one cotangent of a DTensor outside, one for each rank inside.
 
 A DTensor has the cotangent of the full tensor, the same on all replicas. Inside, each rank's copy
-has its own. So at the entry cotangents of copies are added, at the exit the first copy gets it, and
-every pending term has it. What these do is the identity, but for cotangents:
+has its own. So cotangents of copies are added at the entry, the first copy gets the cotangent at
+the exit, and each pending term gets it. All of these but the last two are the identity forward:
 
-    _Enter   transpose _Sum     the replicas of a tensor, as a tensor of each rank
-    _Leave   transpose _Keep    the equal tensors of ranks, as replicas of one
-    _Term    transpose _Enter   the tensors of ranks, as terms of one
-    _Use     transpose _Leave   the terms of a tensor, as a tensor of each rank
+    vary        the replicas of a tensor become one tensor a rank     transpose: sum
+    unvary      equal tensors of ranks become replicas of one         transpose: keep_first
+    as_term     the tensors of ranks become terms of one              transpose: vary
+    from_term   the terms of a tensor become one tensor a rank        transpose: unvary
+    sum         the sum of the tensors of ranks, on each of them      transpose: vary
+    keep_first  the tensor of the first rank, zeros on the others     transpose: unvary
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.placement import Partial, Replicate
-from fdtensor.tensors.shard_map.moves import Move, Turn
+from fdtensor.layouts.torch_private import transforms_active
+from fdtensor.tensors.shard_map.moves import LocalCollective, Move
 from fdtensor.tensors.shard_map.places import Place
 
-__all__ = ["Extreme", "Linear", "Tie", "enter", "followed", "leave", "replicated"]
+__all__ = ["Extreme", "Linear", "Tie", "enter", "is_tracked", "leave", "replicated"]
 
 
 def replicated(layout: Layout) -> tuple[str, ...]:
@@ -31,23 +34,23 @@ def replicated(layout: Layout) -> tuple[str, ...]:
     return tuple([axis for axis, placement in pairs if isinstance(placement, Replicate)])
 
 
-def followed(tensor: torch.Tensor) -> bool:
+def is_tracked(tensor: torch.Tensor) -> bool:
     """Whether a backward may go through this tensor."""
-    if torch._C._are_functorch_transforms_active():
+    if transforms_active():
         return True
     return torch.is_grad_enabled() and tensor.requires_grad
 
 
 def enter(place: Place, tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
     """A rank's block of a DTensor, as a tensor of its own."""
-    plain = not torch._C._are_functorch_transforms_active()
-    if not followed(tensor):
+    plain = not transforms_active()
+    if not is_tracked(tensor):
         return tensor
     axes = replicated(layout)
     if axes:
-        tensor = _Enter.apply(place, axes, tensor)  # type: ignore[assignment]
+        tensor = _LinearMap.apply("vary", place, axes, tensor)  # type: ignore[assignment]
     if layout.partial:
-        tensor = _Use.apply(_first(place, layout.partial), tensor)  # type: ignore[assignment]
+        tensor = _LinearMap.apply("from_term", place, tuple(layout.partial), tensor)  # type: ignore[assignment]
     if plain:
         if place.token is None:
             place.token = tensor.new_zeros(0).requires_grad_()
@@ -56,153 +59,84 @@ def enter(place: Place, tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 
 def leave(
-    place: Place, tensors: Sequence[torch.Tensor], layouts: Sequence[Layout], some: Sequence[bool]
+    place: Place,
+    tensors: Sequence[torch.Tensor],
+    layouts: Sequence[Layout],
+    tracked: Sequence[bool],
 ) -> tuple[torch.Tensor, ...]:
-    """The blocks of DTensors; `some` says which of them any rank tracks."""
-    out = []
-    for tensor, layout, one in zip(tensors, layouts, some, strict=True):
-        if one:
+    """The blocks of DTensors; `tracked` says of each whether a rank tracks it."""
+    blocks = []
+    for tensor, layout, is_wanted in zip(tensors, layouts, tracked, strict=True):
+        if is_wanted:
             axes, pending = replicated(layout), tuple(layout.partial)
             if pending:
-                tensor = _Term.apply(place, pending, tensor)
+                tensor = _LinearMap.apply("as_term", place, pending, tensor)
             if axes:
-                tensor = _Leave.apply(_first(place, axes), tensor)
+                tensor = _LinearMap.apply("unvary", place, axes, tensor)
             if place.token is not None:
                 tensor, place.token = Tie.apply(tensor, place.token)  # type: ignore[misc]
-        out.append(tensor)
-    return tuple(out)
+        blocks.append(tensor)
+    return tuple(blocks)
 
 
-def _first(place: Place, axes: Iterable[str]) -> bool:
+def _is_first(place: Place, axes: Iterable[str]) -> bool:
     """Whether this is the first of the ranks along `axes`."""
     coord = place.mesh.coord(place.rank) or ()
     return place.mesh.coset(tuple(axes), coord)[0] == place.rank
 
 
-class _Identity(torch.autograd.Function):
-    """A tensor as it is, with a cotangent that is not."""
+LinearMap = Literal["vary", "sum", "unvary", "keep_first", "as_term", "from_term"]
+"""The linear maps of the table above."""
+
+_TRANSPOSES: dict[LinearMap, LinearMap] = {
+    "vary": "sum",
+    "sum": "vary",
+    "unvary": "keep_first",
+    "keep_first": "unvary",
+    "as_term": "vary",
+    "from_term": "unvary",
+}
+
+
+class _LinearMap(torch.autograd.Function):
+    """A linear map of a rank's tensor over `axes`, and the transpose of it for cotangents."""
 
     @staticmethod
-    def forward(*args: Any) -> Any:
-        return args[-1].view_as(args[-1])
+    def forward(map_: LinearMap, place: Place, axes: tuple[str, ...], tensor: torch.Tensor) -> Any:
+        if map_ == "sum":
+            return place.carry(Move(axes, Partial("sum"), Replicate()), tensor)
+        if map_ == "keep_first" and not _is_first(place, axes):
+            return torch.zeros_like(tensor)
+        return tensor.view_as(tensor)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.facts = inputs[:-1]
-
-
-class _Enter(_Identity):
-    """The cotangent of the DTensor is the sum of those of the copies on `axes`."""
+        ctx.map, ctx.place, ctx.axes, _ = inputs
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        return None, None, _Sum.apply(*ctx.facts, grad)
+        transpose = _TRANSPOSES[ctx.map]
+        return None, None, None, _LinearMap.apply(transpose, ctx.place, ctx.axes, grad)
 
     @staticmethod
-    def jvp(ctx: Any, _place: None, _axes: None, tangent: torch.Tensor) -> Any:  # type: ignore[override]
-        return _Enter.apply(*ctx.facts, tangent)
+    def jvp(ctx: Any, _map: None, _place: None, _axes: None, tangent: torch.Tensor) -> Any:  # type: ignore[override]
+        return _LinearMap.apply(ctx.map, ctx.place, ctx.axes, tangent)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, place: Place, axes: Any, tensor: Any) -> Any:  # type: ignore[override]
-        return _Enter.apply(place, axes, tensor), in_dims[2]
-
-
-class _Term(_Identity):
-    """A term of a sum over `axes`, which has the cotangent of the sum."""
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        return None, None, _Enter.apply(*ctx.facts, grad)
-
-    @staticmethod
-    def jvp(ctx: Any, _place: None, _axes: None, tangent: torch.Tensor) -> Any:  # type: ignore[override]
-        return _Term.apply(*ctx.facts, tangent)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, place: Place, axes: Any, tensor: Any) -> Any:  # type: ignore[override]
-        return _Term.apply(place, axes, tensor), in_dims[2]
-
-
-class _Sum(_Identity):
-    """The sum over `axes`, as replicas: what `_Enter` does to cotangents."""
-
-    @staticmethod
-    def forward(place: Place, axes: tuple[str, ...], grad: torch.Tensor) -> Any:  # type: ignore[override]
-        return place.carry(Move(axes, Partial("sum"), Replicate()), grad)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        return None, None, _Enter.apply(*ctx.facts, grad)
-
-    @staticmethod
-    def jvp(ctx: Any, _place: None, _axes: None, tangent: torch.Tensor) -> Any:  # type: ignore[override]
-        return _Sum.apply(*ctx.facts, tangent)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, place: Place, axes: Any, grad: Any) -> Any:  # type: ignore[override]
-        return _Sum.apply(place, axes, grad), in_dims[2]
-
-
-class _Leave(_Identity):
-    """The first of the copies gets the cotangent."""
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        return None, _Keep.apply(*ctx.facts, grad)
-
-    @staticmethod
-    def jvp(ctx: Any, _first: None, tangent: torch.Tensor) -> Any:  # type: ignore[override]
-        return _Leave.apply(*ctx.facts, tangent)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, first: bool, tensor: torch.Tensor) -> Any:  # type: ignore[override]
-        return _Leave.apply(first, tensor), in_dims[1]
-
-
-class _Use(_Identity):
-    """A term, whose cotangent is that of the sum: the same for all terms."""
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        return None, _Leave.apply(*ctx.facts, grad)
-
-    @staticmethod
-    def jvp(ctx: Any, _first: None, tangent: torch.Tensor) -> Any:  # type: ignore[override]
-        return _Use.apply(*ctx.facts, tangent)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, first: bool, tensor: torch.Tensor) -> Any:  # type: ignore[override]
-        return _Use.apply(first, tensor), in_dims[1]
-
-
-class _Keep(_Identity):
-    """The tensor on the first of the ranks, else zeros: what `_Leave` does to cotangents."""
-
-    @staticmethod
-    def forward(first: bool, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        return grad.view_as(grad) if first else torch.zeros_like(grad)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        return None, _Leave.apply(*ctx.facts, grad)
-
-    @staticmethod
-    def jvp(ctx: Any, _first: None, tangent: torch.Tensor) -> Any:  # type: ignore[override]
-        return _Keep.apply(*ctx.facts, tangent)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, first: bool, grad: torch.Tensor) -> Any:  # type: ignore[override]
-        return _Keep.apply(first, grad), in_dims[1]
+    def vmap(  # type: ignore[override]
+        info: Any, in_dims: Any, map_: LinearMap, place: Place, axes: Any, tensor: torch.Tensor
+    ) -> Any:
+        return _LinearMap.apply(map_, place, axes, tensor), in_dims[3]
 
 
 # --- named collectives ------------------------------------------------------------------------
 
 
 class Linear(torch.autograd.Function):
-    """A move, whose transpose is a move."""
+    """A collective that is linear: its transpose is one too."""
 
     @staticmethod
-    def forward(place: Place, move: Turn, x: torch.Tensor) -> torch.Tensor:
+    def forward(place: Place, move: LocalCollective, x: torch.Tensor) -> torch.Tensor:
         return place.carry(move, x)
 
     @staticmethod
@@ -218,7 +152,7 @@ class Linear(torch.autograd.Function):
         return Linear.apply(ctx.place, ctx.move, tangent)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, place: Place, move: Turn, x: torch.Tensor) -> Any:  # type: ignore[override]
+    def vmap(info: Any, in_dims: Any, place: Place, move: LocalCollective, x: torch.Tensor) -> Any:  # type: ignore[override]
         return Linear.apply(place, move.shifted(), x.movedim(in_dims[2], 0)), 0
 
 
@@ -251,9 +185,10 @@ class Extreme(torch.autograd.Function):
 
 
 def _share(ctx: Any, dtype: torch.dtype) -> torch.Tensor:
+    """The part of the cotangent for each rank: equal among those that attain the extreme."""
     x, out = ctx.saved_tensors
-    found = (x == out).to(dtype)
-    return found / Linear.apply(ctx.place, ctx.total, found)
+    attains = (x == out).to(dtype)
+    return attains / Linear.apply(ctx.place, ctx.total, attains)
 
 
 class Tie(torch.autograd.Function):

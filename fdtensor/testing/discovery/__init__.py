@@ -9,6 +9,7 @@ a dim and that do not, on scattered and on empty blocks, and on random splits of
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import attrs
@@ -17,6 +18,7 @@ import torch
 from fdtensor.layouts.errors import RuleError
 from fdtensor.layouts.placement import Partial, Placement
 from fdtensor.layouts.progress import working
+from fdtensor.layouts.torch_private import OpOverload
 from fdtensor.ops.graph import op_by_name
 from fdtensor.ops.notation.core import rule_of
 from fdtensor.ops.rows import rows_of
@@ -26,13 +28,13 @@ from fdtensor.testing.discovery.search import Found, attempts, found
 from fdtensor.testing.discovery.trial import R, Trial, size_cut
 from fdtensor.testing.row_checks import arguments_of, overload_of
 
-__all__ = ["Case", "Discovered", "discover"]
+__all__ = ["SampleGroup", "Discovered", "discover"]
 
 SUM, AVG = Partial("sum"), Partial("avg")
 
 
 @attrs.frozen(eq=False)
-class Case:
+class SampleGroup:
     """The rows of an op for samples of one number of dims and the same other arguments."""
 
     samples: tuple[Sample, ...]
@@ -49,7 +51,7 @@ class Discovered:
     """The rows of an op that hold on samples; as text, a rule to paste."""
 
     op: Any
-    cases: tuple[Case, ...]
+    cases: tuple[SampleGroup, ...]
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -106,18 +108,18 @@ def discover(op: Any, *samples: Any, isolated: bool = True) -> Discovered:
         ends.append(len(trials))
     with working(f"trying {len(trials)} kinds of rows of {op}"):
         results = found(draws, trials, isolated)
-    made = []
-    for known, start, stop in zip(cases.values(), [0, *ends], ends):
+    cases_found = []
+    for known, (start, stop) in zip(cases.values(), pairwise([0, *ends]), strict=True):
         rows = [f for f in results[start:stop] if f is not None]
-        made.append(Case(tuple(known), tuple(_unimplied(rows))))
-    return Discovered(op, tuple(made))
+        cases_found.append(SampleGroup(tuple(known), tuple(_unimplied(rows))))
+    return Discovered(op, tuple(cases_found))
 
 
 def _key(sample: Sample) -> Any:
     return tuple(t.ndim for t in sample.tensors), repr((sample.call.args, sample.call.kwargs))
 
 
-def _fits(row: Row, case: Case) -> bool:
+def _fits(row: Row, case: SampleGroup) -> bool:
     return any(
         size_cut(row.ins, s.ins) is not None for s in case.samples if len(s.ins) == len(row.ins)
     )
@@ -126,7 +128,7 @@ def _fits(row: Row, case: Case) -> bool:
 def _known(sample: Sample) -> Sequence[Row]:
     """The rows of the op's rule over an axis of two ranks."""
     op = sample.call.op
-    if not isinstance(op, torch._ops.OpOverload) or rule_of(op) is None:
+    if not isinstance(op, OpOverload) or rule_of(op) is None:
         return ()
     return rows_of(sample.call, [*sample.ins, *sample.results], 2)
 
@@ -151,7 +153,7 @@ def _said(row: Row, have: set[Pair]) -> bool:
         if (_swapped(row.ins, other), outs) in have:
             return True
         for ins, known in have:
-            gaps = {(p, q) for p, q in zip(row.ins, ins) if p != q}
+            gaps = {(p, q) for p, q in zip(row.ins, ins, strict=True) if p != q}
             if known == row.outs and gaps == {(R, other)}:
                 return True
     return False

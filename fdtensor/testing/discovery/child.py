@@ -34,12 +34,12 @@ def in_child(draws: Sequence[Sequence[Sample]], trials: Sequence[Trial]) -> Iter
     fatal: set[tuple[int, int]] = set()
     start, done = 0, False
     while not done:
-        for said in _of_child(draws, trials, start, fatal, note):
-            if isinstance(said, str):
-                raise RuntimeError(said)
-            done = said is None
-            if said is not None:
-                yield said
+        for message in _of_child(draws, trials, start, fatal, note):
+            if isinstance(message, str):
+                raise RuntimeError(message)
+            done = message is None
+            if message is not None:
+                yield message
         number, phase = struct.unpack("qq", note[:16])
         if number == start:
             fatal.add((number, phase))
@@ -63,14 +63,14 @@ def _of_child(
         os.close(read)
         _child(write, lambda: judged(draws, trials, start, fatal, note))
     os.close(write)
-    said, before = b"", None
+    sent, before = b"", None
     try:
         while True:
             if select.select([read], [], [], SECONDS)[0]:
                 more = os.read(read, 1 << 16)
                 if not more:
                     break
-                said += more
+                sent += more
             elif note[:16] == before:
                 os.kill(pid, signal.SIGKILL)
             before = note[:16]
@@ -79,7 +79,7 @@ def _of_child(
             os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         os.close(read)
-    return _unpickled(said)
+    return _unpickled(sent)
 
 
 def _child(write: int, judged: Callable[[], Iterator[Judged]]) -> None:
@@ -91,8 +91,8 @@ def _child(write: int, judged: Callable[[], Iterator[Judged]]) -> None:
         torch.set_num_threads(1)
         with os.fdopen(write, "wb", buffering=0) as pipe:
             try:
-                for said in judged():
-                    pipe.write(pickle.dumps(said))
+                for verdict in judged():
+                    pipe.write(pickle.dumps(verdict))
                 pipe.write(pickle.dumps(None))
             except Exception:
                 pipe.write(pickle.dumps(traceback.format_exc()))
@@ -100,9 +100,9 @@ def _child(write: int, judged: Callable[[], Iterator[Judged]]) -> None:
         os._exit(0)
 
 
-def _unpickled(said: bytes) -> list[Any]:
-    stream, found = io.BytesIO(said), []
+def _unpickled(sent: bytes) -> list[Any]:
+    stream, messages = io.BytesIO(sent), []
     with contextlib.suppress(EOFError, pickle.UnpicklingError):
         while True:
-            found.append(pickle.load(stream))
-    return found
+            messages.append(pickle.load(stream))
+    return messages

@@ -30,15 +30,15 @@ def fixed(marks: Any, views: Sequence[View], wanted: Wanted) -> list[str]:
             [str(d), *(f"{t}.ndim - {known[0] - d}" for t, known in ndims.items())] for d in dims
         ]
         for texts in itertools.product(*ways):
-            said = [tuple(v.value(t) for t in texts) for v in views]
-            if all(s in each for s, each in zip(said, wanted)):
+            values = [tuple(v.value(t) for t in texts) for v in views]
+            if all(s in rows for s, rows in zip(values, wanted, strict=True)):
                 lines.append(line_of(marks, texts, wanted))
-                for known, s in zip(covered, said):
+                for known, s in zip(covered, values, strict=True):
                     known.add(s)
                 break
         else:
             return []
-    return lines if all(c == set(each) for c, each in zip(covered, wanted)) else []
+    return lines if all(c == set(rows) for c, rows in zip(covered, wanted, strict=True)) else []
 
 
 def loop(marks: Any, views: Sequence[View], wanted: Wanted) -> list[str]:
@@ -48,8 +48,8 @@ def loop(marks: Any, views: Sequence[View], wanted: Wanted) -> list[str]:
     for at, ref in enumerate(operands):
         if not ref:
             continue
-        by_ref = [{dims[at]: dims for dims in each} for each in wanted]
-        if any(len(found) != len(each) for found, each in zip(by_ref, wanted)):
+        by_ref = [{dims[at]: dims for dims in rows} for rows in wanted]
+        if any(len(dims_of) != len(rows) for dims_of, rows in zip(by_ref, wanted, strict=True)):
             continue
         forms = []
         for i, operand in enumerate(operands):
@@ -59,7 +59,10 @@ def loop(marks: Any, views: Sequence[View], wanted: Wanted) -> list[str]:
         if len(forms) < len(slots):
             continue
         for span, kept in _heads(views, ref):
-            if all(_says(v, found, marks, forms, span, kept) for v, found in zip(views, by_ref)):
+            if all(
+                _says(v, dims_of, marks, forms, span, kept)
+                for v, dims_of in zip(views, by_ref, strict=True)
+            ):
                 line = line_of(marks, forms, wanted).split("\n")
                 inner = [f"if {kept}:", *indented(line)] if kept else line
                 return [f"for d in {span}:", *indented(inner)]
@@ -77,8 +80,8 @@ def _first(
         try:
             if all(
                 v.value(form, d) == dims[i]
-                for v, found in zip(views, by_ref)
-                for d, dims in found.items()
+                for v, dims_of in zip(views, by_ref, strict=True)
+                for d, dims in dims_of.items()
             ):
                 return form
         except (ZeroDivisionError, TypeError, AttributeError):
@@ -88,7 +91,7 @@ def _first(
 
 def _says(
     view: View,
-    found: dict[int, tuple[int, ...]],
+    dims_of: dict[int, tuple[int, ...]],
     marks: Any,
     forms: Sequence[str],
     span: str,
@@ -96,12 +99,12 @@ def _says(
 ) -> bool:
     """Whether a loop gives the rows of a case, and others only for dims of size 1."""
     try:
-        said = [d for d in view.value(span) if not kept or view.value(kept, d)]
+        values = [d for d in view.value(span) if not kept or view.value(kept, d)]
     except (ZeroDivisionError, TypeError, AttributeError):
         return False
-    if not set(found) <= set(said):
+    if not set(dims_of) <= set(values):
         return False
-    for d in set(said) - set(found):
+    for d in set(values) - set(dims_of):
         dims = iter([view.value(form, d) for form in forms])
         cuts = {_operand(n): next(dims) for n, kind in marks[0] if kind == "S"}
         if any(k < 0 for k in cuts.values()):
@@ -166,18 +169,18 @@ def line_of(marks: Any, dims: Sequence[str], wanted: Wanted) -> str:
     ins = f"({', '.join(before)}{',' if len(before) == 1 else ''})"
     outs = after[0] if len(after) == 1 else f"({', '.join(after)})"
     if marks[1][0][0] == "*":
-        count = {len(f.row.outs) for each in wanted for f in each.values()}
+        count = {len(f.row.outs) for rows in wanted for f in rows.values()}
         outs = f"({after[0]},) * {min(count)}"
-    found = [f for each in wanted for f in each.values()]
+    members = [f for rows in wanted for f in rows.values()]
     line = f"yield {ins}, {outs}"
-    if any(f.refuses_empty for f in found):
+    if any(f.refuses_empty for f in members):
         line += "  # not on empty blocks"
     sizes = [f"{name}.shape[{dim}]" for name, dim in cut]
     shape, number = marks[2]
     if cut and shape:
         at = [name for name, kind in marks[1] if kind == "S"].index(number)
         sizes.append(f"{shape}[{dims[len(cut) + at]}]")
-    elif len(cut) < 2 or not any(f.stretches for f in found):
+    elif len(cut) < 2 or not any(f.stretches for f in members):
         return line
     return f"if {' == '.join(sizes)}:\n    {line}"
 

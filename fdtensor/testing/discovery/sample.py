@@ -16,6 +16,7 @@ from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Partial, Placement, Shard
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.torch_private import version_of
 from fdtensor.ops.graph import Call, Full, substituted, tensors_of
 from fdtensor.testing.row_checks import call_of
 from fdtensor.testing.values import scatter
@@ -51,11 +52,11 @@ class Sample:
     @staticmethod
     def of(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sample:
         """The sample of these arguments; raises `RuleError` where rows would mean nothing."""
-        given = tensors_of((*args, *kwargs.values()))
-        before = [t._version for t in given]
+        tensors_given = tensors_of((*args, *kwargs.values()))
+        before = [version_of(t) for t in tensors_given]
         call, tensors, outs = call_of(op, args, kwargs)
         again = run(call, tensors)
-        if [t._version for t in given] != before:
+        if [version_of(t) for t in tensors_given] != before:
             raise RuleError(f"{op} writes to its arguments.", hint="Discover an op that does not.")
         if not all(map(close, again, outs)):
             raise RuleError(
@@ -67,10 +68,10 @@ class Sample:
     def sizes(self) -> list[tuple[Place, int]]:
         """The arguments that are the shape of an output, each with the number of the output."""
         shapes = [tuple(t.shape) for t in self.outs]
-        given = [*enumerate(self.call.args), *self.call.kwargs]
+        arguments = [*enumerate(self.call.args), *self.call.kwargs]
         return [
             (place, shapes.index(value))
-            for place, value in given
+            for place, value in arguments
             if isinstance(value, tuple)
             and value
             and all(type(n) is int for n in value)
@@ -103,12 +104,12 @@ class Sample:
             tensor = self.tensors[i]
             match placement:
                 case Shard(dim):
-                    held = cut(tensor, dim, setting)
+                    blocks = cut(tensor, dim, setting)
                 case Partial():
-                    held = _split(tensor, placement, setting.count, setting.seed + i)
+                    blocks = _split(tensor, placement, setting.count, setting.seed + i)
                 case _:
-                    held = [tensor] * setting.count
-            self.held[key] = held
+                    blocks = [tensor] * setting.count
+            self.held[key] = blocks
         return self.held[key]
 
 

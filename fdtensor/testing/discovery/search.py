@@ -81,7 +81,7 @@ def _products(
         groups = list(alike.values())
     for chosen in itertools.product(*(options[g[0]] for g in groups)):
         placed: list[Placement] = [R] * len(options)
-        for group, p in zip(groups, chosen):
+        for group, p in zip(groups, chosen, strict=True):
             for i in group:
                 placed[i] = p
         yield tuple(placed)
@@ -91,13 +91,13 @@ def found(
     draws: Sequence[Sequence[Sample]], trials: Sequence[Trial], isolated: bool
 ) -> list[Found | None]:
     """What came of each trial; `draws` are the samples, each with several values."""
-    said: dict[int, dict[int, tuple[Placement, ...] | None]] = {}
+    verdicts: dict[int, dict[int, tuple[Placement, ...] | None]] = {}
     results = in_child(draws, trials) if isolated else judged(draws, trials)
     for number, phase, outs in results:
-        said.setdefault(number, {})[phase] = outs
+        verdicts.setdefault(number, {})[phase] = outs
     rows: list[Found | None] = []
     for number, trial in enumerate(trials):
-        phases = said.get(number, {})
+        phases = verdicts.get(number, {})
         outs = phases.get(0)
         wrong = 2 in phases and phases[2] is None
         if outs is None or wrong or {*trial.attempt.ins, *outs} == {R}:

@@ -11,8 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
+from fdtensor.layouts.torch_private import OpOverload
 from fdtensor.testing.discovery.facts import alike, conditions_of, groups, guard
 from fdtensor.testing.discovery.family import Wanted, fixed, indented, line_of, loop, operands_of
 from fdtensor.testing.discovery.view import View, parameters, shown_text, signature, view_of
@@ -36,7 +35,7 @@ def source(op: Any, cases: Sequence[Any]) -> str:
     ]
     if "Partial(" in body:
         head.insert(2, "from fdtensor.layouts.placement import Partial")
-    if not isinstance(op, torch._ops.OpOverload):
+    if not isinstance(op, OpOverload):
         head.append("# a plain function has no rule: make it an op with torch.library.custom_op")
     first = cases[0].samples[0]
     head.append(f"@rule({_name(op)}{_options(cases)})")
@@ -60,15 +59,15 @@ def _lines(views: Sequence[View]) -> list[str]:
 
 def _options(cases: Sequence[Any]) -> str:
     """What the rule is registered with, besides the op."""
-    found = [f for case in cases for f in case.found]
+    rows = [f for case in cases for f in case.found]
     options = ""
-    resized = {f.attempt.resized[0] for f in found if f.attempt.resized}
+    resized = {f.attempt.resized[0] for f in rows if f.attempt.resized}
     if resized:
         first = cases[0].samples[0]
         names = parameters(first.call.op, first)
         sizes = {names[place] if isinstance(place, int) else place: n for place, n in resized}
         options += ", sizes={" + ", ".join(f'"{k}": {n}' for k, n in sizes.items()) + "}"
-    return options + ", contiguous=True" * any(f.row.contiguous for f in found)
+    return options + ", contiguous=True" * any(f.row.contiguous for f in rows)
 
 
 Block = tuple[str, list[str]]
@@ -79,15 +78,15 @@ def _blocks(marks: Any, views: Sequence[View]) -> list[Block]:
     """What yields the rows of a family."""
     wanted = [v.families.get(marks, {}) for v in views]
     alternatives = groups(views)
-    said = {
+    lines_of = {
         equal: _general(marks, [views[i] for i in members], [wanted[i] for i in members])
         for equal, members in alternatives.items()
     }
-    if all(said.values()) and alike(list(said.values())):
-        return [("", next(iter(said.values())) or [])]
+    if all(lines_of.values()) and alike(list(lines_of.values())):
+        return [("", next(iter(lines_of.values())) or [])]
     blocks: list[Block] = []
     for equal, members in alternatives.items():
-        lines = said[equal]
+        lines = lines_of[equal]
         if lines:
             blocks.append((equal, lines))
             continue
@@ -102,11 +101,11 @@ def _blocks(marks: Any, views: Sequence[View]) -> list[Block]:
 
 def _general(marks: Any, views: Sequence[View], wanted: Wanted) -> list[str] | None:
     """The lines that yield the rows of a family in all these cases, if there are such."""
-    if not any(dims for each in wanted for dims in each):
-        return [line_of(marks, [], wanted)] if all(() in each for each in wanted) else None
+    if not any(dims for rows in wanted for dims in rows):
+        return [line_of(marks, [], wanted)] if all(() in rows for rows in wanted) else None
     if not all(operands_of(marks) <= set(v.operands) for v in views):
         return None
-    ways = [fixed, loop] if alike([len(each) for each in wanted]) else [loop, fixed]
+    ways = [fixed, loop] if alike([len(rows) for rows in wanted]) else [loop, fixed]
     return ways[0](marks, views, wanted) or ways[1](marks, views, wanted) or None
 
 
@@ -119,5 +118,5 @@ def _wrapped(samples: Sequence[str]) -> str:
 
 def _name(op: Any) -> str:
     """An op as source."""
-    is_op = isinstance(op, torch._ops.OpOverload)
+    is_op = isinstance(op, OpOverload)
     return f"torch.ops.{op}" if is_op else getattr(op, "__name__", repr(op))

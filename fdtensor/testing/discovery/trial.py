@@ -41,14 +41,14 @@ class Attempt:
         (place, number), dim = self.resized
         if (place, number) not in sample.sizes() or dim >= sample.outs[number].ndim:
             return False
-        made = sample.outs[number].shape[dim]
-        return made > 1 and size in (0, made)
+        length = sample.outs[number].shape[dim]
+        return length > 1 and size in (0, length)
 
 
 def size_cut(placements: Sequence[Placement], ins: Sequence[Full]) -> int | None:
     """The one size of the dims that are cut, 0 where none is; None where they cannot be cut so."""
     sizes = set()
-    for p, full in zip(placements, ins):
+    for p, full in zip(placements, ins, strict=True):
         if isinstance(p, Shard):
             if p.dim >= full.ndim or full.shape[p.dim] < 2:
                 return None
@@ -70,8 +70,8 @@ def plains(size: int | None) -> list[Setting]:
     """The settings in which a row must hold: those that divide a dim of `size` and that do not."""
     if size is None:
         return [Setting(count, seed=seed) for seed, count in enumerate((2, 3, 4, 2, 3))]
-    found = [Setting(n, "even", n) for n in (3, 2, 4) if n <= size]
-    return found + [Setting(2, "chunk", 7)] * (size > 2)
+    settings = [Setting(n, "even", n) for n in (3, 2, 4) if n <= size]
+    return settings + [Setting(2, "chunk", 7)] * (size > 2)
 
 
 def mixes(size: int | None) -> list[Setting]:
@@ -111,13 +111,13 @@ def judged(
                 note[:16] = struct.pack("qq", number, phase)
             samples = [draws[i] for i in trial.samples]
             if phase == len(PHASES):
-                now = outs if _stretches(samples[0][0], trial.attempt) else None
+                placed = outs if _stretches(samples[0][0], trial.attempt) else None
             else:
-                now = _holds(samples, trial.attempt, phase, outs)
-            outs = outs if phase else now
+                placed = _holds(samples, trial.attempt, phase, outs)
+            outs = outs if phase else placed
             if outs is None:
                 break
-            yield number, phase, now
+            yield number, phase, placed
 
 
 def _stretches(sample: Sample, attempt: Attempt) -> bool:
@@ -147,10 +147,14 @@ def _holds(
                 (_, number), dim = attempt.resized
                 size = sample.outs[number].shape[dim]
             for setting in PHASES[phase](size):
-                here = outcome(sample, attempt, setting, size, strict=phase != 2)
-                if here is None:
+                possible = outcome(sample, attempt, setting, size, strict=phase != 2)
+                if possible is None:
                     return None
-                options = here if options is None else [a & b for a, b in zip(options, here)]
+                options = (
+                    possible
+                    if options is None
+                    else [a & b for a, b in zip(options, possible, strict=True)]
+                )
                 if not all(options):
                     return None
     if options is None:
@@ -171,37 +175,39 @@ def outcome(
 
     Dims of `size` are cut. Unless `strict`, a rank may refuse operands that are empty.
     """
-    held = [sample.blocks(i, p, setting) for i, p in enumerate(attempt.ins)]
-    due = [_due(sample, i, size, setting) for i in range(len(sample.outs))]
+    operands = [sample.blocks(i, p, setting) for i, p in enumerate(attempt.ins)]
+    expected = [_due(sample, i, size, setting) for i in range(len(sample.outs))]
     resized: list[Any] = [None] * setting.count
     if attempt.resized is not None:
         (place, number), dim = attempt.resized
-        blocks = due[number][Shard(dim)]
-        due[number] = {Shard(dim): blocks}
+        blocks = expected[number][Shard(dim)]
+        expected[number] = {Shard(dim): blocks}
         resized = [(place, list(block.shape)) for block in blocks]
-    found = [set(options) for options in due]
-    terms: list[list[torch.Tensor]] = [[] for _ in due]
+    possible = [set(options) for options in expected]
+    terms: list[list[torch.Tensor]] = [[] for _ in expected]
     for rank in range(setting.count):
-        ins = [blocks[rank] for blocks in held]
+        ins = [blocks[rank] for blocks in operands]
         try:
-            made = run(sample.call, ins, resized[rank])
+            results = run(sample.call, ins, resized[rank])
         except Exception:
-            if strict or not any(b.numel() == 0 < t.numel() for b, t in zip(ins, sample.tensors)):
+            if strict or not any(
+                b.numel() == 0 < t.numel() for b, t in zip(ins, sample.tensors, strict=True)
+            ):
                 return None
             continue
-        if len(made) != len(due):
+        if len(results) != len(expected):
             return None
-        for i, block in enumerate(made):
-            found[i] = {p for p in found[i] if _may_be(block, due[i][p][rank], p)}
-            if not found[i]:
+        for i, block in enumerate(results):
+            possible[i] = {p for p in possible[i] if _may_be(block, expected[i][p][rank], p)}
+            if not possible[i]:
                 return None
             terms[i].append(block)
     for i, out in enumerate(sample.outs):
-        pending = [p for p in found[i] if isinstance(p, Partial)]
+        pending = [p for p in possible[i] if isinstance(p, Partial)]
         if pending and terms[i]:
             stacked = torch.stack(terms[i])
-            found[i] -= {p for p in pending if not close(reduced(stacked, p.reduce_op), out)}
-    return found if all(found) else None
+            possible[i] -= {p for p in pending if not close(reduced(stacked, p.reduce_op), out)}
+    return possible if all(possible) else None
 
 
 def _due(
@@ -212,14 +218,14 @@ def _due(
     if key not in sample.due:
         out = sample.outs[number]
         whole = [out] * setting.count
-        found: dict[Placement, list[torch.Tensor]] = {R: whole}
-        found |= {p: whole for p in PENDING if reducible(out.dtype, p.reduce_op)}
+        blocks: dict[Placement, list[torch.Tensor]] = {R: whole}
+        blocks |= {p: whole for p in PENDING if reducible(out.dtype, p.reduce_op)}
         cuts = [d for d, n in enumerate(out.shape) if n == size]
-        sample.due[key] = found | {Shard(d): cut(out, d, setting) for d in cuts}
+        sample.due[key] = blocks | {Shard(d): cut(out, d, setting) for d in cuts}
     return sample.due[key]
 
 
-def _may_be(block: torch.Tensor, due: torch.Tensor, placement: Placement) -> bool:
+def _may_be(block: torch.Tensor, expected: torch.Tensor, placement: Placement) -> bool:
     if isinstance(placement, Partial):
-        return block.shape == due.shape and block.dtype == due.dtype
-    return close(block, due)
+        return block.shape == expected.shape and block.dtype == expected.dtype
+    return close(block, expected)

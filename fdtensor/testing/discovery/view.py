@@ -7,12 +7,13 @@ import inspect
 import itertools
 import keyword
 from collections.abc import Sequence
+from inspect import Parameter
 from typing import Any
 
 import attrs
-import torch
 
 from fdtensor.layouts.placement import Partial, Placement, Replicate, Shard
+from fdtensor.layouts.torch_private import OpOverload, schema_of
 from fdtensor.ops.graph import Var, substituted
 from fdtensor.testing.discovery.sample import Sample
 from fdtensor.testing.discovery.search import Found
@@ -40,16 +41,18 @@ def view_of(op: Any, case: Any) -> View:
     """What the rule sees of a case."""
     sample: Sample = case.samples[0]
     names = parameters(op, sample)
+    formal = list(zip(names[: len(_formal(op))], _formal(op), strict=True))
     args: dict[str, Any] = {
         name: tuple(default) if isinstance(default, list) else default
-        for name, (_, _, default) in zip(names, _formal(op))
-        if default is not inspect._empty
+        for name, (_, _, default) in formal
+        if default is not Parameter.empty
     }
-    renamed = dict(zip([name for name, _, _ in _formal(op)], names))
-    given: dict[str, Any] = dict(zip(names, sample.call.args))
-    given |= {renamed.get(k, k): v for k, v in sample.call.kwargs}
+    renamed = {original: name for name, (original, _, _) in formal}
+    positional = names[: len(sample.call.args)]
+    arguments: dict[str, Any] = dict(zip(positional, sample.call.args, strict=True))
+    arguments |= {renamed.get(k, k): v for k, v in sample.call.kwargs}
     operands: dict[int, str] = {}
-    for name, value in given.items():
+    for name, value in arguments.items():
         args[name] = substituted(value, lambda v: sample.ins[v.index])
         if isinstance(value, Var):
             operands[value.index] = name
@@ -72,7 +75,7 @@ def _marks(operands: Sequence[str], found: Found, names: Sequence[str]) -> tuple
     the shape of an output. A list whose tensors are placed alike is one mark.
     """
     lists: dict[str, list[tuple[str, Placement]]] = {}
-    for name, p in zip(operands, found.row.ins):
+    for name, p in zip(operands, found.row.ins, strict=True):
         lists.setdefault(name.partition("[")[0], []).append((name, p))
     ins: list[tuple[str, Placement]] = []
     for name, members in lists.items():
@@ -86,7 +89,7 @@ def _marks(operands: Sequence[str], found: Found, names: Sequence[str]) -> tuple
     if found.attempt.resized is not None:
         (place, output), _ = found.attempt.resized
         shape, number = names[place] if isinstance(place, int) else place, str(output)
-    marks = [tuple((n, kind_of(p)) for n, p in some) for some in (ins, after)]
+    marks = [tuple((n, kind_of(p)) for n, p in placed) for placed in (ins, after)]
     return (*marks, (shape, number)), dims
 
 
@@ -107,19 +110,23 @@ def kind_of(p: Placement) -> str:
 @functools.cache
 def _formal(op: Any) -> tuple[tuple[str, bool, Any], ...]:
     """The parameters of an op: name, whether by keyword only, default."""
-    if isinstance(op, torch._ops.OpOverload):
+    if isinstance(op, OpOverload):
         return tuple(
-            (a.name, a.kwarg_only, a.default_value if a.has_default_value() else inspect._empty)
-            for a in op._schema.arguments
+            (
+                a.name,
+                a.kwarg_only,
+                a.default_value if a.has_default_value() else Parameter.empty,
+            )
+            for a in schema_of(op).arguments
         )
     try:
-        given = inspect.signature(op).parameters.values()
+        parameters = inspect.signature(op).parameters.values()
     except (TypeError, ValueError):
         return ()
-    plain = (inspect._ParameterKind.VAR_POSITIONAL, inspect._ParameterKind.VAR_KEYWORD)
+    plain = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
     return tuple(
-        (p.name, p.kind is inspect._ParameterKind.KEYWORD_ONLY, p.default)
-        for p in given
+        (p.name, p.kind is Parameter.KEYWORD_ONLY, p.default)
+        for p in parameters
         if p.kind not in plain
     )
 
@@ -138,13 +145,13 @@ def signature(op: Any, sample: Sample) -> str:
     names = parameters(op, sample)
     parts = []
     for name, (_, by_name, default) in itertools.zip_longest(
-        names, formal, fillvalue=("", False, inspect._empty)
+        names, formal, fillvalue=("", False, Parameter.empty)
     ):
         if by_name and "*" not in parts:
             parts.append("*")
         plain = default is None or isinstance(default, (bool, int, float, str, tuple, list))
         shown = tuple(default) if isinstance(default, list) else default
-        text = "" if default is inspect._empty else f"={shown!r}" if plain else "=None"
+        text = "" if default is Parameter.empty else f"={shown!r}" if plain else "=None"
         parts.append(f"{name}{text}")
     return ", ".join(parts)
 
@@ -157,5 +164,5 @@ def shown_text(sample: Sample) -> str:
             return str(list(sample.ins[value.index].shape))
         return f"({', '.join(map(text, value))})" if isinstance(value, tuple) else str(value)
 
-    given = [*map(text, sample.call.args), *(f"{k}={text(v)}" for k, v in sample.call.kwargs)]
-    return f"({', '.join(given)})"
+    texts = [*map(text, sample.call.args), *(f"{k}={text(v)}" for k, v in sample.call.kwargs)]
+    return f"({', '.join(texts)})"

@@ -1,4 +1,4 @@
-"""`Claim` and `Outcome`: a call, and what it gives for plain tensors or on the ranks of a mesh."""
+"""`Case` and `Outcome`: a call, and what it gives for plain tensors or on the ranks of a mesh."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fdtensor.programs.tracer import name_of
 from fdtensor.tensors.distribution import from_local
 from fdtensor.tensors.dtensor import DTensor
 from fdtensor.tensors.spmd import Spmd
-from fdtensor.testing.setting import alone
+from fdtensor.testing.layout_case import alone
 
-__all__ = ["Claim", "Outcome"]
+__all__ = ["Case", "Outcome"]
 
 
 @attrs.frozen(eq=False)
@@ -34,7 +34,7 @@ class Outcome:
 
 
 @attrs.frozen(eq=False)
-class Claim:
+class Case:
     """That a function of DTensors gives what a plain function gives for the same tensors."""
 
     f: Callable[..., Any]
@@ -48,19 +48,19 @@ class Claim:
     on_missing_rule: OnMissingRule = "replicate"
 
     @classmethod
-    def of(cls, f: Callable[..., Any], args: Any, kwargs: Any, **options: Any) -> Claim:
-        """The claim of a call with these arguments."""
+    def of(cls, f: Callable[..., Any], args: Any, kwargs: Any, **options: Any) -> Case:
+        """The case of a call with these arguments."""
         leaves, tree = flatten((args, kwargs))
         if isinstance(f, Spmd):
             options["spread"] = options.get("spread") or f
             f = f.f
-        claim = cls(f, tree, tuple(leaves), **options)
-        if not claim.places:
+        case = cls(f, tree, tuple(leaves), **options)
+        if not case.places:
             raise TraceError(
-                f"{claim.name} was given no tensor, so there is nothing to lay out.",
+                f"{case.name} was given no tensor, so there is nothing to lay out.",
                 hint="Pass the tensors of an example call: plain ones, with values.",
             )
-        return claim
+        return case
 
     @property
     def name(self) -> str:
@@ -82,12 +82,12 @@ class Claim:
         names = paths(self.tree, "args")
         return [argument(names[i]) for i in self.places]
 
-    def with_tensors(self, tensors: Sequence[torch.Tensor]) -> Claim:
-        """The claim about other tensors."""
-        given = list(self.given)
+    def with_tensors(self, tensors: Sequence[torch.Tensor]) -> Case:
+        """The case about other tensors."""
+        leaves = list(self.given)
         for i, tensor in zip(self.places, tensors, strict=True):
-            given[i] = tensor
-        return attrs.evolve(self, given=tuple(given))
+            leaves[i] = tensor
+        return attrs.evolve(self, given=tuple(leaves))
 
     def function(self) -> Callable[..., Any]:
         """The function of DTensors."""
@@ -108,9 +108,9 @@ class Claim:
     def plain(self, tensors: Sequence[torch.Tensor]) -> Outcome:
         """What the plain function gives; with a key, what it gives on one rank."""
         if self.key is not None:
-            here = attrs.evolve(self, spread=None)
-            found = here.on(alone(tensors).spread(tensors), here.function())
-            return Outcome(found.tree, _wholes(found.leaves), _wholes(found.grads))
+            case = attrs.evolve(self, spread=None)
+            outcome = case.on(alone(tensors).spread(tensors), case.function())
+            return Outcome(outcome.tree, _wholes(outcome.leaves), _wholes(outcome.grads))
         leaves = [t.detach().clone() for t in tensors]
         if self.grad:
             leaves = [t.requires_grad_(_smooth(t)) for t in leaves]
@@ -123,24 +123,24 @@ class Claim:
 
     def on(self, tensors: Sequence[DTensor[Any]], function: Callable[..., Any]) -> Outcome:
         """What the function of DTensors gives on these, on simulated or real ranks."""
-        given = list(tensors)
-        comm = given[0].comm
-        held: list[torch.Tensor] = []
+        inputs = list(tensors)
+        comm = inputs[0].comm
+        leaves_held: list[torch.Tensor] = []
         for i, x in enumerate(tensors if self.grad else ()):
             leaves = [t.detach().requires_grad_(_smooth(t)) for t in comm.leaves(x.local)]
-            given[i] = from_local(comm.value(leaves), x.type, comm)
-            held += leaves
-        args, kwargs = self.arguments(given, self.key)
-        before = [[t.detach().clone() for t in comm.leaves(x.local)] for x in given]
+            inputs[i] = from_local(comm.value(leaves), x.type, comm)
+            leaves_held += leaves
+        args, kwargs = self.arguments(inputs, self.key)
+        before = [[t.detach().clone() for t in comm.leaves(x.local)] for x in inputs]
         out, tree = flatten(function(*args, **kwargs), is_leaf=_is_dtensor)
-        faults = tuple(self._faults(given, before, out))
+        faults = tuple(self._faults(inputs, before, out))
         out = [_settled(x) if isinstance(x, DTensor) else x for x in out]
         results = [_whole(x) for x in out if isinstance(x, DTensor)] if self.grad else []
-        found = iter(self._gradients(results, held))
+        gradients = iter(self._gradients(results, leaves_held))
         grads = []
-        for x in given if self.grad else ():
+        for x in inputs if self.grad else ():
             if _smooth(x):
-                local = [next(found) * _terms(x) for _ in comm.leaves(x.local)]
+                local = [next(gradients) * _terms(x) for _ in comm.leaves(x.local)]
                 grads.append(DTensor(comm.value(local), x.type.cotangent(), comm))
         leaves = [x.detach() if isinstance(x, DTensor) else x for x in out]
         return Outcome(tree, leaves, grads, faults)

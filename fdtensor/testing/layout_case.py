@@ -1,4 +1,4 @@
-"""`Setting`: a type for each tensor of a call, on one mesh, and which settings are smaller."""
+"""`LayoutCase`: a type for each tensor of a call, on one mesh, and which settings are smaller."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from fdtensor.tensors.dtensor import DTensor
 from fdtensor.testing.strides import CONTIGUOUS, Strides, strided
 from fdtensor.testing.values import scatter
 
-__all__ = ["Setting", "alone", "plain", "smaller", "smallest"]
+__all__ = ["LayoutCase", "alone", "plain", "smaller", "smallest"]
 
 
 @attrs.frozen
-class Setting:
+class LayoutCase:
     """A type for each tensor of a call, all on one mesh, and the seed that splits pending terms.
 
     `strides` says how the blocks of each tensor lie in memory, the same on all ranks.
@@ -72,21 +72,21 @@ class Setting:
             )
         ]
 
-    def with_layouts(self, layouts: Sequence[Layout]) -> Setting:
+    def with_layouts(self, layouts: Sequence[Layout]) -> LayoutCase:
         """The same tensors under other layouts."""
         pairs = zip(self.types, layouts, strict=True)
         return attrs.evolve(self, types=[t.with_layout(layout) for t, layout in pairs])
 
 
-def alone(tensors: Sequence[torch.Tensor]) -> Setting:
+def alone(tensors: Sequence[torch.Tensor]) -> LayoutCase:
     """The setting of one rank."""
     whole = Mesh(one=1).layout()
-    return Setting([TensorType(tuple(t.shape), t.dtype, whole) for t in tensors])
+    return LayoutCase([TensorType(tuple(t.shape), t.dtype, whole) for t in tensors])
 
 
 def plain(
     types: Sequence[tuple[tuple[int, ...], torch.dtype]], mesh: Mesh, pending: bool
-) -> list[Setting]:
+) -> list[LayoutCase]:
     """Settings with one placement for all tensors along one axis: rows, columns, terms of a sum.
 
     What a wrong rule gets wrong first, and draws may miss.
@@ -94,7 +94,7 @@ def plain(
     ways: list[Placement] = [Shard(d) for d in range(max((len(s) for s, _ in types), default=0))]
     ways += [Partial("sum")] * pending
     return [
-        Setting([TensorType(s, dt, _along(mesh, axis, way, s, dt)) for s, dt in types])
+        LayoutCase([TensorType(s, dt, _along(mesh, axis, way, s, dt)) for s, dt in types])
         for axis in mesh.axes
         for way in ways
         if types
@@ -111,8 +111,12 @@ def _along(
 
 
 def smallest(
-    setting: Setting, wanted: Callable[[Setting], bool], *, same_mesh: bool = False, most: int = 300
-) -> tuple[Setting, int]:
+    setting: LayoutCase,
+    wanted: Callable[[LayoutCase], bool],
+    *,
+    same_mesh: bool = False,
+    most: int = 300,
+) -> tuple[LayoutCase, int]:
     """A wanted setting of which no smaller one is wanted, and how many were tried: at most `most`.
 
     `setting` is wanted. With `same_mesh` the mesh stays.
@@ -133,27 +137,29 @@ def smallest(
     return setting, tried
 
 
-def smaller(setting: Setting, same_mesh: bool = False) -> list[Setting]:
+def smaller(setting: LayoutCase, same_mesh: bool = False) -> list[LayoutCase]:
     """Simpler settings, one change away: the boldest changes first."""
     size = _size(setting)
-    found = _one_change(setting) if same_mesh else (*_of_meshes(setting), *_one_change(setting))
-    return [candidate for candidate in dict.fromkeys(found) if _size(candidate) < size]
+    candidates = (
+        _one_change(setting) if same_mesh else (*_of_meshes(setting), *_one_change(setting))
+    )
+    return [candidate for candidate in dict.fromkeys(candidates) if _size(candidate) < size]
 
 
 _KINDS = (Replicate, Shard, Partial, StridedShard, Ragged)
 
 
-def _size(setting: Setting) -> tuple[int, ...]:
+def _size(setting: LayoutCase) -> tuple[int, ...]:
     """How large a setting is: ranks, then cuts and terms, axes, uneven blocks, kinds, order."""
-    held = [p for layout in setting.layouts for p in layout.placements]
-    ops = [REDUCE_OPS.index(p.reduce_op) for p in held if isinstance(p, Partial)]
+    placements = [p for layout in setting.layouts for p in layout.placements]
+    ops = [REDUCE_OPS.index(p.reduce_op) for p in placements if isinstance(p, Partial)]
     mesh = setting.mesh
     return (
         mesh.size,
-        sum(not isinstance(p, Replicate) for p in held),
+        sum(not isinstance(p, Replicate) for p in placements),
         mesh.ndim,
         sum(map(_uneven, setting.types)),
-        sum(_KINDS.index(type(p)) for p in held if type(p) in _KINDS),
+        sum(_KINDS.index(type(p)) for p in placements if type(p) in _KINDS),
         sum(ops),
         sum(len(layout.order) for layout in setting.layouts),
         mesh.order != range(mesh.size),
@@ -165,7 +171,7 @@ def _uneven(type: TensorType) -> bool:
     return len({type.local_shape(rank) for rank in type.mesh.ranks}) > 1
 
 
-def _of_meshes(setting: Setting) -> Iterator[Setting]:
+def _of_meshes(setting: LayoutCase) -> Iterator[LayoutCase]:
     """The setting on a mesh with an axis less, with a shorter one, with ranks in order."""
     mesh = setting.mesh
     for axis in mesh.axes:
@@ -181,20 +187,20 @@ def _of_meshes(setting: Setting) -> Iterator[Setting]:
             yield from _on(
                 setting, {a: size if a == axis else mesh.axis_size(a) for a in mesh.axes}
             )
-    yield from _on(setting, dict(zip(mesh.axes, mesh.sizes)))
+    yield from _on(setting, dict(zip(mesh.axes, mesh.sizes, strict=True)))
 
 
-def _on(setting: Setting, sizes: dict[str, int]) -> Iterator[Setting]:
+def _on(setting: LayoutCase, sizes: dict[str, int]) -> Iterator[LayoutCase]:
     """The setting on a part of its mesh: of ranks from 0, then of those that it has."""
     mesh = setting.mesh
-    yield from _rebuilt(setting, Mesh(**sizes), lambda _, axis, placement: placement)
+    yield from _rebuilt(setting, Mesh(**sizes), lambda _i, _axis, placement: placement)
     places = [range(sizes.get(axis, 1)) for axis in mesh.axes]
     ranks = [mesh.rank_at(coord) for coord in product(*places)]
     kept = Mesh.from_ranks(torch.tensor(ranks).reshape(*sizes.values()), tuple(sizes))
-    yield from _rebuilt(setting, kept, lambda _, axis, placement: placement)
+    yield from _rebuilt(setting, kept, lambda _i, _axis, placement: placement)
 
 
-def _one_change(setting: Setting) -> Iterator[Setting]:
+def _one_change(setting: LayoutCase) -> Iterator[LayoutCase]:
     """The setting with one placement simpler, or with one order of cuts that of the mesh."""
     mesh = setting.mesh
     for i, strides in enumerate(setting.strides):
@@ -206,7 +212,7 @@ def _one_change(setting: Setting) -> Iterator[Setting]:
             setting, mesh, lambda _, a, p, axis=axis: Replicate() if a == axis else p
         )
     for i, type in enumerate(setting.types):
-        for axis, count in zip(mesh.axes, mesh.sizes):
+        for axis, count in zip(mesh.axes, mesh.sizes, strict=True):
             for simpler in _simpler(type.layout[axis], type.shape, count):
                 yield from _rebuilt(setting, mesh, _put(i, axis, simpler))
         if type.layout.order:
@@ -217,14 +223,14 @@ def _one_change(setting: Setting) -> Iterator[Setting]:
 
 
 def _moved(
-    setting: Setting, place: int | None, axis: str, heir: str
+    setting: LayoutCase, place: int | None, axis: str, heir: str
 ) -> Callable[[int, str, Placement], Placement]:
     """Gives what `axis` does to a tensor, or to all, to the axis `heir`."""
 
     def change(i: int, a: str, old: Placement) -> Placement:
         gets = a == heir and place in (None, i)
-        given = setting.layouts[i][axis]
-        return given if gets and not isinstance(given, Replicate) else old
+        own = setting.layouts[i][axis]
+        return own if gets and not isinstance(own, Replicate) else old
 
     return change
 
@@ -241,29 +247,29 @@ def _put(place: int, axis: str, placement: Placement) -> Callable[[int, str, Pla
 
 def _simpler(placement: Placement, shape: Sequence[int], count: int) -> list[Placement]:
     """What might stand instead of a placement."""
-    found: list[Placement] = [Replicate()]
+    simpler: list[Placement] = [Replicate()]
     match placement:
         case Shard(dim) | StridedShard(dim) | Ragged(dim):
-            found += [Shard(dim), *(Shard(d) for d in range(len(shape)) if d != dim)]
+            simpler += [Shard(dim), *(Shard(d) for d in range(len(shape)) if d != dim)]
         case Partial():
-            found += map(Partial, REDUCE_OPS)
+            simpler += map(Partial, REDUCE_OPS)
     if isinstance(placement, Ragged) and shape[placement.dim] % count == 0:
-        found.append(Ragged(placement.dim, [shape[placement.dim] // count] * count))
-    return found
+        simpler.append(Ragged(placement.dim, [shape[placement.dim] // count] * count))
+    return simpler
 
 
 def _rebuilt(
-    setting: Setting, mesh: Mesh, change: Callable[[int, str, Placement], Placement]
-) -> Iterator[Setting]:
+    setting: LayoutCase, mesh: Mesh, change: Callable[[int, str, Placement], Placement]
+) -> Iterator[LayoutCase]:
     """The setting on a mesh of some of its axes, its placements changed; none if that cannot be."""
     layouts = []
     for i, old in enumerate(setting.layouts):
         placements = {a: _resized(change(i, a, old[a]), mesh.axis_size(a)) for a in mesh.axes}
         order = {}
         for dim in range(len(setting.types[i].shape)):
-            now = [a for a, p in placements.items() if isinstance(p, Cut) and p.dim == dim]
-            before = [a for a in old.cuts(dim) if a in now]
-            order[dim] = [*before, *(a for a in now if a not in before)]
+            cutting = [a for a, p in placements.items() if isinstance(p, Cut) and p.dim == dim]
+            before = [a for a in old.cuts(dim) if a in cutting]
+            order[dim] = [*before, *(a for a in cutting if a not in before)]
         try:
             layouts.append(Layout(mesh, list(placements.values()), order))
         except LayoutError:

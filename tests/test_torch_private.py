@@ -1,0 +1,148 @@
+"""Private names of torch are used by one file, which gives each a public name of ours."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fdtensor.layouts import torch_private
+
+ROOT = Path(__file__).parent.parent / "fdtensor"
+
+HOME = ROOT / "layouts" / "torch_private.py"
+
+ROOMS = ("layouts", "tensors", "parallel", "io", "inspect", "cluster", "testing", "train", "")
+"""The rooms that are looked at; the last is the top."""
+
+NOT_OF_TORCH = {"_current_frames", "_exit"}
+"""Private names of Python, which documents them."""
+
+FILES = sorted(
+    file
+    for room in ROOMS
+    for file in ((ROOT / room).rglob("*.py") if room else ROOT.glob("*.py"))
+    if file != HOME
+)
+
+
+def is_private(name: str) -> bool:
+    """Whether a name begins with an underscore and is not one of Python's own."""
+    return name.startswith("_") and not name.startswith("__") and name not in NOT_OF_TORCH
+
+
+def is_own(node: ast.expr) -> bool:
+    """Whether an attribute is one of `self`, `cls`, `super()`, or the name of an op of aten."""
+    match node:
+        case ast.Name("self" | "cls" | "aten"):
+            return True
+        case ast.Attribute(_, "aten") | ast.Call(ast.Name("super")):
+            return True
+    return False
+
+
+def private_names(source: str) -> Iterator[str]:
+    """The private names of other packages that a file imports, reads or passes by keyword."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names):
+                yield from (n.name for n in names if any(map(is_private, n.name.split("."))))
+            case ast.ImportFrom(module, names) if module and not module.startswith("fdtensor"):
+                full = [f"{module}.{n.name}" for n in names]
+                yield from (name for name in full if any(map(is_private, name.split("."))))
+            case ast.Attribute(value, name) if is_private(name) and not is_own(value):
+                yield name
+            case ast.keyword(str() as name) if is_private(name):
+                yield name
+            case ast.Constant(str() as text) if text in NAMES:
+                yield text
+
+
+def own_names() -> Iterator[str]:
+    """The private names of torch that the home of them reads."""
+    for node in ast.walk(ast.parse(HOME.read_text())):
+        match node:
+            case ast.ImportFrom(module, names) if module and module.startswith("torch"):
+                yield from (n.name for n in names if is_private(n.name))
+            case ast.Attribute(_, name) if is_private(name):
+                yield name
+            case ast.Constant(str() as text) if is_private(text) and text.isidentifier():
+                yield text
+
+
+NAMES = frozenset(own_names())
+
+
+@pytest.mark.parametrize("name", torch_private.__all__)
+def test_each_name_is_there(name):
+    assert getattr(torch_private, name) is not None
+
+
+def test_the_functions_find_what_they_name():
+    import torch
+
+    relu, module = torch.ops.aten.relu, torch.nn.Linear(2, 2)
+    op = torch.library.custom_op("fdtensor_test::twice", lambda x: x * 2, mutates_args=(), schema=
+                                 "(Tensor x) -> Tensor")  # fmt: skip
+    found = [
+        torch_private.schema_of(relu.default).name == "aten::relu",
+        torch_private.qualified_name(relu) == "aten::relu",
+        torch_private.jit_overload(torch.ops.aten.add, (torch.ones(1), 1), {}) == "Tensor",
+        torch_private.overload_in(op) is torch.ops.fdtensor_test.twice.default,
+        torch_private.op_function(op)(3) == 6,
+        torch_private.abstract_function(op) is None,
+        torch_private.backward_function(op) is None,
+        torch_private.setup_context_function(op) is None,
+        torch_private.version_of(torch.ones(1).add_(1)) == 1,
+        torch_private.forward_level() == -1,
+        torch_private.module_tensors(module)[0].keys() == {"weight", "bias"},
+        [len(group) for group in torch_private.forward_hooks(module)] == [2, 2],
+        torch_private.has_init_group(torch.optim.Adam),
+        callable(torch_private.init_group(torch.optim.Adam(module.parameters()))),
+        hasattr(torch.nn.MultiheadAttention, torch_private.RESETS[1]),
+        torch_private.strided_shard().__name__ == "_StridedShard",
+        hasattr(torch_private.dtensor_spec_module(), "TensorMeta"),
+    ]
+    assert all(found), found
+
+
+def test_within_a_nested_jvp_forward_ad_keeps_its_level():
+    import torch
+
+    with torch.autograd.forward_ad.dual_level(), torch_private.nested_jvp():
+        torch.func.jvp(torch.sin, (torch.ones(()),), (torch.ones(()),))
+        assert torch_private.forward_level() == 0
+
+
+def test_as_if_compiling_ends():
+    import torch
+
+    with torch_private.as_if_compiling():
+        assert torch.compiler.is_compiling()
+    assert not torch.compiler.is_compiling()
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.relative_to(ROOT).as_posix())
+def test_no_other_file_uses_a_private_name_of_torch(file):
+    assert list(private_names(file.read_text())) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch._C",
+        "from torch._ops import OpOverload",
+        "from torch.overrides import _push_mode",
+        "torch._C._functorch()",
+        "op._schema",
+        "DeviceMesh(x, _init_backend=False)",
+        "getattr(op, '_schema')",
+    ],
+)
+def test_a_private_name_is_seen(source):
+    assert list(private_names(source)) != []
+
+
+def test_names_of_our_own_and_of_ops_are_none():
+    assert list(private_names("self._x; cls._y; super()._z(); torch.ops.aten._softmax")) == []
