@@ -48,9 +48,9 @@ def enter(place: Place, tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
         return tensor
     axes = replicated(layout)
     if axes:
-        tensor = _LinearMap.apply("vary", place, axes, tensor)  # type: ignore[assignment]
+        tensor = _AppliedMap.apply("vary", place, axes, tensor)  # type: ignore[assignment]
     if layout.partial:
-        tensor = _LinearMap.apply("from_term", place, tuple(layout.partial), tensor)  # type: ignore[assignment]
+        tensor = _AppliedMap.apply("from_term", place, tuple(layout.partial), tensor)  # type: ignore[assignment]
     if plain:
         if place.token is None:
             place.token = tensor.new_zeros(0).requires_grad_()
@@ -70,9 +70,9 @@ def leave(
         if is_wanted:
             axes, pending = replicated(layout), tuple(layout.partial)
             if pending:
-                tensor = _LinearMap.apply("as_term", place, pending, tensor)
+                tensor = _AppliedMap.apply("as_term", place, pending, tensor)
             if axes:
-                tensor = _LinearMap.apply("unvary", place, axes, tensor)
+                tensor = _AppliedMap.apply("unvary", place, axes, tensor)
             if place.token is not None:
                 tensor, place.token = Tie.apply(tensor, place.token)  # type: ignore[misc]
         blocks.append(tensor)
@@ -98,7 +98,7 @@ _TRANSPOSES: dict[LinearMap, LinearMap] = {
 }
 
 
-class _LinearMap(torch.autograd.Function):
+class _AppliedMap(torch.autograd.Function):
     """A linear map of a rank's tensor over `axes`, and the transpose of it for cotangents."""
 
     @staticmethod
@@ -116,17 +116,17 @@ class _LinearMap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
         transpose = _TRANSPOSES[ctx.map]
-        return None, None, None, _LinearMap.apply(transpose, ctx.place, ctx.axes, grad)
+        return None, None, None, _AppliedMap.apply(transpose, ctx.place, ctx.axes, grad)
 
     @staticmethod
     def jvp(ctx: Any, _map: None, _place: None, _axes: None, tangent: torch.Tensor) -> Any:  # type: ignore[override]
-        return _LinearMap.apply(ctx.map, ctx.place, ctx.axes, tangent)
+        return _AppliedMap.apply(ctx.map, ctx.place, ctx.axes, tangent)
 
     @staticmethod
     def vmap(  # type: ignore[override]
         info: Any, in_dims: Any, map_: LinearMap, place: Place, axes: Any, tensor: torch.Tensor
     ) -> Any:
-        return _LinearMap.apply(map_, place, axes, tensor), in_dims[3]
+        return _AppliedMap.apply(map_, place, axes, tensor), in_dims[3]
 
 
 # --- named collectives ------------------------------------------------------------------------
