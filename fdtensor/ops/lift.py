@@ -112,14 +112,14 @@ def _touching(rows: Sequence[Row]) -> bool:
 
 
 def _meet(a: Row, b: Row) -> bool:
-    pairs = zip((*a.ins, *a.outs), (*b.ins, *b.outs))
+    pairs = zip((*a.ins, *a.outs), (*b.ins, *b.outs), strict=True)
     return any(_dim(p) is not None and _dim(p) == _dim(q) for p, q in pairs)
 
 
 def _as_one(call: Call, types: Sequence[Full], mesh: Mesh, along: Sequence[Row]) -> bool:
     """Whether the axes that cut a dim do so as one axis of as many ranks may, all evenly."""
     sizes: dict[Row, int] = {}
-    for axis, row in zip(mesh.axes, along):
+    for axis, row in zip(mesh.axes, along, strict=True):
         sizes[row] = sizes.get(row, 1) * mesh.axis_size(axis)
     if _touching(tuple(sizes)):
         return False
@@ -128,7 +128,7 @@ def _as_one(call: Call, types: Sequence[Full], mesh: Mesh, along: Sequence[Row])
         row in rows_of(call, types, count)
         and all(
             isinstance(p, Shard) and full.shape[p.dim] % count == 0
-            for p, full in zip((*row.ins, *row.outs), fulls)
+            for p, full in zip((*row.ins, *row.outs), fulls, strict=True)
             if isinstance(p, Cut) and full is not None
         )
         for row, count in sizes.items()

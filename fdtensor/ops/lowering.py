@@ -41,9 +41,9 @@ def lowered(
 def _lowered(key: Exact, before: Any, after: Any, dtypes: Any, device: str) -> Graph:
     ins = tuple(Block(*b) for b in before)
     outs = tuple(None if a is None else Block(*a) for a in after)
-    fulls = [Full(b.shape, dtype) for b, dtype in zip(ins, dtypes[0])]
+    fulls = [Full(b.shape, dtype) for b, dtype in zip(ins, dtypes[0], strict=True)]
     kept = [b for b in outs if b is not None]
-    results = [Full(b.shape, dtype) for b, dtype in zip(kept, dtypes[1])]
+    results = [Full(b.shape, dtype) for b, dtype in zip(kept, dtypes[1], strict=True)]
     call = Call(key.op, key.args, key.kwargs, tuple(_numbered(outs, len(ins))))
     found = rule_of(key.op)
     whole = all(b.shape == b.full for b in (*ins, *kept))
@@ -90,7 +90,7 @@ def _recorded(
     def body(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         args, kwargs = arguments(call, lambda v: tensors[v.index])
         made = local(at, *_lists(args), **kwargs)
-        return [t for t, block in zip(tensors_of(made), outs) if block is not None]
+        return [t for t, block in zip(tensors_of(made), outs, strict=True) if block is not None]
 
     return record(body, fulls, device=device)
 
@@ -108,7 +108,9 @@ def local_graph(graph: Graph) -> Any:
         for call in graph.calls:
             args, kwargs = substituted((call.args, call.kwargs), env.__getitem__)
             made = call.op(*_lists(args), **dict(kwargs))
-            env.update((v, t) for v, t in zip(call.outs, tensors_of(made)) if v is not None)
+            env.update(
+                (v, t) for v, t in zip(call.outs, tensors_of(made), strict=True) if v is not None
+            )
         return [env[v] for v in graph.outs]
 
     return go

@@ -48,7 +48,7 @@ class Checks:
         bounds = CHECKED[op]
         names = [a.name for a in op._schema.arguments]
         given = {a.name: a.default_value for a in op._schema.arguments}
-        given |= {**dict(zip(names, args)), **kwargs}
+        given |= {**dict(zip(names[: len(args)], args, strict=True)), **kwargs}
         self._counted(op, given)
         if not bounds.operand:
             return args, kwargs

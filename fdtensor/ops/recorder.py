@@ -221,7 +221,7 @@ class _Recorder(TorchDispatchMode):
                 hint="Give it tensors of their own, not under vmap; or track no statistics.",
             )
         out = self.__torch_dispatch__(aten._native_batch_norm_legit_functional.default, (), args)
-        for old, new in zip(args[3:5], out[3:]):
+        for old, new in zip(args[3:5], out[3:], strict=True):
             kept = new if new.dtype == old.dtype else self._cast(new, old.dtype)
             self.vars[id(old)] = self.vars[id(kept)]
         return out[:3]
@@ -274,7 +274,7 @@ def record(
             stack.enter_context(fakes)
             stack.enter_context(recorder)
             wrapped = [_C._to_functional_tensor(t) for t in bare]
-            for t, wanted in zip(wrapped, grads):
+            for t, wanted in zip(wrapped, grads, strict=True):
                 t.requires_grad_(wanted)
             _C._enable_functionalization(reapply_views=True)
             try:
@@ -333,7 +333,7 @@ def _unmasked(func: Any, args: Any, out: Any) -> Any:
     if "output_mask" not in names or not isinstance(out, (tuple, list)):
         return out
     mask = args[names.index("output_mask")]
-    return tuple(t if wanted else None for t, wanted in zip(out, mask))
+    return tuple(t if wanted else None for t, wanted in zip(out, mask, strict=True))
 
 
 def _smooth(dtype: torch.dtype) -> bool:

@@ -42,7 +42,7 @@ def rewritten(graph: Graph) -> Graph:
     calls = [
         _from_end(call, makers) or _count(call, makers, graph.types) or call for call in graph.calls
     ]
-    if all(a is b for a, b in zip(calls, graph.calls)):
+    if all(a is b for a, b in zip(calls, graph.calls, strict=True)):
         return graph
     return pruned(Graph(graph.inputs, graph.constants, tuple(calls), graph.outs, graph.types))
 

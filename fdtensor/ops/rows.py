@@ -101,7 +101,7 @@ def _rows(
         row = _row(key.op, given, ins, outs, count, found.contiguous)
         if row is None:
             continue
-        pairs = zip((*row.ins, *row.outs), (*ins, *outs))
+        pairs = zip((*row.ins, *row.outs), (*ins, *outs), strict=True)
         if all(
             f is None or not isinstance(p, Partial) or reducible(f.dtype, p.reduce_op)
             for p, f in pairs
@@ -112,8 +112,10 @@ def _rows(
 
 def _linear(row: Row, ins: Sequence[Full], outs: Sequence[Full | None]) -> bool:
     """Whether terms that wait stay of a dtype in which they add up to the same."""
-    taken = {f.dtype for p, f in zip(row.ins, ins) if p == P and not f.dtype.is_complex}
-    given = {f.dtype for p, f in zip(row.outs, outs) if p == P and f is not None}
+    taken = {
+        f.dtype for p, f in zip(row.ins, ins, strict=True) if p == P and not f.dtype.is_complex
+    }
+    given = {f.dtype for p, f in zip(row.outs, outs, strict=True) if p == P and f is not None}
     return all(keeps_sums(a, b) for a in taken for b in given)
 
 
@@ -165,7 +167,7 @@ def variants(row: Row, kinds: Iterable[Placement], shapes: Sequence[Full | None]
     """The row with other kinds of cuts in place of its S, or other reductions in place of its P."""
     sizes = [
         full.shape[p.dim]
-        for p, full in zip((*row.ins, *row.outs), shapes)
+        for p, full in zip((*row.ins, *row.outs), shapes, strict=True)
         if isinstance(p, Shard) and full is not None
     ]
     for kind in kinds:

@@ -314,7 +314,9 @@ class _Place:
     def is_dense(self) -> bool:
         """Whether the elements fill one piece of memory, each its own place, in whatever order."""
         step = 1
-        for stride, size in sorted((s, n) for s, n in zip(self.strides, self.shape) if n != 1):
+        for stride, size in sorted(
+            (s, n) for s, n in zip(self.strides, self.shape, strict=True) if n != 1
+        ):
             if stride != step:
                 return False
             step *= size
@@ -340,14 +342,14 @@ def _covers_itself(tensor: torch.Tensor) -> bool:
     """Whether torch sees at once that several elements are one place: those of `expand`."""
     place = _place(tensor)
     return place is not None and any(
-        stride == 0 and size > 1 for stride, size in zip(place.strides, place.shape)
+        stride == 0 and size > 1 for stride, size in zip(place.strides, place.shape, strict=True)
     )
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:
     """Whether several elements may be one place: of `expand`, or of windows that overlap."""
     place, reach = _place(tensor), 0
-    dims = [] if place is None else sorted(zip(place.strides, place.shape))
+    dims = [] if place is None else sorted(zip(place.strides, place.shape, strict=True))
     for stride, size in dims:
         if size > 1 and stride <= reach:
             return True

@@ -91,7 +91,7 @@ def assembled(
     build = _Builder(mesh, cost, bounds.cost or cost, on_missing_rule, bounds.reduce_dtype)
     build.wishes = _orders(graph, [t.layout for t in in_types], wants)
     again = views_of_inputs(graph) if regather else frozenset()
-    env = {v: build.value(t) for v, t in zip(graph.inputs, in_types)}
+    env = {v: build.value(t) for v, t in zip(graph.inputs, in_types, strict=True)}
     inputs = tuple(env[v] for v in graph.inputs)
     build.run(graph, choices, env, again)
     outs = tuple(build.finished(graph, choices, env, wants))
@@ -240,12 +240,14 @@ class _Builder:
         assert types is not None, f"the rows of {call.op} were found to agree"
         before, after = types
         taken, forced = [], False
-        for v, type in zip(call.ins, before):
+        for v, type in zip(call.ins, before, strict=True):
             forced |= self.types[env[v].index] not in (type, self._held(type))
             taken.append(self.moved(env[v], type, keep=v not in again))
         note = self._missing(call) if forced and not has_rule(call) else ""
         outs = self._line(call, taken, before, after, note)
-        env.update((v, o) for v, o in zip(call.outs, outs) if v is not None and o is not None)
+        env.update(
+            (v, o) for v, o in zip(call.outs, outs, strict=True) if v is not None and o is not None
+        )
 
     def _line(
         self,
@@ -264,14 +266,16 @@ class _Builder:
             if not as_they_are:
                 taken = [self._wider(v, wide) for v in taken]
         elif waiting:  # an op of others takes what it is given: each term is rounded
-            taken = [self._cast(v, t.dtype, self.versions[v]) for v, t in zip(taken, before)]
+            taken = [
+                self._cast(v, t.dtype, self.versions[v]) for v, t in zip(taken, before, strict=True)
+            ]
         numbers = iter(taken)
         args, kwargs = substituted((args, kwargs), lambda v: next(numbers))
         outs = [None if t is None else self.value(_in_dtype(t, wide)) for t in after]
         self.eqns.append(Eqn(op, args, kwargs, tuple(outs), note))
         return tuple(
             v if v is None or t is None else self._cast(v, self._held(t).dtype, self.versions[v])
-            for v, t in zip(outs, after)
+            for v, t in zip(outs, after, strict=True)
         )
 
     def _wider(self, v: Var, dtype: torch.dtype) -> Var:
@@ -314,17 +318,19 @@ class _Builder:
         choices = inside(note, self.mesh, ends, self.prices, self.reduce_dtype)
         here: dict[Var, Var] = {}
         needed = {v for inner in body.calls for v in inner.ins} | set(body.outs)
-        for i, (v, inner) in enumerate(zip(call.ins, body.inputs)):
+        for i, (v, inner) in enumerate(zip(call.ins, body.inputs, strict=True)):
             if inner not in needed:  # it stays as it is, whatever the rows of some axes say
                 continue
             full = graph.types[v.index]
             now = self.types[env[v].index].layout
             wanted = [options[a].ins[i] for a in self.mesh.axes]
-            placements = [now[a] if p == "free" else p for a, p in zip(self.mesh.axes, wanted)]
+            placements = [
+                now[a] if p == "free" else p for a, p in zip(self.mesh.axes, wanted, strict=True)
+            ]
             type = TensorType(full.shape, full.dtype, self._laid(env[v], placements))
             here[inner] = self.moved(env[v], type, keep=v not in again)
         self.run(body, choices, here, frozenset())
-        for k, inner in zip(read, body.outs):
+        for k, inner in zip(read, body.outs, strict=True):
             placements = [options[a].outs[k] for a in self.mesh.axes]
             made, full = here[inner], body.types[inner.index]
             type = TensorType(full.shape, full.dtype, self._laid(made, placements))
@@ -338,7 +344,7 @@ class _Builder:
         return layout_of(
             self.mesh,
             tuple(placements),
-            kept_cuts(layout, dict(zip(self.mesh.axes, placements))),
+            kept_cuts(layout, dict(zip(self.mesh.axes, placements, strict=True))),
         )
 
     def finished(
@@ -350,7 +356,7 @@ class _Builder:
     ) -> list[Var]:
         """The outputs in the layouts that are wanted or were chosen."""
         outs = []
-        for i, (v, want) in enumerate(zip(graph.outs, wants)):
+        for i, (v, want) in enumerate(zip(graph.outs, wants, strict=True)):
             made, full = env[v], graph.types[v.index]
             layout = want or self._laid(made, [choices[a].outs[i] for a in self.mesh.axes])
             made = self.moved(made, TensorType(full.shape, full.dtype, layout))
@@ -378,14 +384,16 @@ def _orders(
 
     What is made of nothing, or of replicas, is cut so at once.
     """
-    known = dict(zip(graph.inputs, map(_order_of, layouts)))
+    known = dict(zip(graph.inputs, map(_order_of, layouts), strict=True))
     wanted = [() if w is None else _order_of(w) for w in wants]
     if not any(known.values()) and not any(wanted):
         return {}
     for call in graph.calls:
         found = next((known[v] for v in call.ins if known.get(v)), ())
         known.update((v, found) for v in call.outs if v is not None)
-    wishes: dict[Var, tuple[str, ...]] = {v: w for v, w in zip(graph.outs, wanted) if w}
+    wishes: dict[Var, tuple[str, ...]] = {
+        v: w for v, w in zip(graph.outs, wanted, strict=True) if w
+    }
     for call in reversed(graph.calls):
         found = next((wishes[v] for v in call.outs if v in wishes), ())  # type: ignore[index]
         found = found or next((known[v] for v in call.ins if known.get(v)), ())

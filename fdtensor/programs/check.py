@@ -103,7 +103,7 @@ def _check_line(program: Program, eqn: Eqn, fulls: Sequence[Full], device: str) 
     _check_op(call, fulls)
     given = _results(Exact.of(call), tuple(fulls[v.index] for v in call.ins), device)
     said = [None if v is None else fulls[v.index] for v in call.outs]
-    if len(given) != len(said) or any(s not in (None, g) for s, g in zip(said, given)):
+    if len(given) != len(said) or any(s not in (None, g) for s, g in zip(said, given, strict=True)):
         raise TraceError(
             f"{call.op} gives values of other shapes or dtypes.",
             gives=_listed(given),
@@ -171,8 +171,9 @@ def _check_count(call: Call, fulls: Sequence[Full]) -> None:
     if not lists or len(call.ins) != 1 or not fulls[call.ins[0].index].ndim:
         return
     full = fulls[call.ins[0].index]
-    values, _ = arguments(call, lambda v: None)
-    sizes = dict(zip([a.name for a in call.op._schema.arguments], values))
+    values, _ = arguments(call, lambda _: None)
+    names = [a.name for a in call.op._schema.arguments]
+    sizes = dict(zip(names[: len(values)], values, strict=True))
     dim = sizes.get("dim", 0)
     size = full.shape[dim] if isinstance(dim, int) and -full.ndim <= dim < full.ndim else 0
     match call.op._opname, sizes:
@@ -222,7 +223,7 @@ def _follows(program: Program, call: Call, fulls: Sequence[Full]) -> bool:
         return False
     along = [_rows(call, fulls, ins, outs, axis) for axis in mesh.axes]
     for rows in itertools.islice(itertools.product(*along), 256):
-        found = lifted(call, mesh, dict(zip(mesh.axes, rows)), fulls, first)
+        found = lifted(call, mesh, dict(zip(mesh.axes, rows, strict=True)), fulls, first)
         if found is not None and found[0] == ins:
             pairs = zip(found[1], outs, strict=True)
             if all(said in (None, given) for given, said in pairs):

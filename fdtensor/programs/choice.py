@@ -112,7 +112,7 @@ class Prices:
         full, left = self.fulls[v], self.left[v]
         if not exact:
             return left
-        sizes = enumerate(zip(full.shape, left.shape))
+        sizes = enumerate(zip(full.shape, left.shape, strict=True))
         return Full(tuple([n if d in exact else m for d, (n, m) in sizes]), full.dtype)
 
 
@@ -168,12 +168,12 @@ def chosen(
     nodes = made.nodes()
     again = views_of_inputs(graph) if regather else frozenset()
     picks = cheapest(nodes, made.prices, lambda v: Var(v) not in again, inner_values(graph))
-    taken = [node.options[k] for node, k in zip(nodes, picks)]
+    taken = [node.options[k] for node, k in zip(nodes, picks, strict=True)]
     ins, calls = len(graph.inputs), len(graph.calls)
     skipped = ins + len(graph.constants)
     placements: dict[Var, Any] = {}
-    for node, option in zip(nodes, taken):
-        for v, p in zip(node.outs, option.outs):
+    for node, option in zip(nodes, taken, strict=True):
+        for v, p in zip(node.outs, option.outs, strict=True):
             if v is not None:
                 placements[Var(v)] = p
     return Choice(
@@ -190,11 +190,11 @@ def chosen(
 def _total(nodes: Sequence[Node], taken: Sequence[Option], prices: Prices, again: Any) -> float:
     held: dict[int, Any] = {}
     paid: dict[Any, float] = {}
-    for i, (node, option) in enumerate(zip(nodes, taken)):
-        for j, (v, q) in enumerate(zip(node.ins, option.ins)):
+    for i, (node, option) in enumerate(zip(nodes, taken, strict=True)):
+        for j, (v, q) in enumerate(zip(node.ins, option.ins, strict=True)):
             key = (v, q, i, j) if Var(v) in again else (v, q)
             paid[key] = 0.0 if held[v] == q else prices(v, held[v], q)
-        held.update((v, p) for v, p in zip(node.outs, option.outs) if v is not None)
+        held.update((v, p) for v, p in zip(node.outs, option.outs, strict=True) if v is not None)
     return sum(paid.values()) + sum(o.seconds for o in taken)
 
 
@@ -236,7 +236,7 @@ class Nodes:
 
     def nodes(self) -> list[Node]:
         graph, found = self.graph, []
-        for v, end in zip(graph.inputs, self.ends.ins):
+        for v, end in zip(graph.inputs, self.ends.ins, strict=True):
             found.append(self._source(v, self._any(v) if end == "free" else [end]))
         for v, _ in graph.constants:
             found.append(self._source(v, [R]))
@@ -247,7 +247,7 @@ class Nodes:
                     self.domain[v] = {o.outs[k]: None for o in options}  # type: ignore[misc]
             outs = tuple(None if v is None else v.index for v in call.outs)
             found.append(Node(tuple(v.index for v in call.ins), outs, tuple(options)))
-        for k, (v, end) in enumerate(zip(graph.outs, self.ends.outs)):
+        for k, (v, end) in enumerate(zip(graph.outs, self.ends.outs, strict=True)):
             wanted = [end]
             if end == "free":
                 ends = (choice.outs[k] for choice in self.before.values())
@@ -311,7 +311,10 @@ class Nodes:
             options = [
                 o
                 for o in options
-                if not any(_cut(p) and p.dim in dims for p, dims in zip((*o.ins, *o.outs), sides))
+                if not any(
+                    _cut(p) and p.dim in dims
+                    for p, dims in zip((*o.ins, *o.outs), sides, strict=True)
+                )
             ]
         return options
 
@@ -324,8 +327,12 @@ class Nodes:
         for axis, option in past:
             if any(map(_cut, (*option.ins, *option.outs))):
                 share /= self.mesh.axis_size(axis)
-        ins = [(self.left[v.index], p) for v, p in zip(call.ins, row.ins)]
-        outs = [(self.left[v.index], p) for v, p in zip(call.outs, row.outs) if v is not None]
+        ins = [(self.left[v.index], p) for v, p in zip(call.ins, row.ins, strict=True)]
+        outs = [
+            (self.left[v.index], p)
+            for v, p in zip(call.outs, row.outs, strict=True)
+            if v is not None
+        ]
         return work(call, self.graph.types, ins, outs, self.count, share, self.cost)
 
     def _bodies(
@@ -378,7 +385,7 @@ class Nodes:
 
 def ends_of(option: Option, read: Sequence[bool]) -> Ends:
     """Those of a decomposition where an axis takes this option of its call."""
-    return Ends(option.ins, tuple(p for p, wanted in zip(option.outs, read) if wanted))  # type: ignore[arg-type]
+    return Ends(option.ins, tuple(p for p, wanted in zip(option.outs, read, strict=True) if wanted))  # type: ignore[arg-type]
 
 
 def _cut(p: Any) -> TypeGuard[Cut]:
@@ -415,7 +422,9 @@ def _bodies(
         body = Body(graph, depth)
         found = inside(body, mesh, (*before, ends), cost, reduce_dtype)[axis]
         used = {v for c in graph.calls for v in c.ins} | set(graph.outs)
-        taken = tuple(p if v in used else "free" for v, p in zip(graph.inputs, found.ins))
+        taken = tuple(
+            p if v in used else "free" for v, p in zip(graph.inputs, found.ins, strict=True)
+        )
         outs = iter(found.outs)
         full_outs = tuple(next(outs) if r else R for r in read)
         options.append(Option(taken, full_outs, found.seconds, body))
@@ -468,7 +477,7 @@ def decomposed(
         made = f(*[list(a) if isinstance(a, tuple) else a for a in args], **kwargs)
         if made is NotImplemented:  # torch's own may decline arguments
             raise NotImplementedError
-        return [t for t, wanted in zip(tensors_of(made), read) if wanted]
+        return [t for t, wanted in zip(tensors_of(made), read, strict=True) if wanted]
 
     try:
         graph = rewritten(record(body, fulls))

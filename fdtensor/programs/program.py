@@ -203,7 +203,7 @@ def _check_steps(program: Program, i: int, eqn: Eqn) -> None:
     """Raises `TraceError` where the steps of line `i` are not between the values that it names."""
     if len(eqn.ins) != len(eqn.steps) or len(eqn.outs) != len(eqn.steps) or None in eqn.outs:
         raise _wrong(f"line {i} of {program.name} has not one value for each of its steps.")
-    for step, before, after in zip(eqn.steps, eqn.ins, eqn.outs):
+    for step, before, after in zip(eqn.steps, eqn.ins, eqn.outs, strict=True):
         found = program.type_of(before), after and program.type_of(after)
         if found != (step.src, step.dst):
             raise _wrong(
@@ -235,7 +235,7 @@ def _peak(program: Program, rank: int) -> int:
     size = [type.local_nbytes(rank) for type in program.types]
     held = sum(size[v.index] for v in {*program.inputs, *(v for v, _ in program.constants)})
     most = held
-    for eqn, dead in zip(program.eqns, last_uses(program)):
+    for eqn, dead in zip(program.eqns, last_uses(program), strict=True):
         held += sum(size[v.index] for v in eqn.outs if v is not None)
         most = max(most, held)
         held -= sum(size[v.index] for v in dead)

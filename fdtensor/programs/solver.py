@@ -58,7 +58,7 @@ def cheapest(
     merged = contracted(nodes, inner)
     picks = _solved([node for node, _ in merged], price, share)
     found = [0] * len(nodes)
-    for (_, members), pick in zip(merged, picks):
+    for (_, members), pick in zip(merged, picks, strict=True):
         for n, option in members[pick]:
             found[n] = option
     return found
@@ -138,12 +138,15 @@ def _tried(nodes: Sequence[Node], price: Price, share: Callable[[int], bool]) ->
         node = nodes[i]
         for k, option in enumerate(node.options):
             extra, moves = option.seconds, dict(paid)
-            for j, (v, wanted) in enumerate(zip(node.ins, option.ins)):
+            for j, (v, wanted) in enumerate(zip(node.ins, option.ins, strict=True)):
                 key = (v, wanted) if share(v) else (v, wanted, i, j)
                 if key not in moves:
                     moves[key] = price(v, held[v], wanted)
                     extra += moves[key]
-            now = {**held, **{v: p for v, p in zip(node.outs, option.outs) if v is not None}}
+            now = {
+                **held,
+                **{v: p for v, p in zip(node.outs, option.outs, strict=True) if v is not None},
+            }
             go(i + 1, [*picked, k], now, moves, total + extra)
 
     go(0, [], {}, {}, 0.0)
@@ -203,7 +206,7 @@ def _programmed(nodes: Sequence[Node], price: Price, share: Callable[[int], bool
     ]
     made: dict[int, dict[Any, list[int]]] = {}
     moves: dict[Any, int] = {}
-    for n, (node, pick) in enumerate(zip(nodes, picks)):
+    for n, (node, pick) in enumerate(zip(nodes, picks, strict=True)):
         model.constraint([(x, 1.0) for x in pick], 1, 1)
         for i, v in enumerate(node.ins):
             wanted = _grouped(pick, [o.ins[i] for o in node.options])
@@ -217,7 +220,7 @@ def _programmed(nodes: Sequence[Node], price: Price, share: Callable[[int], bool
 
 def _grouped(pick: Sequence[int], placements: Sequence[Any]) -> dict[Any, list[int]]:
     groups: dict[Any, list[int]] = {}
-    for x, placement in zip(pick, placements):
+    for x, placement in zip(pick, placements, strict=True):
         groups.setdefault(placement, []).append(x)
     return groups
 

@@ -242,7 +242,7 @@ def recorded(
                 hint="Write it with the values and the offsets as two tensors, or padded.",
             ) from error
         names = map(argument, paths(spec, "args"))
-        facts = {name: t for name, t in zip(names, types) if t is not None}
+        facts = {name: t for name, t in zip(names, types, strict=True) if t is not None}
         raise TraceError(
             f"{name_of(f)} fails on these types: {str(error).splitlines()[0].rstrip('.')}.",
             **facts,
@@ -274,7 +274,7 @@ def _wants(
     fulls = [graph.types[next(outs).index] if leaf is TENSOR else None for leaf in statics]
     like = as_arguments(fulls, out_tree, types, spec)
     wants: list[Layout | None] = []
-    for v, i in zip(graph.outs, tensors):
+    for v, i in zip(graph.outs, tensors, strict=True):
         wanted = like[i] if asked[i] is None else asked[i]
         if isinstance(wanted, Like):  # like no argument
             wanted = None
@@ -370,13 +370,13 @@ def as_arguments(
             continue
         here = fulls[start : start + part.num_leaves]
         for tree, its in arguments:
-            if tree == part and all(_alike(t, full) for t, full in zip(its, here)):
+            if tree == part and all(_alike(t, full) for t, full in zip(its, here, strict=True)):
                 for i, t in enumerate(its):
                     found[start + i] = None if t is None else t.cotangent().layout
                 break
     return [
         layout if layout is not None or full is None else _of_one_argument(full, types)
-        for layout, full in zip(found, fulls)
+        for layout, full in zip(found, fulls, strict=True)
     ]
 
 

@@ -19,7 +19,7 @@ Tensor = torch.Tensor
 
 def _product(x: Tensor, w: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
     out = x.new_zeros(x.shape[0], w.shape[2])
-    for matrix, start, end in zip(w, starts.tolist(), ends.tolist()):
+    for matrix, start, end in zip(w, starts.tolist(), ends.tolist(), strict=True):
         if start < end:
             torch.mm(x[start:end], matrix, out=out[start:end])
     return out
@@ -27,7 +27,7 @@ def _product(x: Tensor, w: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
 
 def _outer(x: Tensor, y: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
     out = x.new_zeros(len(starts), x.shape[1], y.shape[1])
-    for matrix, start, end in zip(out, starts.tolist(), ends.tolist()):
+    for matrix, start, end in zip(out, starts.tolist(), ends.tolist(), strict=True):
         if start < end:
             torch.mm(x[start:end].T, y[start:end], out=matrix)
     return out

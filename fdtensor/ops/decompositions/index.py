@@ -18,7 +18,7 @@ def _spread(index: Tensor, shape) -> list[Tensor]:
     """The indices in each dim of places in the flat tensor."""
     index = torch.where(index < 0, index + prod(shape), index)
     steps = [prod(shape[d + 1 :]) for d in range(len(shape))]
-    return [index // step % n for step, n in zip(steps, shape)]
+    return [index // step % n for step, n in zip(steps, shape, strict=True)]
 
 
 @decomposition(aten.take.default)

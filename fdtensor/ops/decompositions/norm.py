@@ -56,7 +56,7 @@ def _through(grad: Tensor, xhat: Tensor, rstd: Tensor, dims: Sequence[int]) -> T
 
 
 def _asked(mask: Sequence[bool], outs: Sequence[Any], dtypes: Sequence[torch.dtype]) -> tuple:
-    return tuple([out.to(d) if m else None for m, out, d in zip(mask, outs, dtypes)])
+    return tuple([out.to(d) if m else None for m, out, d in zip(mask, outs, dtypes, strict=True)])
 
 
 @decomposition(aten.native_layer_norm.default)

@@ -106,9 +106,9 @@ class Window(Record):
         ends = [passed(chunk(self.size, count, i)[1]) for i in range(count - 1)]
         plain = [chunk(size, count, i)[1] for i in range(count - 1)]
         last = passed(self.size)
-        if all(a == b or min(a, b) >= last for a, b in zip(ends, plain)):
+        if all(a == b or min(a, b) >= last for a, b in zip(ends, plain, strict=True)):
             return Shard(self.dim)
-        sizes = [b - a for a, b in zip([0, *ends], [*ends, size])]
+        sizes = [b - a for a, b in zip([0, *ends], [*ends, size], strict=True)]
         return _contiguous(self.dim, sizes)
 
 
@@ -188,12 +188,12 @@ class Block:
     @property
     def start(self) -> tuple[int, ...]:
         """The first index in each dim; its size where the block is empty."""
-        return tuple([h[0][0] if h else n for h, n in zip(self.box, self.full)])
+        return tuple([h[0][0] if h else n for h, n in zip(self.box, self.full, strict=True)])
 
     @property
     def stop(self) -> tuple[int, ...]:
         """The index after the last in each dim."""
-        return tuple([h[-1][1] if h else n for h, n in zip(self.box, self.full)])
+        return tuple([h[-1][1] if h else n for h, n in zip(self.box, self.full, strict=True)])
 
 
 @attrs.frozen(eq=False)

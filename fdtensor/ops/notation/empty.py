@@ -21,8 +21,11 @@ def unless_empty(op: Any, *dtypes: torch.dtype | None) -> Callable[..., Any]:
 
     def local(at, x, *args, **kwargs):
         if any(0 in block.shape for block in at.ins):
-            kinds = (None, *dtypes, *[None] * len(at.outs))
-            return [x.new_zeros(b.shape, dtype=kind or x.dtype) for b, kind in zip(at.outs, kinds)]
+            kinds = (None, *dtypes, *[None] * len(at.outs))[: len(at.outs)]
+            return [
+                x.new_zeros(b.shape, dtype=kind or x.dtype)
+                for b, kind in zip(at.outs, kinds, strict=True)
+            ]
         made = op(x, *args, **kwargs)
         results = made if isinstance(made, (tuple, list)) else (made,)
         return [t for t in results if isinstance(t, torch.Tensor)]
@@ -44,7 +47,7 @@ def never_empty(op: Any) -> Any:
         made = tensors_of(op(*map(filled, args)))
         return [
             t if t.shape == b.shape or 0 not in b.shape else t.new_zeros(b.shape)
-            for t, b in zip(made, at.outs)
+            for t, b in zip(made, at.outs, strict=True)
         ]
 
     return local

@@ -101,7 +101,7 @@ def _merged(places: Places) -> tuple[int, tuple[_Dim, ...]]:
     base, stride = 0, 1
     dims: list[_Dim] = []  # from the last to the first
     full = 0  # the size of the last of them, where it is held whole
-    for size, held in zip(reversed(places.shape), reversed(places.box)):
+    for size, held in zip(reversed(places.shape), reversed(places.box), strict=True):
         if full:
             held = tuple([(start * full, stop * full) for start, stop in held])
             dims[-1] = held, dims[-1][1]

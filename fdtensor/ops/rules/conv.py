@@ -41,7 +41,7 @@ def _windows(x: Sequence[int], weight: Sequence[int], how: Any) -> dict[int, Win
     sizes = list(x[2:])
     if transposed:  # `x` is the smaller one
         stride, padding, dilation, more = (per_dim(v, len(sizes)) for v in (*given, more))
-        for d, (s, p) in enumerate(zip(stride, padding)):
+        for d, (s, p) in enumerate(zip(stride, padding, strict=True)):
             sizes[d] = (sizes[d] - 1) * s - 2 * p + dilation[d] * (weight[2 + d] - 1) + 1 + more[d]
     return dict(enumerate(slides(sizes, weight[2:], *given), 2))
 
@@ -118,10 +118,10 @@ def _convolution_backward(at: At, grad, x, weight, bias_sizes, *rest):
     if any(mask) and 0 not in (*grad.shape, *x.shape, *weight.shape):
         sizes, inner = bias_sizes and [grad.shape[1]], _inner(at, 1, how, dims)
         found = aten.convolution_backward.default(grad, x, weight, sizes, *inner, mask)
-        made = [new if m else old for new, m, old in zip(found, mask, made)]
+        made = [new if m else old for new, m, old in zip(found, mask, made, strict=True)]
         for d, span in seen.items() if wanted[0] else ():
             made[0] = fitted(made[0], d, (span,), (block.start[d], block.stop[d]))
-    return [t for t, m in zip(made, wanted) if m]
+    return [t for t, m in zip(made, wanted, strict=True) if m]
 
 
 @rule(aten.convolution_backward.default, local=_convolution_backward)
@@ -134,7 +134,7 @@ def convolution_backward(grad, x, weight, bias_sizes, *rest):
     *how, output_mask = rest
 
     def given(*outs):
-        return tuple(p for p, wanted in zip(outs, output_mask) if wanted)
+        return tuple(p for p, wanted in zip(outs, output_mask, strict=True) if wanted)
 
     yield (S(0), S(0), R), given(S(0), P, P)
     for x_, weight_, bias_, out in channels(x, weight, how[3], how[5]):

@@ -80,7 +80,9 @@ def written(x, dim, index, *src):
     """Cuts of `x`: each rank writes to its block. The index is for elements, or for slices."""
     for d in range(x.ndim):
         apart = [d == dim % x.ndim or t.ndim < x.ndim for t in (index, *src)]
-        others = [R if a else matched(d, t, x.shape[d]) for t, a in zip((index, *src), apart)]
+        others = [
+            R if a else matched(d, t, x.shape[d]) for t, a in zip((index, *src), apart, strict=True)
+        ]
         yield (S(d), *others), S(d)
 
 

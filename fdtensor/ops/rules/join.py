@@ -38,7 +38,7 @@ def cat(tensors, dim=0):
         kept, dim = list(range(len(tensors))), 0
     sizes = [tensors[i].shape[dim] for i in kept]
     for whole, pieces in _joined(tensors[kept[0]].ndim, dim, sizes):
-        placed = dict(zip(kept, pieces))
+        placed = dict(zip(kept, pieces, strict=True))
         yield tuple(placed.get(i, R) for i in range(len(tensors))), whole
 
 
@@ -102,7 +102,7 @@ def flip(x, dims):
 
 def _rolled(shape, shifts, dims=()):
     total: dict[int, int] = {}
-    for shift, d in zip(shifts, dims or (0,)):
+    for shift, d in zip(shifts, dims or (0,), strict=True):
         total[d % len(shape)] = total.get(d % len(shape), 0) + shift
     starts = {d: -shift % max(1, shape[d]) for d, shift in total.items()}
     return {d: [range(k, shape[d]), range(k)] for d, k in starts.items()}

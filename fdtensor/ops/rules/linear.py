@@ -26,7 +26,7 @@ def linear(ins: Sequence[Full], *patterns: str, outs: int = 1):
     yield from broadcast(ins, outs)
     for pattern in patterns:
         row = tuple(P if mark == "P" else R for mark in pattern.ljust(len(ins), "R"))
-        if numeric(*[t for t, placed in zip(ins, row) if placed == P]):
+        if numeric(*[t for t, placed in zip(ins, row, strict=True) if placed == P]):
             yield row, (P,) * outs
 
 

@@ -40,7 +40,9 @@ def loss(op: Any, ins: str, out: str, *more: str) -> None:
     place = _place(op)
 
     def local(at, *args):
-        held, full = (_terms(ins, s) for s in zip(*((b.shape, b.full) for b in at.ins)))
+        held, full = (
+            _terms(ins, s) for s in zip(*((b.shape, b.full) for b in at.ins), strict=True)
+        )
         if not held:  # of nothing some kernels give anything
             return [args[0].new_zeros(b.shape) for b in at.outs]
         made = op(*args)

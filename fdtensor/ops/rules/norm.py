@@ -84,7 +84,9 @@ def _normalization(cuts: Cuts, names: str) -> None:
 
         def row(ins, others, *outs):
             found = tuple(ins.get(name, others) for name in tensors)
-            return found, tuple(out for out, wanted in zip(outs, asked) if wanted)
+            return found, tuple(
+                out for out, wanted in zip(outs[:width], asked, strict=True) if wanted
+            )
 
         back = not GRADS.isdisjoint(tensors)
         for x, statistic, parameter in cuts(op, given):
@@ -95,7 +97,9 @@ def _normalization(cuts: Cuts, names: str) -> None:
         if back:
             yield row(dict.fromkeys(GRADS, P), R, P, P, P)
         if "weight" in tensors:
-            yield row(dict.fromkeys(["weight"] if back else PARAMETERS, P), R, P, *[R] * width)
+            yield row(
+                dict.fromkeys(["weight"] if back else PARAMETERS, P), R, P, *[R] * (width - 1)
+            )
 
     for op in overloads(names):
         each(op, local=never_empty(_on_groups(op) if cuts is of_groups else op))(rows)

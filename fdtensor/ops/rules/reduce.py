@@ -70,7 +70,9 @@ def _or(op, nothing):
     def local(at, x, *args, **kwargs):
         if x.numel():
             return op(x, *args, **kwargs)
-        return [x.new_full(out.shape, of(x.dtype)) for of, out in zip(nothing, at.outs)]
+        return [
+            x.new_full(out.shape, of(x.dtype)) for of, out in zip(nothing, at.outs, strict=True)
+        ]
 
     return local
 

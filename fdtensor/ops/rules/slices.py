@@ -140,7 +140,11 @@ def select_backward(grad, input_sizes, dim, index):
 
 def _margins(ndim: int, pad) -> dict[int, tuple[int, int]]:
     """What is added before and after each dim; `pad` counts from the last dim."""
-    return {ndim - 1 - i: pair for i, pair in enumerate(zip(pad[::2], pad[1::2])) if any(pair)}
+    return {
+        ndim - 1 - i: pair
+        for i, pair in enumerate(zip(pad[::2], pad[1::2], strict=True))
+        if any(pair)
+    }
 
 
 def _pad(at, x, pad, value=0):
