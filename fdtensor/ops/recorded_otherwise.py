@@ -57,7 +57,7 @@ def _of(*ops: Any) -> Callable[[Callable], Callable]:
 
 
 @_of(aten._to_copy.default)
-def _number(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _number(recorder: Recorder, _func: Any, args: Any, kwargs: Any) -> Any:
     """A number that becomes a tensor."""
     if isinstance(args[0], torch.Tensor):
         return NotImplemented
@@ -65,7 +65,7 @@ def _number(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @_of(aten.copy.default)
-def _filled(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _filled(recorder: Recorder, _func: Any, args: Any, kwargs: Any) -> Any:
     """A copy of a number."""
     if isinstance(args[1], torch.Tensor):
         return NotImplemented
@@ -85,7 +85,7 @@ def _over_all_dims(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any
     aten.smooth_l1_loss_backward.default,
     aten.huber_loss_backward.default,
 )
-def _of_nothing(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _of_nothing(recorder: Recorder, _func: Any, args: Any, _kwargs: Any) -> Any:
     """The gradient of a mean of no elements, by whose number the fakes divide."""
     if 0 not in args[1].shape:
         return NotImplemented
@@ -153,7 +153,7 @@ def _whole_memory(tensor: torch.Tensor) -> None:
 
 
 @_of(aten.unfold_backward.default)
-def _with_windows(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _with_windows(recorder: Recorder, func: Any, args: Any, _kwargs: Any) -> Any:
     """A tensor after a write to its `unfold`, where functionalization would leave 0 between."""
     if _is_derivative("UnfoldBackward"):
         return NotImplemented

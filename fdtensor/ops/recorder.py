@@ -144,7 +144,7 @@ class _Recorder(TorchDispatchMode):
             if not all(isinstance(t, FakeTensor) for t in args[3:5]):
                 raise _writes("batch norm in training mode")
             return self._batch_norm(args)
-        args, kwargs = _mapped((args, kwargs), self._fake)
+        args, kwargs = _mapped((args, kwargs), self.fake)
         otherwise = OTHERWISE.get(func)
         if otherwise is not None:
             out = otherwise(self, func, args, kwargs)
@@ -208,7 +208,7 @@ class _Recorder(TorchDispatchMode):
                 f"{func} draws from a generator, and each rank would draw its own numbers.",
                 hint="Leave the generator out, and pass key=random.key(0) in the call.",
             )
-        args, kwargs = _mapped((args, kwargs), self._fake)
+        args, kwargs = _mapped((args, kwargs), self.fake)
         with self:
             return drawn(functools.partial(self.numbers.draw, func), *args, **kwargs)
 
@@ -230,7 +230,8 @@ class _Recorder(TorchDispatchMode):
         v = self.known(tensor)
         return any(v in call.outs and is_view(call) for call in self.calls)
 
-    def _fake(self, tensor: torch.Tensor) -> torch.Tensor:
+    def fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The fake of a tensor, which is itself unless the function closes over it."""
         return tensor if isinstance(tensor, FakeTensor) else self.constant(tensor)
 
 
@@ -281,7 +282,7 @@ def record(
                 results = [_unwrapped(t) for t in f(wrapped)]
             finally:
                 _C._disable_functionalization()
-            outs = tuple(recorder.known(recorder._fake(t)) for t in results)
+            outs = tuple(recorder.known(recorder.fake(t)) for t in results)
             if recorder.checks is not None:
                 recorder.checks.finish(outs)
     except RuntimeError as error:

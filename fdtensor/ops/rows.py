@@ -66,7 +66,7 @@ class Exact:
     def of(call: Call) -> Exact:
         """What a call is, but for the names of its values: they are numbered in order."""
         numbers = iter(range(len(call.ins)))
-        args, kwargs = substituted((call.args, call.kwargs), lambda v: Var(next(numbers)))
+        args, kwargs = substituted((call.args, call.kwargs), lambda _: Var(next(numbers)))
         return Exact(call.op, args, kwargs, len(call.outs))
 
     def __init__(self, op: Any, args: Any, kwargs: Any, width: int) -> None:

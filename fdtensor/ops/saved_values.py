@@ -18,7 +18,7 @@ __all__ = ["ALIAS", "CONSTRAIN", "KEPT", "SAVED_AS", "apart", "phase"]
 for _name in ("constrain", "saved_as", "kept"):
     torch.library.define(f"fdtensor::{_name}", "(Tensor x, str layout) -> Tensor")
     torch.library.impl(
-        f"fdtensor::{_name}", "CompositeExplicitAutograd", lambda x, layout: x.clone()
+        f"fdtensor::{_name}", "CompositeExplicitAutograd", lambda x, _layout: x.clone()
     )
 
 CONSTRAIN = torch.ops.fdtensor.constrain.default

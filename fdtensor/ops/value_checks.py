@@ -154,7 +154,7 @@ SHARED: dict[Any, Callable[..., Any]] = {BOUNDED: bounded_shared, CHECK: _checke
 """What a rank runs for an op; the first may give the very tensor that it takes."""
 
 
-def _required_of_each(info: Any, dims: Any, holds: Tensor, fault: str) -> Any:
+def _required_of_each(_info: Any, _dims: Any, holds: Tensor, fault: str) -> Any:
     REQUIRE(holds, fault)
     return None, None
 
@@ -182,7 +182,7 @@ class Bounds:
     where only the number of its elements matters."""
     range: Callable[[Given, int], tuple[float, float]]
     """From which value, and up to which one, the entries of tensor `k` may be."""
-    ignored: Callable[[Given], int | None] = lambda given: None
+    ignored: Callable[[Given], int | None] = lambda _given: None
     """A value that may stand for none."""
     kind: str = "index"
 
@@ -262,7 +262,7 @@ CHECKED: dict[Any, Bounds] = {
         ("masked_scatter", Bounds("", _flat)),
         (
             "binary_cross_entropy",
-            Bounds("self", lambda given, _: (0.0, 1.0), kind="value"),
+            Bounds("self", lambda _given, _k: (0.0, 1.0), kind="value"),
         ),
     )
     for op in _overloads(names)

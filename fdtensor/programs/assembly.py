@@ -270,7 +270,7 @@ class _Builder:
                 self._cast(v, t.dtype, self.versions[v]) for v, t in zip(taken, before, strict=True)
             ]
         numbers = iter(taken)
-        args, kwargs = substituted((args, kwargs), lambda v: next(numbers))
+        args, kwargs = substituted((args, kwargs), lambda _: next(numbers))
         outs = [None if t is None else self.value(_in_dtype(t, wide)) for t in after]
         self.eqns.append(Eqn(op, args, kwargs, tuple(outs), note))
         return tuple(

@@ -118,7 +118,7 @@ def _trained(x, weight, bias, eps):
     return out, *(t.squeeze(tuple(dims)) if dims else t for t in (mean, var, invstd))
 
 
-def _running(x, running, new, momentum):
+def _running(running, new, momentum):
     return ((1 - momentum) * wide(running) + momentum * new).to(running.dtype)
 
 
@@ -137,8 +137,8 @@ def batch_norm(x, weight, bias, running_mean, running_var, training, momentum, e
         return out, x.new_zeros(0), x.new_zeros(0), running_mean, running_var
     out, mean, var, invstd = _trained(x, weight, bias, eps)
     count = x.numel() // x.shape[1]
-    new_mean = _running(x, running_mean, mean, momentum)
-    new_var = _running(x, running_var, var * (count / (count - 1)), momentum)
+    new_mean = _running(running_mean, mean, momentum)
+    new_var = _running(running_var, var * (count / (count - 1)), momentum)
     kind = _statistics_dtype(x, weight, bias)
     return out, mean.to(kind), invstd.to(kind), new_mean, new_var
 

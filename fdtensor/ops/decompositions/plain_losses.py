@@ -76,7 +76,7 @@ for _name, _text, _run, _fake in [
         "ctc_loss_backward",
         f"(Tensor grad, {_TAKEN}, Tensor out, Tensor alpha, {_CHOSEN}) -> Tensor",
         _ctc_backward,
-        lambda grad, log_probs, *_: torch.empty_like(log_probs),
+        lambda _grad, log_probs, *_: torch.empty_like(log_probs),
     ),
 ]:
     torch.library.define(f"fdtensor::{_name}", _text)

@@ -30,7 +30,7 @@ def opaque(name: str, count: int, outs: int = 1) -> Callable[[F], F]:
         made = [xs[0].new_empty(shape) for _ in range(outs)]
         return made[0] if outs == 1 else tuple(made)
 
-    def batched(info: Any, dims: Any, *xs: torch.Tensor) -> Any:
+    def batched(_info: Any, dims: Any, *xs: torch.Tensor) -> Any:
         most = max(x.dim() - (d is not None) for x, d in zip(xs, dims, strict=True))
         aligned = [
             x if d is None else (y := x.movedim(d, 0)).reshape(

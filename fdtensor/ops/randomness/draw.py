@@ -52,9 +52,9 @@ def _draw(
 @torch.library.register_fake("fdtensor::draw")
 def _(
     key: torch.Tensor,
-    stream: int,
-    kind: str,
-    ends: Sequence[float],
+    _stream: int,
+    _kind: str,
+    _ends: Sequence[float],
     size: Sequence[int],
     dtype: torch.dtype,
     box: Sequence[int] = (),
