@@ -24,7 +24,7 @@ __all__ = ["Eqn", "Together", "is_view_line", "travels"]
 
 
 def travels(step: Step) -> Any:
-    """What steps must share to travel together; None for one that travels alone."""
+    """The key that steps share if they may travel together; None for a step that travels alone."""
     dtype = step.src.dtype
     match step.collective:
         case AllReduce(axes, reduce_op):
@@ -41,7 +41,7 @@ def travels(step: Step) -> Any:
 
 @attrs.frozen(eq=False)
 class Together(Record):
-    """Steps of one kind, over the same axes, whose data travels as one.
+    """Steps of one kind, over the same axes, whose data travels in one message.
 
     Raises `TraceError` for steps that do not travel together.
     """
@@ -59,7 +59,7 @@ class Together(Record):
 
     @property
     def collective(self) -> Collective:
-        """The operation that they share, with the dims of the first."""
+        """The collective of the first step; the others differ in dims alone."""
         return self.steps[0].collective
 
     def __str__(self) -> str:
@@ -70,8 +70,8 @@ class Together(Record):
 class Eqn:
     """One line of a program: an aten op on blocks, one step of a plan, or several together.
 
-    `args` and `kwargs` are those of the op on full tensors, with a `Var` for each tensor; what
-    they hold of sizes is rewritten for the block of each rank when the line runs.
+    `args` and `kwargs` are those of the op on full tensors, with a `Var` for each tensor; sizes
+    among them become those of the block of each rank when the line runs.
     """
 
     op: torch._ops.OpOverload | Step | Together
@@ -94,7 +94,7 @@ class Eqn:
 
     @property
     def is_collective(self) -> bool:
-        """Whether it sends anything."""
+        """Whether it sends any data."""
         return not all(map(is_local, self.steps))
 
     @property
@@ -107,5 +107,5 @@ class Eqn:
 
 
 def is_view_line(eqn: Eqn) -> bool:
-    """Whether a line only says where the same elements are."""
+    """Whether a line is a view: an op that moves no elements."""
     return not isinstance(eqn.op, (Step, Together)) and is_view(eqn.call)

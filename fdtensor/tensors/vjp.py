@@ -17,8 +17,9 @@ from fdtensor.ops.graph import Var
 from fdtensor.ops.saved_values import ALIAS
 from fdtensor.programs.options import Options
 from fdtensor.programs.program import Eqn, Program, is_view_line
+from fdtensor.programs.recording import TENSOR, filled, name_of
 from fdtensor.programs.schedule import scheduled
-from fdtensor.programs.tracer import TENSOR, Traced, filled, name_of
+from fdtensor.programs.tracer import Traced
 from fdtensor.runtime.replication import mark, mark_operands, watching
 from fdtensor.runtime.runner import as_traced, compiled, runner_of
 

@@ -1,4 +1,4 @@
-"""Ops that put elements elsewhere, as reshapes, slices and joins, which know where blocks go."""
+"""Ops that move elements, as reshapes, slices and joins, whose rules know the blocks."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def diag_embed(x, offset=0, dim1=-2, dim2=-1):
 def diagonal_scatter(x, src, offset=0, dim1=0, dim2=1):
     """`out[i, i + offset, k] = src[k, i]`, and `x` elsewhere"""
     ones = torch.ones_like(src, dtype=torch.bool)
-    there = aten.diagonal_backward.default(ones, x.shape, offset, dim1, dim2)
-    return torch.where(there, aten.diagonal_backward.default(src, x.shape, offset, dim1, dim2), x)
+    on_line = aten.diagonal_backward.default(ones, x.shape, offset, dim1, dim2)
+    return torch.where(on_line, aten.diagonal_backward.default(src, x.shape, offset, dim1, dim2), x)
 
 
 @decomposition(aten._chunk_cat.default)

@@ -1,4 +1,4 @@
-"""Windows over two dims as windows over one dim after the other, of which halos are known."""
+"""Windows over two dims as windows over one dim after the other, whose rules have halos."""
 
 from __future__ import annotations
 

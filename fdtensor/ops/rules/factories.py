@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from fdtensor.ops.notation.core import P, R, S
-from fdtensor.ops.notation.held import positions
+from fdtensor.ops.notation.local_index import positions
 from fdtensor.ops.notation.ops import on
 
 aten = torch.ops.aten
