@@ -1,7 +1,8 @@
 """All private names of torch that this package uses, each under a public name of ours.
 
 pyproject allows torch 2.11 to 2.13, and each name is in all of these; where a later version moves
-one, this is the file to change. `tests/test_torch_private.py` resolves them and looks for others.
+one, this is the file to change. `tests/layouts/test_torch_private.py` resolves them all, and fails
+where another file uses a private name.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The settings of torch that a function reads from outside, as one key, and as they are by default.
+"""The global settings of torch, such as the default dtype or autocast, as one key or as by default.
 
-A traced function runs under those of its caller, which are a part of what its program is kept by.
-What has been traced says by itself all that followed from them: its lines run without autocast, and
-rules and decompositions are recorded under the settings of a fresh process.
+A traced function runs under those of its caller, which are a part of the key of its program. In the
+program all that follows from them is written out: its lines run without autocast, and rules and
+decompositions are recorded under the settings of a fresh process.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ _function_modes = _C._len_torch_function_stack
 
 
 def ambient() -> Ambient:
-    """All settings that a function of tensors, or a library that it calls, may ask for."""
+    """All settings that a function of tensors, or a library that it calls, may read."""
     return (*settings(), *(_rare() if unusual() else ()))
 
 
 def settings() -> Ambient:
-    """Those that always have a value, read in less than a microsecond; and whether runs check."""
+    """The settings that always have a value, and whether runs check lines; in a microsecond."""
     return _dtype(), _grad(), _inference(), _deterministic(), _precision(), debugging()
 
 
 def unusual() -> bool:
-    """Whether there are settings beside those: autocast, a device by default."""
+    """Whether there are settings beside those of `settings`: autocast, a default device."""
     return autocasting() or _function_modes() > 0
 
 
@@ -70,7 +70,7 @@ def _rare() -> Ambient:
 
 @contextlib.contextmanager
 def neutral() -> Iterator[None]:
-    """The settings of a fresh process, for what must not depend on those of the caller."""
+    """A context with the settings of a fresh process, instead of those of the caller."""
     dtype, deterministic = _dtype(), _deterministic()
     warn_only = _C._get_deterministic_algorithms_warn_only()
     with contextlib.ExitStack() as stack:

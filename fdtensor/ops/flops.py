@@ -9,7 +9,7 @@ from typing import Any
 from fdtensor.layouts.placement import Cut
 from fdtensor.ops.decompositions.grouped import GROUPED_MM, GROUPED_OUTER
 from fdtensor.ops.graph import Call, Full, is_view
-from fdtensor.ops.rows import Exact, arguments
+from fdtensor.ops.rows import CallKey, arguments
 from fdtensor.plans.cost import CostModel
 
 __all__ = ["flops", "work"]
@@ -26,9 +26,9 @@ def work(
     share: float,
     cost: CostModel,
 ) -> float:
-    """The seconds of a call on blocks: its operands and results, each with its placement.
+    """The seconds of a call on blocks of its operands and results, each with its placement.
 
-    `share` is the part of its flops that other axes leave; nothing for a view.
+    `share` is the part of its flops that other axes leave to a rank. A view takes none.
     """
     if is_view(call):
         return 0.0
@@ -37,11 +37,11 @@ def work(
     split = share / count if any(cut for _, cut in parts) else share
     fulls = tuple(types[v.index] for v in call.ins)
     results = tuple(None if v is None else types[v.index] for v in call.outs)
-    return moved / cost.copy + flops(Exact.of(call), fulls, results) * split / cost.flops
+    return moved / cost.copy + flops(CallKey.of(call), fulls, results) * split / cost.flops
 
 
 @functools.lru_cache(maxsize=65536)
-def flops(key: Exact, ins: tuple[Full, ...], outs: tuple[Full | None, ...]) -> float:
+def flops(key: CallKey, ins: tuple[Full, ...], outs: tuple[Full | None, ...]) -> float:
     """The floating-point operations of a call, for products and convolutions; 0 for others."""
     from torch.utils.flop_counter import flop_registry
 

@@ -41,24 +41,24 @@ class Var(Record):
 
 @attrs.frozen(eq=False)
 class Full(Record):
-    """A full tensor, but for its values: what a rule may look at."""
+    """The shape and dtype of a full tensor: all of it that a rule may read."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
     @property
     def ndim(self) -> int:
-        """How many dims it has."""
+        """The number of its dims."""
         return len(self.shape)
 
     @property
     def numel(self) -> int:
-        """How many elements it has."""
+        """The number of its elements."""
         return prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """Its bytes."""
+        """The number of its bytes."""
         return self.numel * self.dtype.itemsize
 
 
@@ -70,35 +70,35 @@ class Call:
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...]
     outs: tuple[Var | None, ...]
-    """One for each tensor that the op returns, lists flattened; None where nobody reads it."""
+    """One for each tensor that the op returns, lists flattened; None where no call reads it."""
     mark: Any = None
-    """What the recorder was told that it comes from."""
+    """The result of the recorder's `mark()` when the call was made: where it comes from."""
 
     ins: tuple[Var, ...] = attrs.field(init=False)
     """The tensors it takes, in order, those of lists too."""
 
     def __attrs_post_init__(self) -> None:
-        found = tuple(tensors_in((self.args, self.kwargs)))
-        object.__setattr__(self, "ins", found)  # computed once: it is read very often
+        ins = tuple(tensors_in((self.args, self.kwargs)))
+        object.__setattr__(self, "ins", ins)  # computed once: it is read very often
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return op_by_name(attrs.evolve(self, mark=None))  # marks stay behind
+        return op_by_name(attrs.evolve(self, mark=None))  # marks are not pickled
 
 
 def op_by_name(self: Any) -> tuple[Any, ...]:
     """The `__reduce__` of a record with ops of torch among its fields, which pickle cannot take."""
     fields = [a.name for a in attrs.fields(type(self)) if a.init]
     values = tuple([getattr(self, name) for name in fields])
-    return _remade, (type(self), fields, _replaced(values, _named))
+    return _rebuilt, (type(self), fields, _replaced(values, _named))
 
 
-def _remade(kind: Callable[..., Any], fields: Sequence[str], values: tuple[Any, ...]) -> Any:
-    return kind(**dict(zip(fields, _replaced(values, _meant), strict=True)))
+def _rebuilt(kind: Callable[..., Any], fields: Sequence[str], values: tuple[Any, ...]) -> Any:
+    return kind(**dict(zip(fields, _replaced(values, _resolved), strict=True)))
 
 
 @attrs.frozen
 class _Name:
-    """What pickle takes in place of an op or, which old protocols do not take, a memory format."""
+    """A name, pickled in place of an op, or of a memory format, which old protocols do not take."""
 
     text: str
 
@@ -109,7 +109,7 @@ def _named(value: Any) -> Any:
     return _Name(str(value)) if isinstance(value, torch.memory_format) else value
 
 
-def _meant(value: Any) -> Any:
+def _resolved(value: Any) -> Any:
     if not isinstance(value, _Name):
         return value
     kind, _, name = value.text.partition(".")
@@ -124,9 +124,9 @@ def _replaced(tree: Any, of: Callable[[Any], Any]) -> Any:
 
 def op_named(name: str) -> torch._ops.OpOverload:
     """The op called `aten::mm` or `aten::add.Tensor`; raises `TraceError` where there is none."""
-    found = re.fullmatch(r"(\w+)::(\w+)(?:\.(\w+))?", name, re.ASCII)
+    match = re.fullmatch(r"(\w+)::(\w+)(?:\.(\w+))?", name, re.ASCII)
     try:
-        packet, overload = (f"{found[1]}::{found[2]}", found[3] or "") if found else ("", "")
+        packet, overload = (f"{match[1]}::{match[2]}", match[3] or "") if match else ("", "")
         torch._C._get_schema(packet, overload)
     except RuntimeError:
         raise TraceError(
@@ -160,13 +160,13 @@ class Graph:
 
 
 def is_view(call: Call) -> bool:
-    """Whether a call only says where the same elements are."""
+    """Whether a call is a view: its result has the elements of its operand."""
     returns = call.op._schema.returns
     return len(call.ins) == 1 and bool(returns) and returns[0].alias_info is not None
 
 
 def name_of(index: int) -> str:
-    """Value names: a, b, ..., z, ba, bb, ..."""
+    """The name of a value: a, b, ..., z, ba, bb, ..."""
     name = chr(97 + index % 26)
     while index >= 26:
         index //= 26
@@ -223,7 +223,7 @@ def pruned(graph: Graph) -> Graph:
     needed = set(graph.outs)
     kept = []
     for call in reversed(graph.calls):
-        if not call.outs or any(v in needed for v in call.outs):  # what gives nothing may raise
+        if not call.outs or any(v in needed for v in call.outs):  # a call without results may raise
             needed.update(call.ins)
             kept.append(call)
     order: dict[Var, Var] = {}

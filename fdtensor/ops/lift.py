@@ -1,8 +1,8 @@
 """`lifted`: the types of a call whose axes each follow a row of its rule.
 
-Rows hold for blocks of any size, so rows of several axes combine as long as the axes that cut the
-same dim do so in the same order everywhere. Rows that hold for just certain cuts of whole dims
-(merged and split dims, slices) combine only where the indices that every rank holds prove it, or
+Rows hold for blocks of any size, so rows of several axes compose as long as the axes that cut the
+same dim do so in the same order everywhere. Rows that hold for certain cuts of whole dims alone
+(merged and split dims, slices) compose only where the indices that every rank holds prove it, or
 where all axes cut evenly and the row holds for one axis of as many ranks.
 """
 
@@ -27,7 +27,7 @@ from fdtensor.ops.notation.core import Row
 from fdtensor.ops.notation.reshape import groups
 from fdtensor.ops.rows import rows_of
 
-__all__ = ["agreeable", "kept_cuts", "layout_of", "lifted"]
+__all__ = ["kept_cuts", "layout_of", "lifted", "rows_compose"]
 
 aten = torch.ops.aten
 
@@ -36,16 +36,16 @@ Types = tuple[tuple[TensorType, ...], tuple[TensorType | None, ...]]
 RESHAPES = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
 
 
-def agreeable(
+def rows_compose(
     call: Call, mesh: Mesh, rows: Mapping[str, Row], axis: str, row: Row, types: Sequence[Full]
 ) -> bool:
     """Whether the call may follow `row` on `axis` beside the rows of other axes."""
     along = (*rows.values(), row)
     pending = {p.reduce_op for r in along for p in (*r.ins, *r.outs) if isinstance(p, Partial)}
-    if len(pending) < 2 and not any(map(_particular, along)):
+    if len(pending) < 2 and not any(map(_order_matters, along)):
         return True
-    some = Mesh(**{a: mesh.axis_size(a) for a in mesh.axes if a in rows or a == axis})
-    return lifted(call, some, {**rows, axis: row}, types) is not None
+    part = Mesh(**{a: mesh.axis_size(a) for a in mesh.axes if a in rows or a == axis})
+    return lifted(call, part, {**rows, axis: row}, types) is not None
 
 
 def lifted(
@@ -63,8 +63,8 @@ def lifted(
     ins = tuple(types[v.index] for v in call.ins)
     outs = tuple(None if v is None else types[v.index] for v in call.outs)
     along = tuple(rows[axis] for axis in mesh.axes)
-    touching = _touching(along) and not _as_one(call, types, mesh, along)
-    return _lifted(call.op, ins, outs, mesh, along, tuple(first) or mesh.axes, touching)
+    share_dim = _share_dim(along) and not _as_one(call, types, mesh, along)
+    return _lifted(call.op, ins, outs, mesh, along, tuple(first) or mesh.axes, share_dim)
 
 
 @functools.lru_cache(maxsize=65536)
@@ -75,9 +75,9 @@ def _lifted(
     mesh: Mesh,
     rows: tuple[Row, ...],
     first: tuple[str, ...],
-    touching: bool,
+    share_dim: bool,
 ) -> Types | None:
-    if touching and op not in RESHAPES:
+    if share_dim and op not in RESHAPES:
         return None
     for order in dict.fromkeys([first, mesh.axes, *_orders(mesh, rows)]):
         try:
@@ -91,44 +91,44 @@ def _lifted(
             )
         except LayoutError:
             continue
-        if not touching or after[0] is None or _same(before[0], after[0]):
+        if not share_dim or after[0] is None or _same(before[0], after[0]):
             return before, after
     return None
 
 
-def _particular(row: Row) -> bool:
-    """Whether the order of axes may matter to a row."""
+def _order_matters(row: Row) -> bool:
+    """Whether the order in which axes cut a dim may matter to a row."""
     return row.exact or any(isinstance(p, Ragged) for p in (*row.ins, *row.outs))
 
 
 def _orders(mesh: Mesh, rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
-    if any(map(_particular, rows)):
+    if any(map(_order_matters, rows)):
         yield from itertools.permutations(mesh.axes)
 
 
-def _touching(rows: Sequence[Row]) -> bool:
+def _share_dim(rows: Sequence[Row]) -> bool:
     """Whether an axis with an exact row cuts a dim that another axis cuts too."""
     return any((a.exact or b.exact) and _meet(a, b) for a, b in itertools.combinations(rows, 2))
 
 
 def _meet(a: Row, b: Row) -> bool:
-    pairs = zip((*a.ins, *a.outs), (*b.ins, *b.outs))
+    pairs = zip((*a.ins, *a.outs), (*b.ins, *b.outs), strict=True)
     return any(_dim(p) is not None and _dim(p) == _dim(q) for p, q in pairs)
 
 
 def _as_one(call: Call, types: Sequence[Full], mesh: Mesh, along: Sequence[Row]) -> bool:
     """Whether the axes that cut a dim do so as one axis of as many ranks may, all evenly."""
     sizes: dict[Row, int] = {}
-    for axis, row in zip(mesh.axes, along):
+    for axis, row in zip(mesh.axes, along, strict=True):
         sizes[row] = sizes.get(row, 1) * mesh.axis_size(axis)
-    if _touching(tuple(sizes)):
+    if _share_dim(tuple(sizes)):
         return False
     fulls = [None if v is None else types[v.index] for v in (*call.ins, *call.outs)]
     return all(
         row in rows_of(call, types, count)
         and all(
             isinstance(p, Shard) and full.shape[p.dim] % count == 0
-            for p, full in zip((*row.ins, *row.outs), fulls)
+            for p, full in zip((*row.ins, *row.outs), fulls, strict=True)
             if isinstance(p, Cut) and full is not None
         )
         for row, count in sizes.items()
@@ -153,7 +153,7 @@ def _typed(
 
 
 def kept_cuts(layout: Layout, wanted: Mapping[str, Placement]) -> tuple[str, ...]:
-    """The axes that cut as they shall, outermost first: cuts that come after them move nothing."""
+    """The axes that have the wanted cuts, outermost first: cuts that follow them move nothing."""
     cuts = dict.fromkeys(axis for d in range(_dims(layout)) for axis in layout.cuts(d))
     return tuple(axis for axis in cuts if layout[axis] is wanted[axis])
 
@@ -179,7 +179,7 @@ def layout_of(mesh: Mesh, placements: tuple[Placement, ...], first: tuple[str, .
 def _same(src: TensorType, dst: TensorType) -> bool:
     """Whether every rank holds the same elements, in the same order, before and after a reshape.
 
-    False also where that takes more than `MOST_RUNS` ranges to see.
+    False also where more than `MOST_RUNS` ranges would have to be compared.
     """
     for before, after in groups(src.shape, dst.shape):
         cut = any(src.layout.cuts(d) for d in before) or any(dst.layout.cuts(d) for d in after)
@@ -203,30 +203,30 @@ def _places(type: TensorType, dims: Sequence[int], rank: int) -> Iterator[tuple[
     coord = type.mesh.coord(rank)
     assert coord is not None
     box = type.box(coord)
-    shape, held = [type.shape[d] for d in dims], [box[d] for d in dims]
-    last = max((i for i, h in enumerate(held) if h != whole(shape[i])), default=0)
+    shape, parts = [type.shape[d] for d in dims], [box[d] for d in dims]
+    last = max((i for i, part in enumerate(parts) if part != whole(shape[i])), default=0)
 
     def walk(i: int, start: int) -> Iterator[tuple[int, int]]:
         step = prod(shape[i + 1 :])
-        for a, b in held[i]:
-            if i == last:  # what is inside of it is whole
+        for a, b in parts[i]:
+            if i == last:  # the dims inside of it are whole
                 yield start + a * step, start + b * step
             else:
                 for j in range(a, b):
                     yield from walk(i + 1, start + j * step)
 
-    return _joined(walk(0, 0)) if all(held) and held else iter(())
+    return _joined(walk(0, 0)) if all(parts) and parts else iter(())
 
 
 def _joined(runs: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """The ranges, with those that touch as one."""
-    held = next(runs, None)
+    last = next(runs, None)
     for run in runs:
-        assert held is not None
-        if run[0] == held[1]:
-            held = held[0], run[1]
+        assert last is not None
+        if run[0] == last[1]:
+            last = last[0], run[1]
         else:
-            yield held
-            held = run
-    if held is not None:
-        yield held
+            yield last
+            last = run
+    if last is not None:
+        yield last

@@ -1,4 +1,4 @@
-"""`debug`: every line of every run is compared with what its program says, by a `LineCheck`."""
+"""`debug`: every line of every run is compared with the types of its program, by a `LineCheck`."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _STATE = [os.environ.get("FDTENSOR_DEBUG", "0") not in ("", "0")]
 
 
 def debugging() -> bool:
-    """Whether lines are compared now."""
+    """Whether lines are being checked."""
     return _STATE[0]
 
 
 @contextlib.contextmanager
 def debug(on: bool = True) -> Iterator[None]:
-    """A context in which each rank checks each line of what runs.
+    """A context in which each rank checks each line that it runs.
 
-    Of what a line gives, the local shape and dtype must be those of its type, and a collective must
-    give contiguous blocks. Raises `TraceError` with the first line that differs: its rule, or the
-    kernel of its op, is wrong. The environment variable `FDTENSOR_DEBUG=1` does so everywhere.
+    The local shape and dtype of a result must be those of its type, and a collective must give
+    contiguous blocks. Raises `TraceError` with the first line that differs: its rule, or the kernel
+    of its op, is wrong. The environment variable `FDTENSOR_DEBUG=1` does so everywhere.
     """
     before = _STATE[0]
     _STATE[0] = on
@@ -41,7 +41,7 @@ def debug(on: bool = True) -> Iterator[None]:
 
 @attrs.frozen(eq=False)
 class LineCheck:
-    """Compares a value of a rank with its type; a line that gives nothing."""
+    """Compares the local tensor of a rank with the type of its value; it gives no value."""
 
     program: str
     line: str
@@ -52,13 +52,13 @@ class LineCheck:
     def __call__(self, local: torch.Tensor) -> None:
         """Raises `TraceError` where the local tensor is not of the type."""
         shape, dtype = self.type.local_shape(self.rank), self.type.dtype
-        held = f"{dtype_name(local.dtype)}{list(local.shape)}"
+        actual = f"{dtype_name(local.dtype)}{list(local.shape)}"
         if (tuple(local.shape), local.dtype) == (shape, dtype):
             if not self.contiguous or local.is_contiguous():
                 return
-            held += f" with strides {local.stride()}"
+            actual += f" with strides {local.stride()}"
         raise TraceError(
-            f"rank {self.rank} has {held} for a value of {self.program} that is "
+            f"rank {self.rank} has {actual} for a value of {self.program} that is "
             f"{dtype_name(dtype)}{list(shape)}{' and contiguous' * self.contiguous}.",
             line=self.line,
             type=self.type,

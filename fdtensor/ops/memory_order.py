@@ -1,8 +1,8 @@
-"""`in_order_of_kernel`: fakes that lie in memory as the kernels of some ops lay what they give.
+"""`in_order_of_kernel`: fake results with the strides that the kernels of some ops give.
 
-Whether `contiguous()` and `reshape()` copy, and so what a later write changes, depends on strides.
-A few fakes have other strides than what kernels give for operands that are not contiguous:
-`tests/ops/test_memory_order.py` looks for them in torch's database of ops.
+Whether `contiguous()` and `reshape()` copy, and so which tensors a later write changes, depends on
+strides. For operands that are not contiguous a few fakes have other strides than the results of
+kernels: `tests/ops/test_memory_order.py` searches torch's database of ops for them.
 """
 
 from __future__ import annotations
@@ -40,43 +40,43 @@ IN_OTHER_ORDER = frozenset(
         aten.native_dropout_backward.default,
     )
 )
-"""The ops whose fakes may have other strides than what their kernels give.
+"""The ops whose fakes may have other strides than the results of their kernels.
 
-Batch norms are others. They keep what the fake says: products of what is not row-major are not
-folded into one, and every layer after a batch norm of a transposed tensor would be a batched one.
+Batch norms are such ops too, but keep the strides of the fake: products of tensors that are not
+row-major are not folded into one, and every layer after a batch norm of a transposed tensor would
+be a batched product.
 """
 
-
 WHOLE = 64
-"""The largest sizes with which a kernel is asked that does not take sizes of 2."""
+"""The largest sizes of the operands of a kernel that does not take sizes of 2."""
 
 
 def in_order_of_kernel(func: Any, args: Any, kwargs: Any, out: Any) -> Any:
-    """`out`, the fakes that an op of `IN_OTHER_ORDER` gave, laid out as the kernel lays it.
+    """`out`, the fake result of an op of `IN_OTHER_ORDER`, with the strides that the kernel gives.
 
-    The kernel is asked with the same operands, but with sizes of at most 2 where it takes them.
+    The kernel is run on the same operands, but with sizes of at most 2 where it takes them.
     """
-    given: Any = (args, kwargs)
-    leaves, spec = optree.tree_flatten(given, none_is_leaf=True)
+    operands: Any = (args, kwargs)
+    leaves, spec = optree.tree_flatten(operands, none_is_leaf=True)
     if all(leaf.is_contiguous() for leaf in leaves if isinstance(leaf, torch.Tensor)):
         return out
-    answer = _answer(func, leaves, spec, 2)
-    if answer is None:  # other arguments go with the whole sizes
-        answer = _answer(func, leaves, spec, WHOLE)
+    answer = _of_kernel(func, leaves, spec, 2)
+    if answer is None:  # other arguments fit the whole sizes alone
+        answer = _of_kernel(func, leaves, spec, WHOLE)
     if answer is None:
         return out
     outs, tree = optree.tree_flatten(out, none_is_leaf=True)
     answers = optree.tree_leaves(answer, none_is_leaf=True)
     return optree.tree_unflatten(
-        tree, [_laid(fake, order) for fake, order in zip(outs, answers, strict=True)]
+        tree, [_restrided(fake, real) for fake, real in zip(outs, answers, strict=True)]
     )
 
 
-def _answer(func: Any, leaves: Sequence[Any], spec: Any, most: int) -> Any:
-    """What the op gives for real operands of sizes up to `most`; None where it takes none such."""
+def _of_kernel(func: Any, leaves: Sequence[Any], spec: Any, most: int) -> Any:
+    """The result of the op for real operands of sizes up to `most`; None where it refuses them."""
     real = [_real(leaf, most) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-    given: Any = optree.tree_unflatten(spec, real)
-    args, kwargs = given
+    operands: Any = optree.tree_unflatten(spec, real)
+    args, kwargs = operands
     try:
         with _disable_current_modes(), torch._C._DisableFuncTorch():
             return func(*args, **kwargs)
@@ -106,7 +106,7 @@ def _real(t: torch.Tensor, most: int) -> torch.Tensor:
         return torch.empty_strided(shape, strides, dtype=t.dtype, device="cpu").zero_()
 
 
-def _laid(fake: Any, like: Any) -> Any:
+def _restrided(fake: Any, like: Any) -> Any:
     if not isinstance(fake, torch.Tensor):
         return fake
     strides = _strided(fake.shape, _order(like))

@@ -1,4 +1,4 @@
-"""`constrain`: layouts that values of a traced function are pinned to."""
+"""`constrain`: pins the layout of a value of a traced function."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Cut, Partial, Ragged, Replicate, Shard, StridedShard
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Call
-from fdtensor.ops.saved_values import CONSTRAIN, KEPT
+from fdtensor.ops.saved_values import CONSTRAIN, SAVED
 from fdtensor.ops.transparent import recording
 
 __all__ = ["behind", "constrain", "pinned"]
@@ -67,7 +67,7 @@ def constrain(x: Any, layout: Layout) -> Any:
 
 def pinned(call: Call) -> Layout | None:
     """The layout that a call of `constrain` or `saved_as` pins, or None for another call."""
-    return parse_layout(call.args[1]) if call.op in (CONSTRAIN, KEPT) else None
+    return parse_layout(call.args[1]) if call.op in (CONSTRAIN, SAVED) else None
 
 
 @functools.lru_cache(maxsize=1024)

@@ -1,8 +1,8 @@
-"""In which dtype sums wait for their reduction: half precision loses, and overflows, on the way.
+"""The dtype in which pending sums are held: half precision would lose digits, or overflow.
 
-Torch's kernels add numbers of half precision up in float32, and round once. So do the terms that
-ranks hold: a line that gives pending terms of a half dtype computes them in float32, they are
-reduced so, and what comes of them is rounded.
+Torch's kernels add numbers of half precision up in float32, and round once. The terms that ranks
+hold are treated in the same way: a line that gives pending terms of a half dtype computes them in
+float32, they are reduced in float32, and the result is rounded.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ __all__ = [
     "HALVES",
     "ROUNDED",
     "WIDE",
-    "held",
+    "has_pending_sum",
     "is_sum",
     "is_widened",
-    "waits",
     "wide_of",
     "widened",
+    "widened_type",
 ]
 
 aten = torch.ops.aten
 
 HALVES = (torch.float16, torch.bfloat16, torch.complex32)
-"""Dtypes of which sums wait in another one."""
+"""Dtypes whose pending sums are held in a wider one."""
 
 CAST = aten._to_copy.default
 
@@ -47,10 +47,10 @@ torch.library.impl("fdtensor::rounded", "CompositeExplicitAutograd", _rounded)
 torch.library.register_fake("fdtensor::rounded", _rounded)
 
 ROUNDED = torch.ops.fdtensor.rounded.default
-"""The cast of each term of a sum, which waits on: where pending terms of a half are asked for."""
+"""The cast of each term of a sum that stays pending: for outputs that are pending and half."""
 
 WIDE = {aten.mm.default: aten.mm.dtype, aten.bmm.default: aten.bmm.dtype}
-"""Ops that give float32 of half operands, which are read as they are."""
+"""Ops with an overload that reads half operands and gives float32."""
 
 
 def is_sum(placement: object) -> bool:
@@ -58,30 +58,30 @@ def is_sum(placement: object) -> bool:
     return isinstance(placement, Partial) and placement.reduce_op in ("sum", "avg")
 
 
-def waits(layout: Layout) -> bool:
-    """Whether there are terms of a sum or of an average under a layout."""
+def has_pending_sum(layout: Layout) -> bool:
+    """Whether a layout leaves a sum or an average pending along some axis."""
     return any(map(is_sum, layout.placements))
 
 
-def held(type: TensorType, reduce_dtype: torch.dtype | None) -> TensorType:
-    """The type in which a value of this type is held, which is wider where sums wait."""
-    if reduce_dtype is None or type.dtype not in HALVES or not waits(type.layout):
+def widened_type(type: TensorType, reduce_dtype: torch.dtype | None) -> TensorType:
+    """The type in which a value of this type is held: of a wider dtype while a sum is pending."""
+    if reduce_dtype is None or type.dtype not in HALVES or not has_pending_sum(type.layout):
         return type
     return attrs.evolve(type, dtype=wide_of(type.dtype, reduce_dtype))
 
 
 def wide_of(dtype: torch.dtype, reduce_dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which sums of a half wait: complex numbers have two parts of `reduce_dtype`."""
+    """The dtype of pending sums of a half: complex numbers have two parts of `reduce_dtype`."""
     return reduce_dtype.to_complex() if dtype.is_complex else reduce_dtype
 
 
 def is_widened(op: Any) -> bool:
-    """Whether a line of this op may run on wider operands: others know what kernels they have."""
+    """Whether a line of this op may run on wider operands: not ops of other libraries."""
     return op.namespace in ("aten", "fdtensor")
 
 
 def widened(op: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> tuple[Any, Any, Any, bool]:
-    """The op and arguments that give `dtype`, and whether operands are read as they are."""
+    """The op and arguments that give `dtype`, and whether operands stay halves."""
     if op in WIDE and dtype is torch.float32:
         return WIDE[op], (*args, dtype), kwargs, True
     takes = any(a.name == "dtype" and a.kwarg_only for a in op._schema.arguments)

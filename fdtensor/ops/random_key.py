@@ -1,4 +1,4 @@
-"""`keyed`: a function whose random ops draw from a key, as one that takes the key too."""
+"""`with_random_key`: a function that draws from a key, as one that takes the key as a tensor."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fdtensor.ops.random_bits import Key
 from fdtensor.ops.random_bits.keys import INTEGERS, words_of
 from fdtensor.ops.recorder import draw_from
 
-__all__ = ["is_key", "key_type", "keyed"]
+__all__ = ["is_key", "key_type", "with_random_key"]
 
 
-def keyed(f: Callable[..., Any]) -> Callable[..., Any]:
+def with_random_key(f: Callable[..., Any]) -> Callable[..., Any]:
     """`f` with one more argument: a key as a tensor, from which torch's random ops draw in it.
 
     A function that has an argument `key` of its own is given the tensor too.
@@ -38,20 +38,20 @@ _KEYED = "_draws_from_key"
 
 
 def is_key(f: Callable[..., Any], key: Any) -> bool:
-    """Whether what `f` is given as `key` is to draw from, rather than just an argument of `f`.
+    """Whether the argument `key` of a call is for random ops to draw from, not for `f` alone.
 
-    Not where `f` was made by `keyed`. Raises `FdtensorError` where it is neither.
+    Not where `f` comes from `with_random_key`. Raises `FdtensorError` where it is neither.
     """
     if getattr(f, _KEYED, False):
         return False
     kind = key if isinstance(key, torch.Tensor) else getattr(key, "type", key)
     if isinstance(kind, (torch.Tensor, TensorType)):
-        found = tuple(kind.shape) == (2,) and kind.dtype in INTEGERS
+        fits = tuple(kind.shape) == (2,) and kind.dtype in INTEGERS
     else:
-        found = isinstance(key, Key)
-    if not found and _takes_key(f) is False:
-        words_of(key)  # says what is wrong
-    return found
+        fits = isinstance(key, Key)
+    if not fits and _takes_key(f) is False:
+        words_of(key)  # raises, and says why it is no key
+    return fits
 
 
 def key_type(mesh: Mesh) -> TensorType:
@@ -60,7 +60,7 @@ def key_type(mesh: Mesh) -> TensorType:
 
 
 def _takes_key(f: Callable[..., Any]) -> bool | None:
-    """Whether a function has an argument `key`; None where nobody says."""
+    """Whether a function has an argument `key`; None where it has no signature."""
     try:
         return "key" in inspect.signature(f).parameters
     except (ValueError, TypeError):

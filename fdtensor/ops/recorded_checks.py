@@ -1,4 +1,4 @@
-"""`Checks`: what must hold of the operands of a recorded function, as one call at its end."""
+"""`Checks`: all that must hold of the operands of a recorded function, as one call at its end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REQUIREMENTS = {
     aten._assert_async.default: lambda holds: (holds == 0, "assertion"),
     aten._assert_async.msg: lambda holds, text: (holds == 0, f"assertion: {text}"),
 }
-"""Ops that only raise: what must be false of their operands, and what is said where it is not."""
+"""Ops that only raise: where their operands are at fault, and the text of the fault."""
 
 
 class Checks:
@@ -39,42 +39,42 @@ class Checks:
     def __init__(self, recorder: Any) -> None:
         self.recorder = recorder
         self.counts: dict[bool, list[tuple[torch.Tensor, str]]] = {False: [], True: []}
-        """Those of a backward apart, which may run later."""
+        """The counts of a forward, and of a backward, which may run later: by whether it is one."""
         self.bounded: dict[Any, torch.Tensor] = {}
-        """Operands in their range, by value and range: the backward reads those of the forward."""
+        """Operands with entries in range, by value and range: a backward reads the forward's."""
 
     def within(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """The arguments of a call with its operand, or each of a list, in its range."""
+        """The arguments of a call, its checked operand or operands with entries in range."""
         bounds = CHECKED[op]
         names = [a.name for a in op._schema.arguments]
-        given = {a.name: a.default_value for a in op._schema.arguments}
-        given |= {**dict(zip(names, args)), **kwargs}
-        self._counted(op, given)
+        named = {a.name: a.default_value for a in op._schema.arguments}
+        named |= {**dict(zip(names[: len(args)], args, strict=True)), **kwargs}
+        self._count_masked(op, named)
         if not bounds.operand:
             return args, kwargs
         place = names.index(bounds.operand)
         operand = args[place]
         if isinstance(operand, (list, tuple)):
             safe: Any = [
-                t if t is None else self._safe(op, given, t, k) for k, t in enumerate(operand)
+                t if t is None else self._safe(op, named, t, k) for k, t in enumerate(operand)
             ]
         else:
-            safe = self._safe(op, given, operand, 0)
+            safe = self._safe(op, named, operand, 0)
         return (*args[:place], safe, *args[place + 1 :]), kwargs
 
-    def _safe(self, op: Any, given: dict[str, Any], t: torch.Tensor, k: int) -> torch.Tensor:
+    def _safe(self, op: Any, named: dict[str, Any], t: torch.Tensor, k: int) -> torch.Tensor:
         bounds = CHECKED[op]
         whole = t.dtype in _INTEGERS
         if not t.numel() or whole != (bounds.kind == "index"):  # a mask is no index
             return t
-        low, high = bounds.range(given, k)
+        low, high = bounds.range(named, k)
         if high <= low:
             raise IndexRangeError(
                 f"an index of {op._opname} is in a dim without elements.",
                 line=user_place() or "not known",
                 hint="Leave such calls out where the dim is empty.",
             )
-        ignored = bounds.ignored(given)
+        ignored = bounds.ignored(named)
         key = (self.recorder.known(t), low, high, ignored)
         if key not in self.bounded:
             text = fault_text(range_text(op, bounds, low, high), user_place())
@@ -86,20 +86,20 @@ class Checks:
     def _add(self, count: torch.Tensor, text: str) -> None:
         self.counts[phase() >= 0].append((count, text))
 
-    def _counted(self, op: Any, given: dict[str, Any]) -> None:
-        """Compares how many elements a mask takes with how many there are for them."""
+    def _count_masked(self, op: Any, named: dict[str, Any]) -> None:
+        """Compares how many elements a mask selects with the number of values for them."""
         if op is aten.masked_scatter.default:
-            x = given["self"]
-            mask, count = given["mask"], given["source"].numel()
+            x = named["self"]
+            mask, count = named["mask"], named["source"].numel()
             text = f"values of masked_scatter, no fewer than the mask takes: {count}"
             self._fails(lambda: mask.expand(x.shape).sum() > count, text)
         if op is aten.index_put.default:
-            x = given["self"]
-            masks = [(k, t) for k, t in enumerate(given["indices"]) if t is not None]
+            x = named["self"]
+            masks = [(k, t) for k, t in enumerate(named["indices"]) if t is not None]
             if len(masks) != 1 or masks[0][1].dtype not in (torch.bool, torch.uint8):
                 return
             ((k, mask),) = masks
-            values, ndim = given["values"], x.ndim - mask.ndim + 1
+            values, ndim = named["values"], x.ndim - mask.ndim + 1
             at = k - (ndim - values.ndim)
             if at >= 0 and values.shape[at] != 1:
                 count = values.shape[at]
@@ -107,19 +107,19 @@ class Checks:
                 self._fails(lambda: (mask != 0).sum() != count, text)
 
     def required(self, op: Any, args: Sequence[Any]) -> None:
-        """Counts where an op that only raises would."""
+        """Counts the faults for which an op that only raises would raise."""
         with self.recorder:
-            faults, what = REQUIREMENTS[op](*args)
-        self._fails(lambda: faults, what)
+            faults, text = REQUIREMENTS[op](*args)
+        self._fails(lambda: faults, text)
 
-    def _fails(self, faults: Any, what: str) -> None:
-        text = fault_text(what, user_place())
+    def _fails(self, faults: Any, text: str) -> None:
+        text = fault_text(text, user_place())
         with self.recorder:
             count = faults().sum(dtype=torch.float32)
         self._add(count, text)
 
     def finish(self, outs: Sequence[Var]) -> None:
-        """Records the calls that raise, if there is anything to check: forward, and backward."""
+        """Records the calls that raise, one for the forward and one for backwards."""
         recorder = self.recorder
         floats = (recorder.types[v.index].dtype for v in outs)
         dtype = next((d for d in floats if d in _FLOATS), torch.float32)  # that of other sums
@@ -133,13 +133,13 @@ class Checks:
             recorder.phases.append(-1)
 
     def _move_up(self, start: int, counts: set[Var]) -> None:
-        """Puts the calls from `start` on after the last count: a later sum takes theirs along."""
+        """Moves the calls from `start` to after the last count: later reductions take it along."""
         calls, phases = self.recorder.calls, self.recorder.phases
         last = max(i for i, call in enumerate(calls[:start]) if counts.intersection(call.outs))
-        for some in (calls, phases):
-            moved = some[start:]
-            del some[start:]
-            some[last + 1 : last + 1] = moved
+        for sequence in (calls, phases):
+            moved = sequence[start:]
+            del sequence[start:]
+            sequence[last + 1 : last + 1] = moved
 
 
 _INTEGERS = {torch.int64, torch.int32, torch.int16, torch.int8}

@@ -1,8 +1,8 @@
-"""`OTHERWISE`: ops that are written down as other ops, or on other operands, for some arguments.
+"""`OTHERWISE`: ops that are recorded as other ops, or on other operands, for some arguments.
 
 Torch's fakes, functionalization and derivatives each know more of a tensor than its shape: whether
-it is a number, how it lies in memory, what it is a view of. A program knows shapes alone, and so
-these ops are recorded as what they do to tensors of which only the shape is known.
+it is a number, its strides, its base if it is a view. A program has shapes alone, and so these ops
+are recorded as ops that need no more.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _C: Any = torch  # what torch does not declare
 
 
 class Recorder(Protocol):
-    """What writes calls down; used as a context, it writes down what torch functions call."""
+    """A recorder of calls; used as a context, it records the ops that torch functions call."""
 
     types: list[Full]
     calls: list[Call]
@@ -32,11 +32,11 @@ class Recorder(Protocol):
     alive: list[torch.Tensor]
 
     def recorded(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What a call gives, written down."""
+        """The result of a call, which is recorded."""
         ...
 
     def known(self, tensor: torch.Tensor) -> Var:
-        """The value that a tensor is."""
+        """The value that stands for a tensor."""
         ...
 
     def __enter__(self) -> Any: ...
@@ -45,7 +45,7 @@ class Recorder(Protocol):
 
 
 OTHERWISE: dict[Any, Callable[[Recorder, Any, Any, Any], Any]] = {}
-"""By op, a function of a recorder and a call; NotImplemented where the call is as any other."""
+"""By op, a function of a recorder and a call; NotImplemented where nothing special is needed."""
 
 
 def _of(*ops: Any) -> Callable[[Callable], Callable]:
@@ -57,7 +57,7 @@ def _of(*ops: Any) -> Callable[[Callable], Callable]:
 
 
 @_of(aten._to_copy.default)
-def _number(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _number(recorder: Recorder, _func: Any, args: Any, kwargs: Any) -> Any:
     """A number that becomes a tensor."""
     if isinstance(args[0], torch.Tensor):
         return NotImplemented
@@ -65,7 +65,7 @@ def _number(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 @_of(aten.copy.default)
-def _filled(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _filled(recorder: Recorder, _func: Any, args: Any, kwargs: Any) -> Any:
     """A copy of a number."""
     if isinstance(args[1], torch.Tensor):
         return NotImplemented
@@ -85,7 +85,7 @@ def _over_all_dims(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any
     aten.smooth_l1_loss_backward.default,
     aten.huber_loss_backward.default,
 )
-def _of_nothing(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+def _of_nothing(recorder: Recorder, _func: Any, args: Any, _kwargs: Any) -> Any:
     """The gradient of a mean of no elements, by whose number the fakes divide."""
     if 0 not in args[1].shape:
         return NotImplemented
@@ -96,8 +96,8 @@ def _of_nothing(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 def _of_transposed(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """A determinant of a matrix that is not contiguous, as that of its transpose.
 
-    Kernels factorize the transpose of a real matrix that is contiguous, and others as they are;
-    derivatives, which solve by the factors, go by the strides that a matrix has while it is
+    Kernels factorize the transpose of a real matrix that is contiguous, and other matrices as they
+    are; derivatives, which solve by the factors, read the strides of the matrix while they are
     recorded. `local_program.CONTIGUOUS` gives these ops contiguous blocks.
     """
     if not _is_factorized_as_it_is(args[0]):
@@ -113,7 +113,7 @@ def _solved(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     if not complex_right and not _is_factorized_as_it_is(args[0]):
         return NotImplemented
     solved, lu, pivots, info = recorder.recorded(func, args, kwargs)
-    if complex_right:  # the kernel conjugates it as a view, of which no part is real
+    if complex_right:  # the kernel conjugates it by a view, whose bit no program has
         turned = recorder.recorded(aten.conj_physical.default, (solved,), {})
         solved = recorder.recorded(aten.conj_physical.default, (turned,), {})
     else:
@@ -127,7 +127,7 @@ def _is_factorized_as_it_is(matrix: torch.Tensor) -> bool:
 
 @_of(aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default)
 def _of_memory(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    """An op that counts places in memory, of a tensor with its dims in the order of memory."""
+    """An op that counts elements in memory, on the tensor with its dims in the order of memory."""
     tensor, *rest = args
     order = sorted(range(tensor.ndim), key=lambda d: -tensor.stride(d))
     if tensor.is_contiguous() or order == list(range(tensor.ndim)):
@@ -143,7 +143,7 @@ def _of_memory(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _whole_memory(tensor: torch.Tensor) -> None:
-    """Refuses strides over a part of a memory: blocks of a rank lie in another one."""
+    """Refuses strides over a part of a storage: a rank's block has a storage of its own."""
     nbytes = tensor.untyped_storage().nbytes()
     if not tensor.is_contiguous() or nbytes != tensor.numel() * tensor.itemsize:
         raise TraceError(
@@ -153,44 +153,44 @@ def _whole_memory(tensor: torch.Tensor) -> None:
 
 
 @_of(aten.unfold_backward.default)
-def _with_windows(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    """A tensor after a write to its `unfold`, where functionalization would leave 0 between."""
+def _with_windows(recorder: Recorder, func: Any, args: Any, _kwargs: Any) -> Any:
+    """A tensor after a write to its `unfold`, where functionalization would leave zeros between."""
     if _is_derivative("UnfoldBackward"):
         return NotImplemented
-    windows, sizes, *how = args
+    windows, sizes, *window = args
     spread = functools.partial(recorder.recorded, func, kwargs={})
     written = spread(args)
-    base = _unfolded(recorder, windows, sizes, tuple(how))
+    base = _unfolded(recorder, windows, sizes, tuple(window))
     if base is None:
         return written
     with recorder:
         ones = torch.ones_like(windows, dtype=torch.float32)
-    covered = spread((ones, sizes, *how))
+    covered = spread((ones, sizes, *window))
     with recorder:
         out = torch.where(covered > 0, written, base)
     if out.stride() == base.stride():
         return out
-    return recorder.recorded(aten.copy.default, (base, out), {})  # it lies as the tensor did
+    return recorder.recorded(aten.copy.default, (base, out), {})  # with the strides of the tensor
 
 
 def _unfolded(
-    recorder: Recorder, windows: torch.Tensor, sizes: Any, how: Any
+    recorder: Recorder, windows: torch.Tensor, sizes: Any, window: Any
 ) -> torch.Tensor | None:
-    """The tensor whose `unfold` these windows are, as far as they came of it or it is alone."""
+    """The tensor whose `unfold` these windows are: one they are computed from, or the only one."""
     views = [
         call
         for call in recorder.calls
         if call.op is aten.unfold.default
-        and call.args[1:] == how
+        and call.args[1:] == window
         and recorder.types[call.ins[0].index].shape == tuple(sizes)
     ]
     makers = {v: call for call in recorder.calls for v in call.outs}
-    above, waiting = set(), [recorder.known(windows)]
-    while waiting:
-        v = waiting.pop()
+    above, to_visit = set(), [recorder.known(windows)]
+    while to_visit:
+        v = to_visit.pop()
         if v is not None and v not in above:
             above.add(v)
-            waiting += makers[v].ins if v in makers else ()
+            to_visit += makers[v].ins if v in makers else ()
     views = [call for call in views if call.outs[0] in above] or views
     bases = dict.fromkeys(call.ins[0] for call in views)
     if len(bases) > 1 and not any(call.outs[0] in above for call in views):
@@ -206,6 +206,6 @@ def _unfolded(
 
 
 def _is_derivative(name: str) -> bool:
-    """Whether a node of autograd of this name is being run, and its op is no write of its own."""
+    """Whether autograd is running a node of this name: the op is a derivative, and no write."""
     node = _C._C._current_autograd_node()
     return node is not None and node.name().startswith(name)

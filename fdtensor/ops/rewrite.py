@@ -1,7 +1,7 @@
-"""`rewritten`: a graph with runs of calls that one op says better in place of them.
+"""`rewritten`: a graph with some runs of calls replaced by one op that is cheaper when it is cut.
 
-Derivatives of scans turn a tensor around, scan it and turn it back: as one op, a scan from the end,
-it needs no elements of other ranks but what their blocks come to.
+Derivatives of scans flip a tensor, scan it and flip it back: as one op, a scan from the end, a rank
+needs no elements of other ranks but the totals of their blocks.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ for _name, _op in _FORWARD.items():
 BACKWARD_SCANS: dict[Any, Any] = {
     op: getattr(torch.ops.fdtensor, f"{name}_from_end").default for name, op in _FORWARD.items()
 }
-"""By the scan, its like that goes from the end: `out[i, j] = sum_(k >= j) x[i, k]`."""
+"""By the scan, the scan from the end of the dim: `out[i, j] = sum_(k >= j) x[i, k]`."""
 
 
 def rewritten(graph: Graph) -> Graph:
-    """The graph with `flip(scan(flip(x)))` as a scan from the end, and counts made as floats."""
+    """The graph with `flip(scan(flip(x)))` as a scan from the end, cast counts as float sums."""
     makers = {v: call for call in graph.calls for v in call.outs if v is not None}
     calls = [
         _from_end(call, makers) or _count(call, makers, graph.types) or call for call in graph.calls
     ]
-    if all(a is b for a, b in zip(calls, graph.calls)):
+    if all(a is b for a, b in zip(calls, graph.calls, strict=True)):
         return graph
     return pruned(Graph(graph.inputs, graph.constants, tuple(calls), graph.outs, graph.types))
 
@@ -60,29 +60,29 @@ def _from_end(call: Call, makers: dict[Var, Call]) -> Call | None:
 
 
 def _count(call: Call, makers: dict[Var, Call], types: Sequence[Full]) -> Call | None:
-    """A sum of bools as floats, where a call casts it and it is exact, or None.
+    """The sum of bools as floats, in place of its cast, where floats count exactly; else None.
 
     The terms of an integer that may wrap around have to be reduced before the cast.
     """
-    made = makers.get(call.args[0]) if call.op is aten._to_copy.default else None
-    if made is None or made.op not in _SUMS or made.kwargs or len(call.kwargs) != 1:
+    count = makers.get(call.args[0]) if call.op is aten._to_copy.default else None
+    if count is None or count.op not in _SUMS or count.kwargs or len(call.kwargs) != 1:
         return None
-    x, out = (types[v.index] for v in (made.ins[0], call.ins[0]))
+    x, out = (types[v.index] for v in (count.ins[0], call.ins[0]))
     name, dtype = call.kwargs[0]
     exact = dtype is torch.float64 or (dtype is torch.float32 and x.numel <= EXACT * out.numel)
     if name != "dtype" or x.dtype is not torch.bool or not exact:
         return None
-    return Call(made.op, made.args, (("dtype", dtype),), call.outs, call.mark)
+    return Call(count.op, count.args, (("dtype", dtype),), call.outs, call.mark)
 
 
 _SUMS = {aten.sum.default, aten.sum.dim_IntList}
 
 EXACT = 1 << 24
-"""How many ones float32 adds up without rounding."""
+"""The number of ones that float32 adds up without rounding."""
 
 
 def _scan_of(call: Call, makers: dict[Var, Call]) -> Call | None:
-    """The scan whose result a call turns around along its dim."""
+    """The scan whose result a call flips along its dim."""
     if call.op is not aten.flip.default:
         return None
     scan = makers.get(call.args[0])

@@ -1,4 +1,4 @@
-"""`rows_of`: the rows of one call, as its rule gives them for its arguments and an axis."""
+"""`rows_of`: the rows of one call, by its rule, for its arguments and an axis."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from fdtensor.layouts.placement import (
     StridedShard,
 )
 from fdtensor.ops.graph import Call, Full, Var, substituted
-from fdtensor.ops.notation.core import Needs, P, R, Row, U, Window, rule_of
+from fdtensor.ops.notation.core import Halo, P, R, Row, Units, Window, rule_of
 from fdtensor.ops.notation.dtypes import keeps_sums
 from fdtensor.ops.precision import ROUNDED
 
-__all__ = ["Exact", "arguments", "rows_of", "variants"]
+__all__ = ["CallKey", "arguments", "rows_of", "variants"]
 
 
 def arguments(call: Call, of: Callable[[Var], Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -33,13 +33,13 @@ def arguments(call: Call, of: Callable[[Var], Any]) -> tuple[list[Any], dict[str
 
     Those that the schema takes by keyword only come by keyword.
     """
-    given = dict(call.kwargs)
+    named = dict(call.kwargs)
     args, kwargs = [], {}
     for i, argument in enumerate(call.op._schema.arguments):
         if i < len(call.args):
             value = substituted(call.args[i], of)
-        elif argument.name in given:
-            value = substituted(given[argument.name], of)
+        elif argument.name in named:
+            value = substituted(named[argument.name], of)
         else:
             value = argument.default_value
         if argument.kwarg_only:
@@ -53,26 +53,26 @@ def rows_of(call: Call, types: Sequence[Full], count: int) -> tuple[Row, ...]:
     """The rows of a call over an axis of `count` ranks, that of all `R` first."""
     ins = tuple(types[v.index] for v in call.ins)
     outs = tuple(None if v is None else types[v.index] for v in call.outs)
-    return _rows(Exact.of(call), ins, outs, count)
+    return _rows(CallKey.of(call), ins, outs, count)
 
 
-class Exact:
+class CallKey:
     """A call as a key: 1, 1.0 and True differ, as do 0.0 and -0.0; nan equals itself."""
 
     __slots__ = ("args", "hash", "kwargs", "op", "rule", "text", "width")
 
     @staticmethod
     @functools.lru_cache(maxsize=65536)
-    def of(call: Call) -> Exact:
-        """What a call is, but for the names of its values: they are numbered in order."""
+    def of(call: Call) -> CallKey:
+        """The key of a call, in which its values are numbered in order."""
         numbers = iter(range(len(call.ins)))
-        args, kwargs = substituted((call.args, call.kwargs), lambda v: Var(next(numbers)))
-        return Exact(call.op, args, kwargs, len(call.outs))
+        args, kwargs = substituted((call.args, call.kwargs), lambda _: Var(next(numbers)))
+        return CallKey(call.op, args, kwargs, len(call.outs))
 
     def __init__(self, op: Any, args: Any, kwargs: Any, width: int) -> None:
         self.op, self.args, self.kwargs, self.width = op, args, kwargs, width
         self.text = repr((args, kwargs))
-        self.rule = rule_of(op)  # a rule that is given later makes another key
+        self.rule = rule_of(op)  # a rule registered later makes another key
         self.hash = hash((op, self.text, width))
 
     def __hash__(self) -> int:
@@ -80,7 +80,7 @@ class Exact:
 
     def __eq__(self, other: object) -> bool:
         return (
-            isinstance(other, Exact)
+            isinstance(other, CallKey)
             and self.rule is other.rule
             and (self.op, self.text, self.width) == (other.op, other.text, other.width)
         )
@@ -88,20 +88,20 @@ class Exact:
 
 @functools.lru_cache(maxsize=65536)
 def _rows(
-    key: Exact, ins: tuple[Full, ...], outs: tuple[Full | None, ...], count: int
+    key: CallKey, ins: tuple[Full, ...], outs: tuple[Full | None, ...], count: int
 ) -> tuple[Row, ...]:
     replicated = Row((R,) * len(ins), (R,) * len(outs))
-    found = rule_of(key.op)
-    if found is None:
+    rule = rule_of(key.op)
+    if rule is None:
         return (replicated,)
     call = Call(key.op, key.args, key.kwargs, (None,) * key.width)
     args, kwargs = arguments(call, lambda v: ins[v.index])
     rows = [replicated]
-    for given in found.rows(*args, **kwargs):
-        row = _row(key.op, given, ins, outs, count, found.contiguous)
+    for pattern in rule.rows(*args, **kwargs):
+        row = _row(key.op, pattern, ins, outs, count, rule.contiguous)
         if row is None:
             continue
-        pairs = zip((*row.ins, *row.outs), (*ins, *outs))
+        pairs = zip((*row.ins, *row.outs), (*ins, *outs), strict=True)
         if all(
             f is None or not isinstance(p, Partial) or reducible(f.dtype, p.reduce_op)
             for p, f in pairs
@@ -111,10 +111,12 @@ def _rows(
 
 
 def _linear(row: Row, ins: Sequence[Full], outs: Sequence[Full | None]) -> bool:
-    """Whether terms that wait stay of a dtype in which they add up to the same."""
-    taken = {f.dtype for p, f in zip(row.ins, ins) if p == P and not f.dtype.is_complex}
-    given = {f.dtype for p, f in zip(row.outs, outs) if p == P and f is not None}
-    return all(keeps_sums(a, b) for a in taken for b in given)
+    """Whether pending sums pass into dtypes in which their terms add up to the same."""
+    before = {
+        f.dtype for p, f in zip(row.ins, ins, strict=True) if p == P and not f.dtype.is_complex
+    }
+    after = {f.dtype for p, f in zip(row.outs, outs, strict=True) if p == P and f is not None}
+    return all(keeps_sums(a, b) for a in before for b in after)
 
 
 def _row(
@@ -125,7 +127,7 @@ def _row(
     count: int,
     contiguous: bool,
 ) -> Row | None:
-    """A row as a rule wrote it, with its units resolved and its dims checked."""
+    """The row that a rule yielded, with its units resolved and its dims checked."""
     before, after = row
     after = after if isinstance(after, tuple) else (after,) * 1
     if len(before) != len(ins) or len(after) != len(outs):
@@ -135,14 +137,14 @@ def _row(
             row=row,
             hint="Yield one placement for each tensor, those in lists too.",
         )
-    special = (U, Window, Needs, Ragged, StridedShard, Spans)
+    special = (Units, Window, Halo, Ragged, StridedShard, Spans)
     exact = any(isinstance(p, special) for p in (*before, *after))
 
     def resolved(pattern: Any, full: Full | None) -> Any:
-        if full is None:  # an output that nobody reads has no type
+        if full is None:  # an output that no call reads has no type
             return pattern if isinstance(pattern, Partial) else R
         placed = pattern
-        if isinstance(pattern, (U, Window, Needs)):
+        if isinstance(pattern, (Units, Window, Halo)):
             placed = pattern.of(full.shape[pattern.dim], count)
             if placed is None:
                 return None
@@ -162,10 +164,10 @@ def _row(
 
 
 def variants(row: Row, kinds: Iterable[Placement], shapes: Sequence[Full | None]) -> Iterator[Row]:
-    """The row with other kinds of cuts in place of its S, or other reductions in place of its P."""
+    """The row with cuts of other kinds in place of its S, or averages in place of its P."""
     sizes = [
         full.shape[p.dim]
-        for p, full in zip((*row.ins, *row.outs), shapes)
+        for p, full in zip((*row.ins, *row.outs), shapes, strict=True)
         if isinstance(p, Shard) and full is not None
     ]
     for kind in kinds:

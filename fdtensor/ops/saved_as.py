@@ -1,4 +1,4 @@
-"""`saved_as`: how a value of a traced function waits for the backward."""
+"""`saved_as`: the layout in which a value of a traced function is saved for the backward."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ class _SavedAs(torch.autograd.Function):
 
 
 def saved_as(x: Any, layout: Layout) -> Any:
-    """`x`, which waits for the backward in this layout where a function is traced.
+    """`x`, which is saved for the backward in this layout where a function is traced.
 
-    Nothing else changes: what runs forward reads `x` as it is, in any layout, while a backward
-    moves what was kept to where it needs it. Views of the result count as it, what is computed of
-    it does not: mark what ops read, such as the result of `constrain`. Outside of a traced function
-    this is just `x`; `input_reshard` is for modules there.
+    Nothing else changes: the forward reads `x` in any layout, while a backward moves the saved
+    value to where it needs it. Views of the result count as the result, values computed from it do
+    not: mark the values that ops read, such as the result of `constrain`. Outside of a traced
+    function this is `x` itself; `input_reshard` is for modules there.
     """
     if not isinstance(layout, Layout):
         raise LayoutError(f"{layout!r} is not a Layout.", hint="Write Layout(mesh, placements).")
     if not recording():
         return x
-    TensorType(tuple(x.shape), x.dtype, layout)  # raises where it cannot be
+    TensorType(tuple(x.shape), x.dtype, layout)  # raises where the layout does not fit
     return _SavedAs.apply(x, layout)

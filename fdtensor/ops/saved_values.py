@@ -1,7 +1,7 @@
-"""`apart`: a recorded function in which what waits for a backward is another value.
+"""`with_saved_values`: a recorded function in which backwards read saved versions of marked values.
 
-Where a value was marked, all that runs later than the marking, in a backward, reads a version of it
-that is kept in the layout of the mark; what runs with it reads the value itself.
+A backward that runs later than the marking of a value reads a version of it that is saved in the
+layout of the mark; calls of the same phase read the value itself.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import torch
 
 from fdtensor.ops.graph import Call, Full, Var, is_view, substituted
 
-__all__ = ["ALIAS", "CONSTRAIN", "KEPT", "SAVED_AS", "apart", "phase"]
+__all__ = ["ALIAS", "CONSTRAIN", "SAVED", "SAVED_AS", "phase", "with_saved_values"]
 
 for _name in ("constrain", "saved_as", "kept"):
     torch.library.define(f"fdtensor::{_name}", "(Tensor x, str layout) -> Tensor")
     torch.library.impl(
-        f"fdtensor::{_name}", "CompositeExplicitAutograd", lambda x, layout: x.clone()
+        f"fdtensor::{_name}", "CompositeExplicitAutograd", lambda x, _layout: x.clone()
     )
 
 CONSTRAIN = torch.ops.fdtensor.constrain.default
@@ -27,100 +27,102 @@ CONSTRAIN = torch.ops.fdtensor.constrain.default
 SAVED_AS = torch.ops.fdtensor.saved_as.default
 """The identity, which marks its operand; recorded functions do not have it."""
 
-KEPT = torch.ops.fdtensor.kept.default
-"""The identity of a value in a layout, of which backwards make whatever else they need."""
-
+SAVED = torch.ops.fdtensor.kept.default
+"""The identity of a value in a layout: backwards compute all other layouts from it."""
 
 ALIAS = torch.ops.aten.alias.default
-"""What KEPT is in a program: the recorder has no other use of it."""
+"""The op of a program in place of SAVED: recorded functions do not have it otherwise."""
 
 
 def phase() -> int:
-    """The backward that runs now, -1 for none."""
+    """The number of the backward that is running, -1 for none."""
     return torch._C._current_graph_task_id()
 
 
 @attrs.define(eq=False)
 class _Mark:
-    """A marked value in its layout, and the values that later phases read."""
+    """A marked value in its layout, and the saved values that later phases read."""
 
     phase: int
-    here: Var
+    value: Var
     layout: str
-    later: dict[int, Var] = attrs.field(factory=dict)
+    saved: dict[int, Var] = attrs.field(factory=dict)
+    """By the phase that reads it."""
 
 
-def apart(
+def with_saved_values(
     calls: Sequence[Call], phases: Sequence[int], outs: Sequence[Var], types: list[Full]
 ) -> tuple[tuple[Call, ...], tuple[Var, ...]]:
-    """The calls and results without marks; `phases` says when each call was made.
+    """The calls and results without marks; `phases` has the phase of each call.
 
-    Views that were taken with the value are taken again of what is kept. New values are added to
-    `types`.
+    Views of the value from its own phase are taken again of the saved value. New values are added
+    to `types`.
     """
     if all(call.op is not SAVED_AS for call in calls):
         return tuple(calls), tuple(outs)
-    made = _Apart(types)
-    for call, now in zip(calls, phases, strict=True):
-        made.add(call, now)
-    return tuple(made.calls), tuple(made.names.get(v, v) for v in outs)
+    rewriter = _Rewriter(types)
+    for call, phase in zip(calls, phases, strict=True):
+        rewriter.add(call, phase)
+    return tuple(rewriter.calls), tuple(rewriter.names.get(v, v) for v in outs)
 
 
-class _Apart:
-    """The calls so far."""
+class _Rewriter:
+    """Replaces marks, call by call."""
 
     def __init__(self, types: list[Full]) -> None:
         self.types = types
         self.calls: list[Call] = []
         self.names: dict[Var, Var] = {}
-        """What marked values were called before."""
+        """The value that the result of a mark stands for."""
         self.marks: dict[Var, _Mark] = {}
         self.views: dict[Var, tuple[Call, int]] = {}
-        self.again: dict[tuple[Var, int], Var] = {}
-        """Views, as views of what is kept."""
+        self.views_of_saved: dict[tuple[Var, int], Var] = {}
+        """By a view and the phase that reads it."""
 
-    def add(self, call: Call, now: int) -> None:
-        args, kwargs = substituted((call.args, call.kwargs), lambda v: self.read(v, now))
+    def add(self, call: Call, phase: int) -> None:
+        """Adds a call of a phase, with the values that it reads then."""
+        args, kwargs = substituted((call.args, call.kwargs), lambda v: self.read(v, phase))
         if call.op is SAVED_AS:
-            (marked,), (made,) = call.ins, call.outs
-            assert made is not None
-            here = self.new(made)
-            self.calls.append(Call(CONSTRAIN, args, (), (here,), call.mark))
-            self.names[made] = args[0]
-            self.marks[made] = self.marks[marked] = _Mark(now, here, args[1])
+            (marked,), (out,) = call.ins, call.outs
+            assert out is not None
+            value = self.new(out)
+            self.calls.append(Call(CONSTRAIN, args, (), (value,), call.mark))
+            self.names[out] = args[0]
+            self.marks[out] = self.marks[marked] = _Mark(phase, value, args[1])
             return
         if is_view(call):
-            self.views.update((v, (call, now)) for v in call.outs if v is not None)
+            self.views.update((v, (call, phase)) for v in call.outs if v is not None)
         self.calls.append(attrs.evolve(call, args=args, kwargs=kwargs))
 
     def new(self, like: Var) -> Var:
+        """A new value of the type of another."""
         self.types.append(self.types[like.index])
         return Var(len(self.types) - 1)
 
-    def read(self, v: Var, now: int) -> Var:
-        """What a call of phase `now` reads for `v`."""
+    def read(self, v: Var, phase: int) -> Var:
+        """The value that a call of this phase reads for `v`."""
         mark = self.marks.get(v)
-        if mark is not None and mark.phase != now:
-            if now not in mark.later:
-                mark.later[now] = self.new(v)
-                self.calls.append(Call(KEPT, (mark.here, mark.layout), (), (mark.later[now],)))
-            return mark.later[now]
-        if mark is None and self.is_view_of_kept(v, now):
-            if (v, now) not in self.again:
+        if mark is not None and mark.phase != phase:
+            if phase not in mark.saved:
+                saved = mark.saved[phase] = self.new(v)
+                self.calls.append(Call(SAVED, (mark.value, mark.layout), (), (saved,)))
+            return mark.saved[phase]
+        if mark is None and self.is_view_of_saved(v, phase):
+            if (v, phase) not in self.views_of_saved:
                 call, _ = self.views[v]
-                args, kwargs = substituted((call.args, call.kwargs), lambda u: self.read(u, now))
-                made = self.again[v, now] = self.new(v)
-                outs = tuple(made if u is v else None for u in call.outs)
+                args, kwargs = substituted((call.args, call.kwargs), lambda u: self.read(u, phase))
+                view = self.views_of_saved[v, phase] = self.new(v)
+                outs = tuple(view if u is v else None for u in call.outs)
                 self.calls.append(Call(call.op, args, kwargs, outs, call.mark))
-            return self.again[v, now]
+            return self.views_of_saved[v, phase]
         return self.names.get(v, v)
 
-    def is_view_of_kept(self, v: Var, now: int) -> bool:
-        """Whether `v` is a view, taken with a marked value, that is read later."""
+    def is_view_of_saved(self, v: Var, phase: int) -> bool:
+        """Whether `v` is a view, from the phase of a marked value, that a later phase reads."""
         phases = set()
         while v in self.views and v not in self.marks:
-            call, then = self.views[v]
-            phases.add(then)
+            call, of_view = self.views[v]
+            phases.add(of_view)
             (v,) = call.ins
         mark = self.marks.get(v)
-        return mark is not None and now != mark.phase and phases == {mark.phase}
+        return mark is not None and phase != mark.phase and phases == {mark.phase}

@@ -1,4 +1,4 @@
-"""`transparent`: what a function runs in while it is recorded, so that all it does is seen."""
+"""`transparent`: the context in which a function is recorded, so that no op is hidden."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DEPTH = [0]
 
 
 def recording() -> bool:
-    """Whether a function is being recorded now."""
+    """Whether a function is being recorded."""
     return _DEPTH[0] > 0
 
 
@@ -54,16 +54,16 @@ _TENSOR = torch._C.TensorType.get()
 
 
 def _type_text(tensor: torch.Tensor) -> str:
-    """A tensor as types are written: `f32[8,16]`."""
+    """A tensor in the notation of types: `f32[8,16]`."""
     return f"{dtype_name(tensor.dtype)}[{','.join(map(str, tensor.shape))}]"
 
 
 @contextlib.contextmanager
 def transparent(of_caller: bool) -> Iterator[None]:
-    """Without fused ops that hide what they do, such as whole encoder layers and LSTMs.
+    """A context without fused ops that no rule describes, such as whole encoder layers and LSTMs.
 
-    A function `of_caller` is told that it is being compiled: libraries leave out warnings and
-    shortcuts then that look at values.
+    To a function `of_caller`, `torch.compiler.is_compiling()` is true: libraries then leave out
+    warnings and shortcuts that read values.
     """
     compiling = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = of_caller
@@ -93,15 +93,15 @@ def transparent(of_caller: bool) -> Iterator[None]:
 
 
 def _as_written() -> Any:
-    """What was given to `torch.compile` runs as it was written: it is recorded, op by op."""
-    if "torch._dynamo" not in sys.modules:  # nothing was, and its import takes seconds
+    """A context in which compiled functions run op by op, so that they are recorded."""
+    if "torch._dynamo" not in sys.modules:  # none was compiled, and the import takes seconds
         return contextlib.nullcontext()
     return torch.compiler.set_stance("force_eager")
 
 
 @contextlib.contextmanager
 def _without_masked() -> Iterator[None]:
-    """Refuses tensors with masks, which take the process down where they hold a recorded one."""
+    """A context that refuses MaskedTensors, which crash the process around a recorded tensor."""
 
     def refuse(*_: Any, **__: Any) -> None:
         raise TraceError(
@@ -123,9 +123,9 @@ _RECORDED_AS: dict[Any, Any] = {}
 
 
 def recorded_as(*functions: Any) -> Callable[[Callable], Callable]:
-    """Registers the decorated function as what is recorded in place of others.
+    """Registers the decorated function, which is recorded in place of these functions.
 
-    Ops of libraries that need not be there are given by name.
+    Ops of libraries that may not be installed are given by name.
     """
 
     def register(f: Callable) -> Callable:
@@ -137,7 +137,7 @@ def recorded_as(*functions: Any) -> Callable[[Callable], Callable]:
 
 @recorded_as(torch.Tensor.__deepcopy__)
 def _deep_copy(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
-    """A copy of a tensor, as `copy.deepcopy` makes it; raises what torch raises for a result."""
+    """A copy of a tensor, as by `copy.deepcopy`; raises as torch does for one that is no leaf."""
     if id(tensor) not in memo:
         if not tensor.is_leaf:
             raise RuntimeError("Only Tensors created explicitly by the user support deepcopy.")
@@ -148,8 +148,8 @@ def _deep_copy(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
 _READS = {torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__, torch.Tensor.data_ptr}
 
 
-def _real(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has values: it is no fake, nor wrapped around one."""
+def _has_values(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has values: it is neither a fake nor a wrapper of one."""
     wrapped = _C._is_functional_tensor(tensor) or _C._C._functorch.is_functorch_wrapped_tensor(
         tensor
     )
@@ -157,7 +157,7 @@ def _real(tensor: torch.Tensor) -> bool:
 
 
 def _refuse_fused(func: Any) -> None:
-    """Refuses the steps of fused optimizers, which functionalization takes in some cases only."""
+    """Refuses the steps of fused optimizers, which functionalization supports in some cases."""
     name = getattr(func, "__name__", "").partition(".")[0]
     if name.startswith("_fused_") and name.endswith("_"):
         raise TraceError(
@@ -168,14 +168,14 @@ def _refuse_fused(func: Any) -> None:
 
 
 class _Plain(TorchFunctionMode):
-    """Puts functions that look at no values in place of others; says where values are asked for."""
+    """Replaces functions that read values by others, and raises where values are asked for."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _READS and args and not _real(args[0]):
+        if func in _READS and args and not _has_values(args[0]):
             raise needs_values(func, args)
         name = getattr(func, "_qualified_op_name", func)
         _refuse_fused(func)
-        instead = _RECORDED_AS.get(func, _RECORDED_AS.get(name))
-        if instead is not None:
-            return instead(*args, **(kwargs or {}))
+        replacement = _RECORDED_AS.get(func, _RECORDED_AS.get(name))
+        if replacement is not None:
+            return replacement(*args, **(kwargs or {}))
         return checked_write(func, args, kwargs or {})

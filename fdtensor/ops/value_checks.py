@@ -1,10 +1,11 @@
 """Operands that an op refuses for their values: counted on each rank, refused on all of them.
 
-Torch's kernels look at indices, at matrices that have no inverse, at probabilities, and raise. Of a
-block a rank sees its part alone: others would wait for it, or a mask hide what is out of range. So
-a traced function has three ops of its own. `bounded` gives an operand with harmless values in place
-of what is out of range, and how many there were; `require` says what must hold; and at the end of
-the program `check` raises on every rank where a count, summed over the ranks, is not 0.
+Torch's kernels check indices, matrices that have no inverse and probabilities, and raise. A rank
+that raised for its own block would leave the others waiting, or a mask would hide an entry that is
+out of range. So a traced function has three ops of its own. `bounded` gives an operand with
+harmless values in place of entries out of range, and their number; `require` states a condition;
+and at the end of the program `check` raises on every rank if a count, summed over the ranks, is
+not 0.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Tensor = torch.Tensor
 
 
 def fault_text(what: str, place: str | None) -> str:
-    """What must hold, as programs print it: `index of gather, 0 to 3 at train.py:44`."""
+    """The text of a condition, as programs print it: `index of gather, 0 to 3 at train.py:44`."""
     return what if place is None else f"{what} at {place}"
 
 
@@ -47,7 +48,7 @@ def range_text(op: Any, bounds: Bounds, low: float, high: float) -> str:
 
 
 class _Seen(threading.local):
-    """A value that was out of range on this rank, by the text of the fault."""
+    """An entry that was out of range on this rank, by the text of the fault."""
 
     def __init__(self) -> None:
         self.values: dict[str, float | int] = {}
@@ -66,25 +67,25 @@ def _bounded(
 def bounded_shared(
     x: Tensor, low: float, high: float, ignored: int | None, fault: str
 ) -> tuple[Tensor, Tensor]:
-    """What `bounded` gives, where the operand itself if all of it is in range.
+    """The results of `bounded`, with the operand itself if all of it is in range.
 
     Integers from `low` to `high - 1` are in range, numbers from `low` to `high`, and `ignored`.
     """
     last = high if x.is_floating_point() else high - 1
     if not x.is_cuda and ignored is None and x.numel():
-        ends = x.aminmax()
-        if ends.min >= low and ends.max <= last:  # not so for nan
+        extremes = x.aminmax()
+        if extremes.min >= low and extremes.max <= last:  # never for nan
             return x, x.new_zeros((), dtype=torch.float32)
-    fine = (x >= low) & (x <= last)
+    inside = (x >= low) & (x <= last)
     if ignored is not None:
-        fine = fine | (x == ignored)
-    count = (~fine).sum(dtype=torch.float32)
-    if x.is_cuda:  # whether all is fine is not waited for
-        return torch.where(fine, x, low), count
+        inside = inside | (x == ignored)
+    count = (~inside).sum(dtype=torch.float32)
+    if x.is_cuda:  # the CPU does not wait for the count
+        return torch.where(inside, x, low), count
     if not count:
         return x, count
-    _SEEN.values[fault] = x[~fine][0].item()
-    return torch.where(fine, x, low), count
+    _SEEN.values[fault] = x[~inside][0].item()
+    return torch.where(inside, x, low), count
 
 
 _RANGE = "Scalar low, Scalar high, int? ignored"
@@ -117,7 +118,7 @@ def _required(holds: Tensor, fault: str) -> None:
 
 
 def _checked(counts: Tensor, faults: list[str]) -> None:
-    if counts.is_cuda:  # as kernels do there: nobody waits
+    if counts.is_cuda:  # asynchronous, as its kernels are
         aten._assert_async.msg((counts == 0).all(), f"needed: {'; '.join(faults)}")
     elif counts.any():
         n = int((counts != 0).nonzero()[0])
@@ -125,7 +126,7 @@ def _checked(counts: Tensor, faults: list[str]) -> None:
 
 
 def _error(fault: str, count: int) -> Exception:
-    """The error of the kind that torch raises, on this rank and on all others."""
+    """The error that all ranks raise, of the kind that torch raises."""
     kind = IndexRangeError if fault.startswith("index ") else OperandError
     value = _SEEN.values.pop(fault, None)
     what, _, place = fault.partition(" at ")
@@ -141,20 +142,20 @@ for _name, _run in (("bounded", _bounded), ("require", _required), ("check", _ch
     torch.library.impl(f"fdtensor::{_name}", "CompositeExplicitAutograd", _run)
 
 BOUNDED = torch.ops.fdtensor.bounded.default
-"""An operand with `low` in place of what is out of range, and how much that was: f32, 0-d."""
+"""An operand with `low` in place of entries out of range, and their number: f32, 0-d."""
 
 REQUIRE = torch.ops.fdtensor.require.default
-"""Says that all of a tensor of bools must be true."""
+"""States that all of a tensor of bools must be true."""
 
 CHECK = torch.ops.fdtensor.check.default
-"""Raises where one of these counts is not 0; it gives nothing."""
+"""Raises where one of these counts is not 0; it has no result."""
 
 
 SHARED: dict[Any, Callable[..., Any]] = {BOUNDED: bounded_shared, CHECK: _checked}
-"""What a rank runs for an op; the first may give the very tensor that it takes."""
+"""The function that a rank runs for an op; the first may return its operand itself."""
 
 
-def _required_of_each(info: Any, dims: Any, holds: Tensor, fault: str) -> Any:
+def _required_of_each(_info: Any, _dims: Any, holds: Tensor, fault: str) -> Any:
     REQUIRE(holds, fault)
     return None, None
 
@@ -163,13 +164,13 @@ torch.library.register_vmap("fdtensor::require", _required_of_each)
 
 
 def require(holds: Tensor, what: str) -> None:
-    """Lets all ranks raise where not all of `holds` is true. For functions that are recorded."""
+    """In a recorded function, makes all ranks raise where not all of `holds` is true."""
     REQUIRE(holds, what)
 
 
-# --- which operands are looked at --------------------------------------------------------------
+# --- the operands that are checked --------------------------------------------------------------
 
-Given = Mapping[str, Any]
+Arguments = Mapping[str, Any]
 """The arguments of a call by name."""
 
 
@@ -178,12 +179,12 @@ class Bounds:
     """The range of an operand of an op."""
 
     operand: str
-    """The name of the argument: a tensor, or a list of tensors of which each has a range; or none
-    where only the number of its elements matters."""
-    range: Callable[[Given, int], tuple[float, float]]
-    """From which value, and up to which one, the entries of tensor `k` may be."""
-    ignored: Callable[[Given], int | None] = lambda given: None
-    """A value that may stand for none."""
+    """The name of the argument: a tensor, or a list of tensors that each have a range; or empty
+    where the number of its elements alone matters."""
+    range: Callable[[Arguments, int], tuple[float, float]]
+    """The lowest and the highest value that the entries of tensor `k` may have."""
+    ignored: Callable[[Arguments], int | None] = lambda _named: None
+    """A value that stands for no index."""
     kind: str = "index"
 
 
@@ -191,50 +192,50 @@ def _size(t: Tensor, dim: int) -> int:
     return t.shape[dim] if t.ndim else 1
 
 
-def _along_dim(given: Given, _: int) -> tuple[float, float]:
-    return 0, _size(given["self"], given["dim"])
+def _along_dim(named: Arguments, _: int) -> tuple[float, float]:
+    return 0, _size(named["self"], named["dim"])
 
 
-def _wrapping(given: Given, _: int) -> tuple[float, float]:
-    size = _size(given["self"], given["dim"])
+def _wrapping(named: Arguments, _: int) -> tuple[float, float]:
+    size = _size(named["self"], named["dim"])
     return -size, size
 
 
-def _each_dim(given: Given, k: int) -> tuple[float, float]:
-    return -given["self"].shape[k], given["self"].shape[k]
+def _each_dim(named: Arguments, k: int) -> tuple[float, float]:
+    return -named["self"].shape[k], named["self"].shape[k]
 
 
-def _flat(given: Given, _: int) -> tuple[float, float]:
-    return -given["self"].numel(), given["self"].numel()
+def _flat(named: Arguments, _: int) -> tuple[float, float]:
+    return -named["self"].numel(), named["self"].numel()
 
 
-def _rows(name: str) -> Callable[[Given, int], tuple[float, float]]:
-    def rows(given: Given, _: int) -> tuple[float, float]:
-        of = given[name]
+def _rows(name: str) -> Callable[[Arguments, int], tuple[float, float]]:
+    def rows(named: Arguments, _: int) -> tuple[float, float]:
+        of = named[name]
         return 0, of if isinstance(of, int) else of.shape[0]
 
     return rows
 
 
-def _classes(given: Given, _: int) -> tuple[float, float]:
-    scores = given["self"]
+def _classes(named: Arguments, _: int) -> tuple[float, float]:
+    scores = named["self"]
     return 0, scores.shape[1 if scores.ndim > 1 else 0]
 
 
-def _places(given: Given, _: int) -> tuple[float, float]:
-    return 0, prod(given["output_size"])
+def _places(named: Arguments, _: int) -> tuple[float, float]:
+    return 0, prod(named["output_size"])
 
 
-def _ignored(given: Given) -> int | None:
-    return given["ignore_index"]
+def _ignored(named: Arguments) -> int | None:
+    return named["ignore_index"]
 
 
 def _overloads(names: str) -> list[Any]:
-    found = []
+    ops = []
     for name in names.split():
         packet, _, overload = name.partition(".")
-        found.append(getattr(getattr(aten, packet), overload or "default"))
-    return found
+        ops.append(getattr(getattr(aten, packet), overload or "default"))
+    return ops
 
 
 CHECKED: dict[Any, Bounds] = {
@@ -262,9 +263,9 @@ CHECKED: dict[Any, Bounds] = {
         ("masked_scatter", Bounds("", _flat)),
         (
             "binary_cross_entropy",
-            Bounds("self", lambda given, _: (0.0, 1.0), kind="value"),
+            Bounds("self", lambda _named, _k: (0.0, 1.0), kind="value"),
         ),
     )
     for op in _overloads(names)
 }
-"""Ops whose kernels look at the values of an operand."""
+"""Ops whose kernels check the values of an operand."""

@@ -28,9 +28,9 @@ from fdtensor.parallel.styles import Style, axes_of, identity, laid, matched, pi
 from fdtensor.parallel.writing import Made, written
 from fdtensor.plans.cost import NCCL, in_order
 from fdtensor.programs.assembly import assembled
-from fdtensor.programs.choice import Bounds
+from fdtensor.programs.out_layouts import asked_layouts
+from fdtensor.programs.problem import Constraints
 from fdtensor.programs.program import Program
-from fdtensor.programs.tracer import asked_layouts
 from fdtensor.runtime.local_program import Spelling, local_program
 from fdtensor.runtime.process_groups import groups, initialized, this_rank
 
@@ -213,7 +213,7 @@ def _made(
             _settled(f"node {str(call.mark)!r}", pinned(call), uncut.get(call.ins[0], ()))
     for v, want in zip(graphs[0].outs, wants, strict=True):
         _settled("a result", want, uncut.get(v, ()))
-    bounds = Bounds(
+    constraints = Constraints(
         fixed=_fixed(exported, graphs[0], layouts),
         uncut=uncut,
         cost=in_order(NAMED),
@@ -222,10 +222,9 @@ def _made(
     for graph in graphs:
         types = exported.typed([graph.types[v.index] for v in graph.inputs], layouts, mesh)
         like = programs[0].origin.choices if programs else None
-        own_bounds = attrs.evolve(bounds, like=like)
-        programs.append(
-            assembled(graph, mesh, types, wants, NAMED, name="exported", bounds=own_bounds)
-        )
+        own = attrs.evolve(constraints, like=like)
+        program = assembled(graph, mesh, types, wants, NAMED, name="exported", constraints=own)
+        programs.append(program)
     spelling = Spelling(backend, str(device), exchanges=True)
     lines = [local_program(program, rank, spelling) for program in programs]
     return Made(sizes, tuple(programs), tuple(lines), tuple(numbers for _, numbers in recordings))

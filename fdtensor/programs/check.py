@@ -1,8 +1,8 @@
-"""Whether a program does what its lines say: its types follow from the ops and their rules.
+"""`check_program`: whether the types of a program follow from its ops and their rules.
 
-That values are made before they are read, and steps lie between values of their types, is checked
-when a program is made. Here each op is run once on tensors without elements in memory, which tells
-what it gives, and on each axis the placements of a line must be a row of the op's rule.
+The record checks that values are made before they are read, and that steps lie between values of
+their types. Here each op is run once on tensors without elements in memory, for the shapes and
+dtypes of its results, and on each axis the placements of a line must be a row of the op's rule.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from fdtensor.ops.graph import Call, Full, Var, tensors_of
 from fdtensor.ops.lift import lifted
 from fdtensor.ops.notation.core import Row, rule_of
 from fdtensor.ops.recorder import record
-from fdtensor.ops.rows import Exact, arguments, rows_of, variants
-from fdtensor.ops.saved_values import ALIAS, CONSTRAIN, KEPT, SAVED_AS
+from fdtensor.ops.rows import CallKey, arguments, rows_of, variants
+from fdtensor.ops.saved_values import ALIAS, CONSTRAIN, SAVED, SAVED_AS
 from fdtensor.ops.value_checks import CHECK
 from fdtensor.plans.check import check_step
 from fdtensor.plans.cost import CostModel
@@ -37,16 +37,16 @@ __all__ = ["MOST_RANKS", "check_program"]
 HINT = "Make programs with trace, or by Program.from_json of what to_json returned."
 
 MOST_RANKS = 1 << 20
-"""Programs for more ranks are not verified: rules look at the blocks of all indices of an axis."""
+"""Programs for more ranks are not verified: rules compute the blocks of all ranks of an axis."""
 
 NOTES = ("", "no rule: operands replicated", "kept")
-"""What lines may say of themselves."""
+"""The notes that a line may have."""
 
 aten = torch.ops.aten
 
 
 def check_program(program: Program) -> None:
-    """Raises `TraceError` where a line does not make values of the types that it says."""
+    """Raises `TraceError` where the types of a line do not follow from its op."""
     _check_values(program)
     fulls = tuple([Full(t.shape, t.dtype) for t in program.types])
     device = _device(program)
@@ -57,26 +57,26 @@ def check_program(program: Program) -> None:
             raise TraceError(
                 f"line {i} of {program.name}: {error.sentence}", **error.facts, hint=HINT
             ) from error
-        except Exception as error:  # kernels and rules raise what they like for other arguments
-            said = (str(error).splitlines() or [type(error).__name__])[0].removesuffix(".")
+        except Exception as error:  # kernels and rules raise any exception for other arguments
+            text = (str(error).splitlines() or [type(error).__name__])[0].removesuffix(".")
             raise TraceError(
-                f"line {i} of {program.name}: {eqn.op} does not take these arguments: {said}.",
+                f"line {i} of {program.name}: {eqn.op} does not take these arguments: {text}.",
                 hint=HINT,
             ) from error
 
 
 def _check_values(program: Program) -> None:
-    """Raises `TraceError` for values that are elsewhere, or constants that are no replicas."""
+    """Raises `TraceError` for values on another mesh, or constants that are no replicas."""
     if not isinstance(program.cost, CostModel) or program.mesh.size > MOST_RANKS:
         raise TraceError(
             f"{program.name} has no cost model, or more than {MOST_RANKS} ranks.", hint=HINT
         )
-    for i, held in enumerate(program.types):
-        if held.mesh is not program.mesh:
+    for i, type in enumerate(program.types):
+        if type.mesh is not program.mesh:
             raise TraceError(
                 f"{Var(i)} of {program.name} is on another mesh.",
                 program=program.mesh,
-                value=held.mesh,
+                value=type.mesh,
                 hint=HINT,
             )
     for v, tensor in program.constants:
@@ -101,13 +101,15 @@ def _check_line(program: Program, eqn: Eqn, fulls: Sequence[Full], device: str) 
         return
     call = eqn.call
     _check_op(call, fulls)
-    given = _results(Exact.of(call), tuple(fulls[v.index] for v in call.ins), device)
-    said = [None if v is None else fulls[v.index] for v in call.outs]
-    if len(given) != len(said) or any(s not in (None, g) for s, g in zip(said, given)):
+    results = _results(CallKey.of(call), tuple(fulls[v.index] for v in call.ins), device)
+    types = [None if v is None else fulls[v.index] for v in call.outs]
+    if len(results) != len(types) or any(
+        type not in (None, result) for type, result in zip(types, results, strict=True)
+    ):
         raise TraceError(
             f"{call.op} gives values of other shapes or dtypes.",
-            gives=_listed(given),
-            line=_listed(said),
+            gives=_listed(results),
+            line=_listed(types),
         )
     if not _follows(program, call, fulls):
         raise TraceError(
@@ -123,8 +125,8 @@ def _listed(fulls: Sequence[Full | None]) -> str:
 
 def _device(program: Program) -> str:
     """The kind of device that its lines name: one that is not a CPU, if any does."""
-    found = [v for e in program.eqns for v in _flat((e.args, e.kwargs))]
-    kinds = {v.type for v in found if isinstance(v, torch.device)}
+    leaves = [v for e in program.eqns for v in _flat((e.args, e.kwargs))]
+    kinds = {v.type for v in leaves if isinstance(v, torch.device)}
     return next((kind for kind in sorted(kinds) if kind != "cpu"), "cpu")
 
 
@@ -145,19 +147,19 @@ _APART = {
     "_dtensor", "fsdp", "streams", "profiler", "inductor", "inductor_prims", "_inductor_test",
     "rngprims", "debugprims", "debug_mode_ops", "export", "static_runtime", "_test",
 }  # fmt: skip
-"""Namespaces of torch whose ops are no functions of tensors: they talk, keep a state or draw."""
+"""Namespaces of torch whose ops are no functions of tensors: they send, keep a state or draw."""
 
 
 def _check_op(call: Call, fulls: Sequence[Full]) -> None:
-    """Refuses ops that no program has: they write, read files, or talk to others."""
+    """Refuses ops that no program has: they write, read files, or send to other processes."""
     op = call.op
     schema = op._schema
     reads = not call.ins and any("str" in str(a.type) for a in schema.arguments)
-    # traces have what an op of others consists of, which may be without end
-    of_others = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), _COMPOSITE)
-    apart = rule_of(op) is None and (op.namespace in _APART or reads or of_others)
+    # a trace has the ops that a composite op calls; running it may never end
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), _COMPOSITE)
+    apart = rule_of(op) is None and (op.namespace in _APART or reads or composite)
     gives = schema.returns or op is CHECK
-    if op in (CONSTRAIN, KEPT, SAVED_AS) or schema.is_mutable or not gives or apart:
+    if op in (CONSTRAIN, SAVED, SAVED_AS) or schema.is_mutable or not gives or apart:
         raise TraceError(f"{op} is no op of a program.")
     names = [a.name for a in schema.arguments]
     if len(call.args) > len(names) or any(name not in names for name, _ in call.kwargs):
@@ -171,8 +173,9 @@ def _check_count(call: Call, fulls: Sequence[Full]) -> None:
     if not lists or len(call.ins) != 1 or not fulls[call.ins[0].index].ndim:
         return
     full = fulls[call.ins[0].index]
-    values, _ = arguments(call, lambda v: None)
-    sizes = dict(zip([a.name for a in call.op._schema.arguments], values))
+    values, _ = arguments(call, lambda _: None)
+    names = [a.name for a in call.op._schema.arguments]
+    sizes = dict(zip(names[: len(values)], values, strict=True))
     dim = sizes.get("dim", 0)
     size = full.shape[dim] if isinstance(dim, int) and -full.ndim <= dim < full.ndim else 0
     match call.op._opname, sizes:
@@ -189,8 +192,8 @@ def _check_count(call: Call, fulls: Sequence[Full]) -> None:
 
 
 @functools.lru_cache(maxsize=16384)
-def _results(key: Exact, ins: tuple[Full, ...], device: str) -> tuple[Full, ...]:
-    """What an op gives for operands like these, in order."""
+def _results(key: CallKey, ins: tuple[Full, ...], device: str) -> tuple[Full, ...]:
+    """The results of an op for operands of these shapes and dtypes, in order."""
     call = Call(key.op, key.args, key.kwargs, (None,) * key.width)
 
     def body(tensors: list[Any]) -> list[torch.Tensor]:
@@ -215,17 +218,17 @@ def _follows(program: Program, call: Call, fulls: Sequence[Full]) -> bool:
     mesh = program.mesh
     ins = tuple(program.type_of(v) for v in call.ins)
     outs = tuple(None if v is None else program.type_of(v) for v in call.outs)
-    if call.op is ALIAS:  # it keeps a value as it is, however that lies
+    if call.op is ALIAS:  # it keeps the value in any layout
         return outs in (ins, (None,))
     first = _order(mesh, [t for t in (*ins, *outs) if t is not None])
     if first is None:
         return False
     along = [_rows(call, fulls, ins, outs, axis) for axis in mesh.axes]
     for rows in itertools.islice(itertools.product(*along), 256):
-        found = lifted(call, mesh, dict(zip(mesh.axes, rows)), fulls, first)
-        if found is not None and found[0] == ins:
-            pairs = zip(found[1], outs, strict=True)
-            if all(said in (None, given) for given, said in pairs):
+        types = lifted(call, mesh, dict(zip(mesh.axes, rows, strict=True)), fulls, first)
+        if types is not None and types[0] == ins:
+            pairs = zip(types[1], outs, strict=True)
+            if all(out in (None, lifted_out) for lifted_out, out in pairs):
                 return True
     return False
 
@@ -237,14 +240,14 @@ def _rows(
     outs: Sequence[TensorType | None],
     axis: str,
 ) -> list[Row]:
-    """The rows of a call that place its tensors along an axis as they are."""
-    placed = tuple(t.layout[axis] for t in ins)
-    given = tuple(None if t is None else t.layout[axis] for t in outs)
+    """The rows of a call with the placements that its tensors have along an axis."""
+    before = tuple(t.layout[axis] for t in ins)
+    after = tuple(None if t is None else t.layout[axis] for t in outs)
     count = ins[0].mesh.axis_size(axis) if ins else next(t for t in outs if t).mesh.axis_size(axis)
     types = [fulls[v.index] for v in call.ins]
     read = [None if v is None else fulls[v.index] for v in call.outs]
     kinds: dict[Placement, None] = dict.fromkeys(
-        p for p in (*placed, *given) if p is not None and not isinstance(p, (Replicate, Shard))
+        p for p in (*before, *after) if p is not None and not isinstance(p, (Replicate, Shard))
     )
     rows = list(rows_of(call, fulls, count))
     for row in list(rows):
@@ -252,7 +255,7 @@ def _rows(
     return [
         row
         for row in dict.fromkeys(rows)
-        if row.ins == placed and all(q in (None, p) for p, q in zip(row.outs, given, strict=True))
+        if row.ins == before and all(q in (None, p) for p, q in zip(row.outs, after, strict=True))
     ]
 
 

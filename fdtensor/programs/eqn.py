@@ -17,7 +17,7 @@ __all__ = ["Eqn", "Together", "is_view_line"]
 
 @attrs.frozen(eq=False)
 class Together(Record):
-    """Steps of one kind, over the same axes, whose data travels as one.
+    """Steps of one kind, over the same axes, whose data travels in one message.
 
     Raises `TraceError` for steps that do not travel together.
     """
@@ -35,7 +35,7 @@ class Together(Record):
 
     @property
     def collective(self) -> Collective:
-        """The operation that they share, with the dims of the first."""
+        """The collective of the first step; the others differ in dims alone."""
         return self.steps[0].collective
 
     def __str__(self) -> str:
@@ -46,8 +46,8 @@ class Together(Record):
 class Eqn:
     """One line of a program: an aten op on blocks, one step of a plan, or several together.
 
-    `args` and `kwargs` are those of the op on full tensors, with a `Var` for each tensor; what
-    they hold of sizes is rewritten for the block of each rank when the line runs.
+    `args` and `kwargs` are those of the op on full tensors, with a `Var` for each tensor; sizes
+    among them become those of the block of each rank when the line runs.
     """
 
     op: torch._ops.OpOverload | Step | Together
@@ -70,7 +70,7 @@ class Eqn:
 
     @property
     def is_collective(self) -> bool:
-        """Whether it sends anything."""
+        """Whether it sends any data."""
         return not all(map(is_local, self.steps))
 
     @property
@@ -83,5 +83,5 @@ class Eqn:
 
 
 def is_view_line(eqn: Eqn) -> bool:
-    """Whether a line only says where the same elements are."""
+    """Whether a line is a view: an op that moves no elements."""
     return not isinstance(eqn.op, (Step, Together)) and is_view(eqn.call)

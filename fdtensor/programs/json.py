@@ -4,7 +4,7 @@
     {"steps": [...], "ins": [2], "outs": [3]}
 
 Arguments are plain values, and objects of one key for what JSON lacks: `v` a value of the program,
-`dtype`, `device`, `layout`, `memory_format`, `complex`, and `float` for what is not finite.
+`dtype`, `device`, `layout`, `memory_format`, `complex`, and `float` for nan and infinities.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ DEEPEST = 8
 
 
 def encode(program: Program) -> dict[str, Any]:
-    """A program as plain values; raises `TraceError` for what cannot be written."""
+    """A program as plain values; raises `TraceError` for arguments that cannot be written."""
     tables = Tables()
     values = [tables.index(type) for type in program.types]
     lines = [_encoded_line(eqn, tables) for eqn in program.eqns]
@@ -78,9 +78,9 @@ def encode(program: Program) -> dict[str, Any]:
 
 def decode(tree: Any) -> tuple[Any, ...]:
     """The fields of the program that `encode` wrote, in their order; raises `Malformed`."""
-    names = ("mesh", "meshes", "types", "values", "inputs", "constants", "lines", "outs", "cost")
+    fields = ("mesh", "meshes", "types", "values", "inputs", "constants", "lines", "outs", "cost")
     _, name, mesh, meshes, types, values, inputs, constants, lines, outs, cost = versioned(
-        tree, "program", *names
+        tree, "program", *fields
     )
     known, table = tables_of(meshes, types)
     typed = [entry(table, t, f"values[{i}]") for i, t in enumerate(items(values, "values"))]
@@ -126,23 +126,23 @@ def _encoded_line(eqn: Eqn, tables: Tables) -> dict[str, Any]:
 
 def _line(tree: Any, types: Sequence[TensorType], count: int, where: str) -> Eqn:
     if isinstance(tree, dict) and "steps" in tree:
-        given, ins, outs = record(tree, where, "steps", "ins", "outs")
+        listed, ins, outs = record(tree, where, "steps", "ins", "outs")
         steps = tuple(
             [
                 step_of(s, types, f"{where}.steps[{i}]")
-                for i, s in enumerate(items(given, f"{where}.steps"))
+                for i, s in enumerate(items(listed, f"{where}.steps"))
             ]
         )
         if not steps:
             raise Malformed(f"{where} has no step")
-        taken = _vars(ins, count, f"{where}.ins")
-        made = _vars(outs, count, f"{where}.outs")
-        return Eqn(steps[0] if len(steps) == 1 else Together(steps), taken, (), made)
+        op = steps[0] if len(steps) == 1 else Together(steps)
+        taken, results = _vars(ins, count, f"{where}.ins"), _vars(outs, count, f"{where}.outs")
+        return Eqn(op, taken, (), results)
     op, args, kwargs, outs, note = record(tree, where, "op", "args", "kwargs", "outs", "note")
     named = [items(pair, f"{where}.kwargs") for pair in items(kwargs, f"{where}.kwargs")]
     if any(len(pair) != 2 for pair in named):
         raise Malformed(f"{where}.kwargs has an entry that is no pair")
-    made = [
+    results = [
         None if v is None else _var(v, count, f"{where}.outs") for v in items(outs, f"{where}.outs")
     ]
     return Eqn(
@@ -151,7 +151,7 @@ def _line(tree: Any, types: Sequence[TensorType], count: int, where: str) -> Eqn
         tuple(
             [(word(n, f"{where}.kwargs"), _argument(a, count, f"{where}.{n}")) for n, a in named]
         ),
-        tuple(made),
+        tuple(results),
         word(note, f"{where}.note"),
     )
 
@@ -237,7 +237,7 @@ def _argument(value: Any, count: int, where: str, depth: int = 0) -> Any:
             return _FORMATS[text]
         case {"layout": "strided", **more} if not more:
             return torch.strided
-    raise Malformed(f"{where} has an argument of no kind that there is")
+    raise Malformed(f"{where} has an argument of an unknown kind")
 
 
 def _device(text: str, where: str) -> torch.device:
@@ -253,8 +253,8 @@ def _device(text: str, where: str) -> torch.device:
 
 
 def _encoded_constant(v: Var, tensor: torch.Tensor) -> dict[str, Any]:
-    held = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    data = held.reshape(-1).view(torch.uint8).numpy().tobytes()
+    dense = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    data = dense.reshape(-1).view(torch.uint8).numpy().tobytes()
     return {"v": v.index, "device": str(tensor.device), "data": base64.b64encode(data).decode()}
 
 
@@ -268,11 +268,11 @@ def _constant(tree: Any, types: Sequence[TensorType], where: str) -> tuple[Var, 
         raise Malformed(f"{where}.data is no base64") from error
     if len(data) != type.nbytes or type.nbytes > MOST_CONSTANT_BYTES:
         raise Malformed(f"{where} has {len(data)} bytes, and its type {type.nbytes}")
-    held = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0).byte()
-    if type.dtype == torch.bool and (held > 1).any():
+    flat = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0).byte()
+    if type.dtype == torch.bool and (flat > 1).any():
         raise Malformed(f"{where} has bools that are neither")
-    made = held.clone().view(type.dtype).reshape(type.shape)
+    tensor = flat.clone().view(type.dtype).reshape(type.shape)
     try:
-        return v, made.to(_device(word(device, f"{where}.device"), where))
+        return v, tensor.to(_device(word(device, f"{where}.device"), where))
     except (RuntimeError, AssertionError) as error:
         raise Malformed(f"{where} is on a device that is not here: {device}") from error

@@ -1,4 +1,4 @@
-"""`Options`: what a caller says of a program beside the function, as one record."""
+"""`Options`: the options of `spmd`, `call` and `trace`, as one record."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fdtensor.layouts.tree import flatten
 __all__ = ["Check", "Like", "OnDataDependent", "OnMissingRule", "Options", "Plain", "like"]
 
 Check = Literal["first", "always", "never"]
-"""When ranks agree that they run the same plan: at its first use, at every use, or not at all."""
+"""When ranks compare their plans: at the first use of a plan, at every use, or never."""
 
 OnMissingRule = Literal["replicate", "error"]
-"""What becomes of an op without a rule: it runs on replicated operands, or is refused."""
+"""How an op without a rule is treated: it runs on replicated operands, or is refused."""
 
 OnDataDependent = Literal["error", "replicate"]
-"""What becomes of a function whose shapes or control flow depend on the values of tensors."""
+"""How a function is treated whose shapes or control flow depend on the values of tensors."""
 
 Plain = Literal["error", "replicate"]
 """Whether plain tensors of more than one element may stand beside DTensors, as replicated ones."""
@@ -48,15 +48,15 @@ def _wider(_: Any, attribute: attrs.Attribute[Any], value: object) -> None:
 
 @attrs.frozen
 class Like:
-    """The layouts of an argument, in place of layouts: made by `like`."""
+    """A placeholder for the layouts of an argument: made by `like`."""
 
     argument: int | str | None
 
 
 def like(argument: int | str | None) -> Like:
-    """The layouts of an argument, by its place or name, for `out_layouts`.
+    """The layouts of an argument, by its position or name, for `out_layouts`.
 
-    spmd(heat, out_layouts=like(0))  # what comes out lies as what went in
+    spmd(heat, out_layouts=like(0))  # the result has the layouts of the first argument
     spmd(step, out_layouts=(like("params"), None))
     spmd(torch.fft.fft2, out_layouts=like(None))  # like no argument: the cheapest layout
     """
@@ -64,7 +64,7 @@ def like(argument: int | str | None) -> Like:
 
 
 def _as_key(tree: Any) -> Any:
-    """A pytree of layouts as something that has a hash."""
+    """A pytree of layouts as a hashable key."""
     leaves, spec = flatten(tree)
     return spec, tuple(leaves)
 
@@ -79,7 +79,7 @@ class Options:
     out_layouts: Any = attrs.field(default=None, eq=_as_key)
     """A prefix of what the function returns, with a Layout, None or `like(...)` at each leaf."""
     regather: bool = False
-    """Whether what parameters are gathered to is freed after each use and gathered again."""
+    """Whether gathered parameters are freed after each use and gathered again."""
     on_missing_rule: OnMissingRule = attrs.field(
         default="replicate", validator=_one_of(OnMissingRule)
     )
@@ -88,10 +88,10 @@ class Options:
     )
     plain: Plain = attrs.field(default="error", validator=_one_of(Plain))
     check: Check | None = attrs.field(default=None, validator=_one_of(Check))
-    """None is as the Comm says."""
+    """None for the choice of the Comm."""
     check_indices: bool = True
-    """Whether programs look at the values of indices, and of others that ops refuse."""
+    """Whether programs check indices, and other operands that ops refuse for their values."""
     reduce_dtype: torch.dtype | None = attrs.field(default=torch.float32, validator=_wider)
-    """In which dtype sums of half precision wait and are reduced; None is their own."""
+    """The dtype in which pending sums of half precision are held; None for their own."""
     quiet: bool = False
-    """Whether a run on replicated operands is what the caller expects: it is in `call`."""
+    """Whether a run on replicated operands is expected, and so not warned of, as in `call`."""

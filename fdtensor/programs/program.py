@@ -49,7 +49,7 @@ class Program:
     types: tuple[TensorType, ...]
     cost: CostModel
     origin: Any = attrs.field(eq=False, default=None)
-    """What the layouts were chosen from, for `explain`."""
+    """The graph and the choices that the layouts follow from, for `explain`."""
 
     def __attrs_post_init__(self) -> None:
         _check(self)
@@ -70,7 +70,7 @@ class Program:
 
     @property
     def collectives(self) -> tuple[Step | Together, ...]:
-        """What sends something, in order; steps that travel together count as one."""
+        """The steps that send data, in order; steps that travel together count as one."""
         return tuple([e.op for e in self.eqns if e.is_collective])  # type: ignore[misc]
 
     @property
@@ -111,18 +111,18 @@ class Program:
         return summary(self)
 
     def explain(self, value: str | None = None) -> str:
-        """Why each value has its layout, and what the others would cost; or of one, by its name."""
+        """Why each value, or the one of this name, has its layout, and what others would cost."""
         return Text(display("explanation", self, value))
 
     def to_fx(self, rank: int) -> torch.fx.GraphModule:
-        """What `rank` runs, as a plain module of local ops and functional collectives."""
+        """The module that `rank` runs, of local ops and functional collectives."""
         return display("graph_module", self, rank)
 
     def verify(self) -> None:
-        """Raises `TraceError` where a line does not make values of the types that it says.
+        """Raises `TraceError` where the types of a line do not follow from its op or its steps.
 
         Each op is run once on tensors without memory, its types must follow from rows of its rule
-        on all axes, and steps be those that their types ask for, as in `Plan.verify`. It takes
+        on all axes, and steps must be those between their types, as in `Plan.verify`. It takes
         about a millisecond for each kind of line.
         """
         check_program(self)
@@ -130,8 +130,8 @@ class Program:
     def to_json(self) -> str:
         """The program as JSON text; `Program.from_json` gives one back that has the same digest.
 
-        Closed-over tensors are written with the values that they have now, 1 MiB of them at most.
-        What `explain` knows of other layouts is left out. Raises `TraceError` for larger constants.
+        Closed-over tensors are written with their present values, 1 MiB of them at most. The
+        choices that `explain` reads are left out. Raises `TraceError` for larger constants.
         """
         return json.dumps(encode(self), separators=(",", ":"))
 
@@ -139,20 +139,20 @@ class Program:
     def from_json(cls, text: str) -> Program:
         """The program that `to_json` wrote, verified; raises `TraceError` for every other text.
 
-        The text may come from anyone: it names ops, of torch or with a rule, and nothing in it is
-        run or imported. It is not read where it has more than 2**25 characters. What it closes over
-        are tensors of its own.
+        The text need not be trusted: it names ops, of torch or with a rule, and nothing in it is
+        run or imported. A text of more than 2**25 characters is refused. The program closes over
+        tensors of its own.
         """
         try:
-            found = cls(*decode(parsed(text)))
+            program = cls(*decode(parsed(text)))
         except (Malformed, FdtensorError) as error:
             raise TraceError(
                 f"this text is not a program: {str(error).splitlines()[0].removesuffix('.')}.",
                 text=repr(text[:60]) + "..." * (len(text) > 60) if isinstance(text, str) else "",
                 hint="Give what Program.to_json returned.",
             ) from error
-        found.verify()
-        return found
+        program.verify()
+        return program
 
     def __copy__(self) -> Program:
         return self
@@ -171,10 +171,10 @@ class Program:
 
 
 def _check(program: Program) -> None:
-    """Raises `TraceError` where a line reads what is not there, or steps do not line up."""
-    given = (*program.inputs, *(v for v, _ in program.constants))
+    """Raises `TraceError` where a line reads a value too early, or steps do not line up."""
+    sources = (*program.inputs, *(v for v, _ in program.constants))
     known: set[Var] = set()
-    _made(program, given, "it takes", known)
+    _define(program, sources, "it takes", known)
     for i, eqn in enumerate(program.eqns):
         for v in eqn.ins:
             if v not in known:
@@ -184,14 +184,14 @@ def _check(program: Program) -> None:
                 )
         if eqn.steps:
             _check_steps(program, i, eqn)
-        _made(program, [v for v in eqn.outs if v is not None], f"line {i} makes", known)
+        _define(program, [v for v in eqn.outs if v is not None], f"line {i} makes", known)
     for v in program.outs:
         if v not in known:
             raise _wrong(f"{program.name} returns {v}, which no line makes.")
 
 
-def _made(program: Program, values: Sequence[Var], where: str, known: set[Var]) -> None:
-    """Adds new values to those that are known."""
+def _define(program: Program, values: Sequence[Var], where: str, known: set[Var]) -> None:
+    """Adds new values to `known`."""
     for v in values:
         if v in known or not 0 <= v.index < len(program.types):
             why = "is made twice" if v in known else "has no type"
@@ -203,13 +203,13 @@ def _check_steps(program: Program, i: int, eqn: Eqn) -> None:
     """Raises `TraceError` where the steps of line `i` are not between the values that it names."""
     if len(eqn.ins) != len(eqn.steps) or len(eqn.outs) != len(eqn.steps) or None in eqn.outs:
         raise _wrong(f"line {i} of {program.name} has not one value for each of its steps.")
-    for step, before, after in zip(eqn.steps, eqn.ins, eqn.outs):
-        found = program.type_of(before), after and program.type_of(after)
-        if found != (step.src, step.dst):
+    for step, before, after in zip(eqn.steps, eqn.ins, eqn.outs, strict=True):
+        types = program.type_of(before), after and program.type_of(after)
+        if types != (step.src, step.dst):
             raise _wrong(
                 f"line {i} of {program.name} does not line up with its types.",
                 step=f"{step.src} -> {step.dst}",
-                values=f"{found[0]} -> {found[1]}",
+                values=f"{types[0]} -> {types[1]}",
             )
 
 
@@ -218,7 +218,7 @@ def _wrong(sentence: str, **facts: object) -> TraceError:
 
 
 def last_uses(program: Program) -> list[list[Var]]:
-    """The values that nobody reads after each line: not the inputs, constants and outputs."""
+    """The values that no line reads after each line: not inputs, constants and outputs."""
     kept = {*program.outs, *program.inputs, *(v for v, _ in program.constants)}
     dead: list[list[Var]] = [[] for _ in program.eqns]
     for i in reversed(range(len(program.eqns))):
@@ -233,12 +233,12 @@ def last_uses(program: Program) -> list[list[Var]]:
 @functools.lru_cache(maxsize=1024)
 def _peak(program: Program, rank: int) -> int:
     size = [type.local_nbytes(rank) for type in program.types]
-    held = sum(size[v.index] for v in {*program.inputs, *(v for v, _ in program.constants)})
-    most = held
-    for eqn, dead in zip(program.eqns, last_uses(program)):
-        held += sum(size[v.index] for v in eqn.outs if v is not None)
-        most = max(most, held)
-        held -= sum(size[v.index] for v in dead)
+    total = sum(size[v.index] for v in {*program.inputs, *(v for v, _ in program.constants)})
+    most = total
+    for eqn, dead in zip(program.eqns, last_uses(program), strict=True):
+        total += sum(size[v.index] for v in eqn.outs if v is not None)
+        most = max(most, total)
+        total -= sum(size[v.index] for v in dead)
     return most
 
 

@@ -1,7 +1,7 @@
-"""`stages`: how a sum that waits in a wider dtype moves, and after which step it is rounded.
+"""`stages`: how a sum that is pending in a wider dtype moves, and after which step it is rounded.
 
-Once all terms are added, what is left of the way takes the bytes of a half: an all_reduce becomes
-a reduce_scatter in float32 and an all_gather of halves, 3/4 of its bytes, where the time is less.
+Once all terms are added, the remaining steps move halves: an all_reduce becomes a reduce_scatter in
+float32 and an all_gather of halves, 3/4 of its bytes, where that takes less time.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from fdtensor.layouts.placement import Replicate, Shard
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.ops.precision import is_sum, waits
+from fdtensor.ops.precision import has_pending_sum, is_sum
 from fdtensor.plans.cost import CostModel, overlapped, seconds
 from fdtensor.plans.planner import Plan, plan
 
@@ -26,27 +26,27 @@ __all__ = ["stages"]
 def stages(
     src: TensorType, dst: TensorType, wide: torch.dtype, cost: CostModel
 ) -> tuple[Plan, ...]:
-    """The plan in `wide` and then, where no terms are left, one in the dtype of `src`, if any.
+    """The plan in `wide` and, if the value is rounded before `dst`, one in the dtype of `src`.
 
-    `src` and `dst` have a half dtype, and terms of a sum wait in `src`. The value is rounded after
-    the first plan. By `cost` the two take the least time.
+    `src` and `dst` have a half dtype, and `src` is a pending sum. The value is rounded after the
+    first plan. By `cost` the two take the least time.
     """
     terms, end = (attrs.evolve(type, dtype=wide) for type in (src, dst))
     whole = plan(terms, end, cost=cost)
-    if waits(dst.layout):
+    if has_pending_sum(dst.layout):
         return (whole,)
     ways: list[tuple[Plan, ...]] = [(whole,)]
     for middle in _middles(whole):
         if middle is not end:
             after = plan(src.with_layout(middle.layout), dst, cost=cost)
             ways.append((plan(terms, middle, cost=cost), after))
-    felt = overlapped(cost)
-    return min(ways, key=lambda way: sum(seconds(s, felt) for part in way for s in part.steps))
+    visible = overlapped(cost)
+    return min(ways, key=lambda way: sum(seconds(s, visible) for part in way for s in part.steps))
 
 
 def _middles(whole: Plan) -> Iterator[TensorType]:
     """Types in which the sum may be rounded: after the last step that adds, or cut by its axes."""
-    last = next((step for step in reversed(whole.steps) if waits(step.src.layout)), None)
+    last = next((step for step in reversed(whole.steps) if has_pending_sum(step.src.layout)), None)
     if last is None:
         return
     yield last.dst
@@ -65,7 +65,7 @@ def _middles(whole: Plan) -> Iterator[TensorType]:
 
 
 def _even(type: TensorType, dim: int, ways: int) -> bool:
-    """Whether a dim may be cut so many ways more, all blocks alike."""
+    """Whether a dim may be cut into `ways` times as many blocks, all of one size."""
     cuts = type.layout.cuts(dim)
     plain = all(isinstance(type.layout[axis], Shard) for axis in cuts)
     blocks = ways * prod(type.mesh.axis_size(axis) for axis in cuts)

@@ -1,8 +1,8 @@
 """`scheduled`: a program whose small collectives travel together, and that starts them in time.
 
-Reductions wait for others of their kind until the first of their results is read: the gradients of
-many small parameters are reduced at once, as buckets of data parallel training are. What inputs are
-gathered to comes in groups too, each one group ahead of its first use.
+Reductions are held back for others of their kind until one of their results is read: the gradients
+of many small parameters are reduced at once, as in the buckets of data parallel training. Inputs
+are gathered in groups too, each one group ahead of its first use.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fdtensor.programs.program import Eqn, Program, Together, is_view_line
 __all__ = ["BUCKET_BYTES", "scheduled"]
 
 BUCKET_BYTES = 1 << 20
-"""What travels together is at most so many bytes a rank; a larger tensor goes alone."""
+"""The most bytes per rank of tensors that travel together; a larger tensor goes alone."""
 
 
 def scheduled(program: Program, bucket_bytes: int = BUCKET_BYTES, ahead: bool = True) -> Program:
@@ -36,7 +36,7 @@ def scheduled(program: Program, bucket_bytes: int = BUCKET_BYTES, ahead: bool = 
 
 
 def _kind(eqn: Eqn) -> Any:
-    """What lines must share to travel together, or None for a line that travels alone."""
+    """The key that lines share if they may travel together; None for a line that travels alone."""
     return eqn.op.collective.bundle(eqn.op) if isinstance(eqn.op, Step) else None
 
 
@@ -45,7 +45,7 @@ def _size(type: TensorType) -> int:
 
 
 def _packed(eqns: Sequence[Eqn]) -> Eqn:
-    """One line for all of them."""
+    """The lines as one line, whose steps travel together."""
     if len(eqns) == 1:
         return eqns[0]
     steps = tuple(eqn.op for eqn in eqns)
@@ -54,7 +54,7 @@ def _packed(eqns: Sequence[Eqn]) -> Eqn:
 
 
 def _early(eqns: Sequence[Eqn]) -> list[Eqn]:
-    """The lines with each reduction, and moves of its result, just after what it reduces."""
+    """The lines with each reduction, and moves of its result, just after its operand."""
     reductions: dict[Var, list[Eqn]] = {}
     makers = {v for eqn in eqns for v in eqn.outs if v is not None}
     reduced: set[Var] = set()
@@ -62,7 +62,7 @@ def _early(eqns: Sequence[Eqn]) -> list[Eqn]:
         if eqn.is_collective and eqn.ins[0] in (makers if _reduces(eqn) else reduced):
             reductions.setdefault(eqn.ins[0], []).append(eqn)
             reduced.update(v for v in eqn.outs if v is not None)
-    moved = {id(eqn) for some in reductions.values() for eqn in some}
+    moved = {id(eqn) for group in reductions.values() for eqn in group}
     out: list[Eqn] = []
 
     def add(eqn: Eqn) -> None:
@@ -80,17 +80,17 @@ def _early(eqns: Sequence[Eqn]) -> list[Eqn]:
 def _reduced(eqns: Sequence[Eqn], bucket_bytes: int, moves: bool = False) -> list[Eqn]:
     """The lines with small reductions held back until one of their results is read.
 
-    Views and moves of their results wait with them; with `moves`, other moves travel together too.
+    Views and moves of their results are held back too; with `moves`, other moves travel together.
     """
     out: list[Eqn] = []
-    waiting: dict[Any, list[Eqn]] = {}
+    held_back: dict[Any, list[Eqn]] = {}
     after: dict[Any, list[Eqn]] = {}
-    held: dict[Any, int] = {}
+    size_of: dict[Any, int] = {}
     owner: dict[Var, Any] = {}
 
     def flush(kind: Any) -> None:
-        bucket, rest = waiting.pop(kind, []), after.pop(kind, [])
-        held.pop(kind, None)
+        bucket, rest = held_back.pop(kind, []), after.pop(kind, [])
+        size_of.pop(kind, None)
         for eqn in (*bucket, *rest):
             for v in eqn.outs:
                 owner.pop(v, None)  # type: ignore[arg-type]
@@ -101,7 +101,7 @@ def _reduced(eqns: Sequence[Eqn], bucket_bytes: int, moves: bool = False) -> lis
     for eqn in eqns:
         kinds = [owner[v] for v in eqn.ins if v in owner]
         moved = eqn.is_collective and not _reduces(eqn)
-        if kinds and len(eqn.ins) == 1 and (is_view_line(eqn) or moved):  # it waits too
+        if kinds and len(eqn.ins) == 1 and (is_view_line(eqn) or moved):  # it is held back too
             after.setdefault(kinds[0], []).append(eqn)
             owner.update((v, kinds[0]) for v in eqn.outs if v is not None)
             continue
@@ -112,18 +112,18 @@ def _reduced(eqns: Sequence[Eqn], bucket_bytes: int, moves: bool = False) -> lis
         if kind is None or (moved and not moves) or size > bucket_bytes:
             out.append(eqn)
             continue
-        if held.get(kind, 0) + size > bucket_bytes:
+        if size_of.get(kind, 0) + size > bucket_bytes:
             flush(kind)
-        waiting.setdefault(kind, []).append(eqn)
-        held[kind] = held.get(kind, 0) + size
+        held_back.setdefault(kind, []).append(eqn)
+        size_of[kind] = size_of.get(kind, 0) + size
         owner[eqn.outs[0]] = kind  # type: ignore[index]
-    for kind in list(waiting):
+    for kind in list(held_back):
         flush(kind)
     return out
 
 
 def _joined(program: Program, eqns: Sequence[Eqn], bucket_bytes: int) -> list[Eqn]:
-    """The lines with each move taking along later ones of its kind whose values are there too."""
+    """The lines with each move taking along later ones of its kind whose operands exist already."""
     known = {*program.inputs, *(v for v, _ in program.constants)}
     inputs = set(known)
     kinds = [None if _reduces(eqn) else _kind(eqn) for eqn in eqns]
@@ -149,59 +149,66 @@ def _joined(program: Program, eqns: Sequence[Eqn], bucket_bytes: int) -> list[Eq
 
 
 def _gathered(program: Program, eqns: list[Eqn], bucket_bytes: int, ahead: bool) -> list[Eqn]:
-    """The lines with what inputs are gathered to in groups, each before its first use.
+    """The lines with inputs gathered in groups, each before its first use.
 
-    `ahead`, each starts when the group before it is needed, and so travels behind its work.
+    `ahead`, each starts when the group before it is needed, and so travels during its work.
     """
-    early = {*program.inputs, *(v for v, _ in program.constants)}
-    maker: dict[Var, int] = {}
-    ready: set[int] = set()
-    for i, eqn in enumerate(eqns):
-        if all(v in early for v in eqn.ins) and eqn.ins:
-            view = is_view_line(eqn) and eqn.op is not ALIAS  # what is kept comes when it is read
-            local = view or (isinstance(eqn.op, Step) and is_local(eqn.op))
-            kind = _kind(eqn)
-            moves = kind is not None and kind[0] in (AllGather, Exchange) and not _reduces(eqn)
-            if local or moves:
-                ready.add(i)
-            if local:
-                early.update(v for v in eqn.outs if v is not None)
-                maker.update((v, i) for v in eqn.outs if v is not None)
-    gathers = [i for i in sorted(ready) if _kind(eqns[i]) is not None]
-    groups = _groups(eqns, gathers, _again(eqns, gathers, maker), bucket_bytes)
+    gathers, maker = _input_gathers(program, eqns)
+    groups = _groups(eqns, gathers, _past_gathers(eqns, gathers, maker), bucket_bytes)
     place = {group[0]: k for k, group in enumerate(groups)}
     done: set[int] = set()
     out: list[Eqn] = []
 
-    def make(i: int) -> None:
-        """Takes the views that line `i` reads."""
+    def views_before(i: int) -> None:
+        """Adds the views that line `i` reads."""
         for v in eqns[i].ins:
             j = maker.get(v)
             if j is not None and j not in done:
-                make(j)
+                views_before(j)
                 done.add(j)
                 out.append(eqns[j])
 
-    def take(k: int) -> None:
+    def start(k: int) -> None:
+        """Adds group `k` unless it has been."""
         if k < len(groups) and groups[k][0] not in done:
             for j in groups[k]:
-                make(j)
+                views_before(j)
                 done.add(j)
             out.append(_packed([eqns[j] for j in groups[k]]))
 
     for i, eqn in enumerate(eqns):
         if i in place:
-            take(place[i])
+            start(place[i])
             if ahead:
-                take(place[i] + 1)
+                start(place[i] + 1)
         elif i not in done:
             done.add(i)
             out.append(eqn)
     return out
 
 
+def _input_gathers(program: Program, eqns: Sequence[Eqn]) -> tuple[list[int], dict[Var, int]]:
+    """The lines that gather inputs or views of them, and the line of each such view."""
+    early = {*program.inputs, *(v for v, _ in program.constants)}
+    maker: dict[Var, int] = {}
+    gathers: list[int] = []
+    for i, eqn in enumerate(eqns):
+        if not eqn.ins or not all(v in early for v in eqn.ins):
+            continue
+        view = is_view_line(eqn) and eqn.op is not ALIAS  # a saved value comes when it is read
+        local = view or (isinstance(eqn.op, Step) and is_local(eqn.op))
+        kind = _kind(eqn)
+        moves = kind is not None and kind[0] in (AllGather, Exchange) and not _reduces(eqn)
+        if kind is not None and (local or moves):
+            gathers.append(i)
+        if local:
+            early.update(v for v in eqn.outs if v is not None)
+            maker.update((v, i) for v in eqn.outs if v is not None)
+    return gathers, maker
+
+
 def _groups(
-    eqns: Sequence[Eqn], gathers: Sequence[int], again: Mapping[int, int], bucket_bytes: int
+    eqns: Sequence[Eqn], gathers: Sequence[int], past: Mapping[int, int], bucket_bytes: int
 ) -> list[list[int]]:
     """The gathers that travel together, by their lines, in the order of the first of each."""
     groups: list[list[int]] = []
@@ -211,7 +218,7 @@ def _groups(
             continue
         group, total = [i], _out_size(eqns[i])
         for j in gathers[n + 1 :]:
-            if j not in grouped and again[j] == again[i] and _kind(eqns[j]) == _kind(eqns[i]):
+            if j not in grouped and past[j] == past[i] and _kind(eqns[j]) == _kind(eqns[i]):
                 total += _out_size(eqns[j])
                 if total > bucket_bytes:
                     break
@@ -221,17 +228,19 @@ def _groups(
     return groups
 
 
-def _again(eqns: Sequence[Eqn], gathers: Sequence[int], maker: Mapping[Var, int]) -> dict[int, int]:
-    """How often each gather's input was gathered before: a second time waits for the backward."""
+def _past_gathers(
+    eqns: Sequence[Eqn], gathers: Sequence[int], maker: Mapping[Var, int]
+) -> dict[int, int]:
+    """How often each gather's input was gathered before: a second time is for the backward."""
     seen: Counter[Var] = Counter()
-    found = {}
+    past = {}
     for i in gathers:
         v = eqns[i].ins[0]
         while v in maker:
             v = eqns[maker[v]].ins[0]
-        found[i] = seen[v]
+        past[i] = seen[v]
         seen[v] += 1
-    return found
+    return past
 
 
 def _reduces(eqn: Eqn) -> bool:

@@ -1,10 +1,10 @@
 """`cheapest`: one option for each node of a graph, so that all of it costs the least.
 
-An option says in which placement a node takes its values and gives its results. A value that is
-given in one placement and taken in another must be moved; a move that several nodes need is paid
-once. This is an integer program with one variable an option and one a move; the moves are flows,
-which makes its relaxation tight. HiGHS solves it (Huangfu and Hall, 2018, Parallelizing the dual
-revised simplex method, arXiv 1503.01889).
+An option has the placements in which a node takes its operands and gives its results. A value that
+is given in one placement and taken in another must be moved; a move that several nodes need is paid
+once. This is an integer program with one variable for each option and one for each move; the moves
+are flows, which makes its relaxation tight. HiGHS solves it (Huangfu and Hall, 2018, Parallelizing
+the dual revised simplex method, arXiv 1503.01889).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["Node", "Option", "cheapest"]
 
 @attrs.frozen(eq=False)
 class Option:
-    """One way to run a node: placements of what it takes and gives, and its own seconds."""
+    """One way to run a node: the placements of its operands and results, and its own seconds."""
 
     ins: tuple[Hashable, ...]
     outs: tuple[Hashable, ...]
@@ -32,7 +32,7 @@ class Option:
 
 @attrs.frozen(eq=False)
 class Node:
-    """A node: the values that it takes and gives, by number, and its options."""
+    """A node: its operands and results, by the numbers of values, and its options."""
 
     ins: tuple[int, ...]
     outs: tuple[int | None, ...]
@@ -57,48 +57,49 @@ def cheapest(
     """
     merged = contracted(nodes, inner)
     picks = _solved([node for node, _ in merged], price, share)
-    found = [0] * len(nodes)
-    for (_, members), pick in zip(merged, picks):
+    options = [0] * len(nodes)
+    for (_, members), pick in zip(merged, picks, strict=True):
         for n, option in members[pick]:
-            found[n] = option
-    return found
+            options[n] = option
+    return options
 
 
 Members = list[tuple[tuple[int, int], ...]]
 """For each option of a merged node, the options that it stands for, each with its node."""
 
 MOST_OPTIONS = 24
+"""The most options of a merged node."""
 
 
 def contracted(nodes: Sequence[Node], inner: Collection[int]) -> list[tuple[Node, Members]]:
-    """The nodes, those merged that are joined by an inner value, with what each option means."""
+    """The nodes, merged where an inner value joins them, with the members of each option."""
     uses = Counter(v for node in nodes for v in node.ins)
     single = {v for v in inner if uses[v] == 1}
     kept: dict[int, tuple[Node, Members]] = {}
     maker: dict[int, int] = {}
     for n, node in enumerate(nodes):
-        here: tuple[Node, Members] = node, [((n, k),) for k in range(len(node.options))]
+        merged: tuple[Node, Members] = node, [((n, k),) for k in range(len(node.options))]
         for v in node.ins:
             if v in single and v in maker:
-                both = _joined(kept[maker[v]], here, v)
+                both = _joined(kept[maker[v]], merged, v)
                 if both is not None:
                     del kept[maker[v]]
-                    here = both
-        kept[n] = here
-        maker.update((v, n) for v in here[0].outs if v is not None)
+                    merged = both
+        kept[n] = merged
+        maker.update((v, n) for v in merged[0].outs if v is not None)
     return list(kept.values())
 
 
 def _joined(
     first: tuple[Node, Members], then: tuple[Node, Members], v: int
 ) -> tuple[Node, Members] | None:
-    """Two nodes as one, where `v` comes out as it goes in; None where that would lose a choice."""
-    (a, a_means), (b, b_means) = first, then
+    """Two nodes as one, in which `v` does not move; None where that would lose a choice."""
+    (a, a_members), (b, b_members) = first, then
     if len(a.outs) != 1:
         return None
     at = b.ins.index(v)
-    made = {option.outs[0] for option in a.options}
-    if not {option.ins[at] for option in b.options} <= made:
+    placements = {option.outs[0] for option in a.options}
+    if not {option.ins[at] for option in b.options} <= placements:
         return None
     best: dict[Any, tuple[float, Any]] = {}
     for i, x in enumerate(a.options):
@@ -108,27 +109,29 @@ def _joined(
                 total = x.seconds + y.seconds
                 known = best.get((ins, y.outs))
                 if known is None or known[0] > total:
-                    best[ins, y.outs] = total, (*a_means[i], *b_means[j])
+                    best[ins, y.outs] = total, (*a_members[i], *b_members[j])
     if len(best) > MOST_OPTIONS:
         return None
     options = tuple(Option(ins, outs, total) for (ins, outs), (total, _) in best.items())
     node = Node((*a.ins, *b.ins[:at], *b.ins[at + 1 :]), b.outs, options)
-    return node, [means for _, means in best.values()]
+    return node, [members for _, members in best.values()]
 
 
 def _solved(nodes: Sequence[Node], price: Price, share: Callable[[int], bool]) -> list[int]:
     if all(len(node.options) == 1 for node in nodes):
         return [0] * len(nodes)
     if len(nodes) <= 64 and prod(len(node.options) for node in nodes) <= 64:
-        return _tried(nodes, price, share)
-    return _programmed(nodes, price, share)
+        return _best_of_all(nodes, price, share)
+    return _by_integer_program(nodes, price, share)
 
 
-def _tried(nodes: Sequence[Node], price: Price, share: Callable[[int], bool]) -> list[int]:
-    """The best of all combinations."""
+def _best_of_all(nodes: Sequence[Node], price: Price, share: Callable[[int], bool]) -> list[int]:
+    """The best of all combinations, by a search in depth that is cut off above the best so far."""
     best, least = [], float("inf")
 
-    def go(i: int, picked: list[int], held: dict[int, Any], paid: dict[Any, float], total: float):
+    def search(
+        i: int, picked: list[int], placed: dict[int, Any], paid: dict[Any, float], total: float
+    ) -> None:
         nonlocal best, least
         if total >= least:
             return
@@ -138,20 +141,21 @@ def _tried(nodes: Sequence[Node], price: Price, share: Callable[[int], bool]) ->
         node = nodes[i]
         for k, option in enumerate(node.options):
             extra, moves = option.seconds, dict(paid)
-            for j, (v, wanted) in enumerate(zip(node.ins, option.ins)):
+            for j, (v, wanted) in enumerate(zip(node.ins, option.ins, strict=True)):
                 key = (v, wanted) if share(v) else (v, wanted, i, j)
                 if key not in moves:
-                    moves[key] = price(v, held[v], wanted)
+                    moves[key] = price(v, placed[v], wanted)
                     extra += moves[key]
-            now = {**held, **{v: p for v, p in zip(node.outs, option.outs) if v is not None}}
-            go(i + 1, [*picked, k], now, moves, total + extra)
+            results = zip(node.outs, option.outs, strict=True)
+            after = {**placed, **{v: p for v, p in results if v is not None}}
+            search(i + 1, [*picked, k], after, moves, total + extra)
 
-    go(0, [], {}, {}, 0.0)
+    search(0, [], {}, {}, 0.0)
     return best
 
 
 class _Model:
-    """The rows and columns of an integer program as they are found."""
+    """An integer program: its variables are columns of a matrix, its constraints are rows."""
 
     def __init__(self) -> None:
         self.costs: list[float] = []
@@ -163,11 +167,13 @@ class _Model:
         self.high: list[float] = []
 
     def variable(self, cost: float, whole: bool = False) -> int:
+        """The column of a new variable between 0 and 1, integer if `whole`."""
         self.costs.append(cost)
         self.whole.append(int(whole))
         return len(self.costs) - 1
 
     def constraint(self, terms: Sequence[tuple[int, float]], low: float, high: float) -> None:
+        """Adds a row: `low <= sum(value * x[column]) <= high`."""
         row = len(self.low)
         for column, value in terms:
             self.rows.append(row)
@@ -177,88 +183,91 @@ class _Model:
         self.high.append(high)
 
     def solve(self) -> np.ndarray:
+        """The variables of the least cost; those of the relaxation where they are integers."""
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
 
         shape = (len(self.low), len(self.costs))
-        places = np.array([self.rows, self.columns], np.int32)  # scipy 1.11 takes no others
-        matrix = csr_array((self.values, tuple(places)), shape=shape)
+        indices = np.array([self.rows, self.columns], np.int32)  # scipy 1.11 takes no others
+        matrix = csr_array((self.values, tuple(indices)), shape=shape)
         costs, whole = np.array(self.costs) * 1e6, np.array(self.whole)
         rows = LinearConstraint(matrix, self.low, self.high)  # type: ignore[arg-type]
-        found = milp(costs, bounds=Bounds(0, 1), constraints=rows)  # mostly whole as it is
-        if found.x is None or np.any(np.abs(found.x - np.round(found.x))[whole > 0] > 1e-6):
+        result = milp(costs, bounds=Bounds(0, 1), constraints=rows)  # mostly whole as it is
+        if result.x is None or np.any(np.abs(result.x - np.round(result.x))[whole > 0] > 1e-6):
             options = {"mip_rel_gap": 1e-4, "time_limit": 120.0}
-            found = milp(
+            result = milp(
                 costs, integrality=whole, bounds=Bounds(0, 1), constraints=rows, options=options
             )
-        assert found.x is not None, found.message
-        return found.x
+        assert result.x is not None, result.message
+        return result.x
 
 
-def _programmed(nodes: Sequence[Node], price: Price, share: Callable[[int], bool]) -> list[int]:
+def _by_integer_program(
+    nodes: Sequence[Node], price: Price, share: Callable[[int], bool]
+) -> list[int]:
     model = _Model()
     picks = [
         [model.variable(o.seconds, whole=len(node.options) > 1) for o in node.options]
         for node in nodes
     ]
-    made: dict[int, dict[Any, list[int]]] = {}
+    makers: dict[int, dict[Any, list[int]]] = {}
     moves: dict[Any, int] = {}
-    for n, (node, pick) in enumerate(zip(nodes, picks)):
+    for n, (node, pick) in enumerate(zip(nodes, picks, strict=True)):
         model.constraint([(x, 1.0) for x in pick], 1, 1)
         for i, v in enumerate(node.ins):
-            wanted = _grouped(pick, [o.ins[i] for o in node.options])
-            _flow(model, made[v], wanted, v, price, moves, () if share(v) else (n, i))
+            takers = _grouped(pick, [o.ins[i] for o in node.options])
+            _flow(model, makers[v], takers, v, price, moves, () if share(v) else (n, i))
         for i, v in enumerate(node.outs):
             if v is not None:
-                made[v] = _grouped(pick, [o.outs[i] for o in node.options])
+                makers[v] = _grouped(pick, [o.outs[i] for o in node.options])
     x = model.solve()
     return [int(np.argmax([x[i] for i in pick])) for pick in picks]
 
 
 def _grouped(pick: Sequence[int], placements: Sequence[Any]) -> dict[Any, list[int]]:
     groups: dict[Any, list[int]] = {}
-    for x, placement in zip(pick, placements):
+    for x, placement in zip(pick, placements, strict=True):
         groups.setdefault(placement, []).append(x)
     return groups
 
 
 def _flow(
     model: _Model,
-    made: dict[Any, list[int]],
-    wanted: dict[Any, list[int]],
+    makers: dict[Any, list[int]],
+    takers: dict[Any, list[int]],
     v: int,
     price: Price,
     moves: dict[Any, int],
-    who: tuple[int, ...],
+    use: tuple[int, ...],
 ) -> None:
-    """What moving value `v` to one use costs: a flow from how it is made to how it is taken."""
-    prices = {(p, q): 0.0 if p == q else price(v, p, q) for p in made for q in wanted}
+    """Adds the moves of value `v` to one use: a flow from its makers' placements to its takers'.
+
+    `makers` and `takers` are the variables of options by placement; `use` tells uses apart that do
+    not share a move.
+    """
+    prices = {(p, q): 0.0 if p == q else price(v, p, q) for p in makers for q in takers}
     if not any(prices.values()):
         return
 
     def move(p: Any, q: Any) -> int:
-        key = (v, p, q, *who)
+        key = (v, p, q, *use)
         if key not in moves:
             moves[key] = model.variable(prices[p, q])
         return moves[key]
 
-    if len(made) == 1:
-        (p,) = made
-        for q, takers in wanted.items():
-            if prices[p, q]:
-                model.constraint([(move(p, q), 1.0), *((x, -1.0) for x in takers)], 0, np.inf)
-        return
-    if len(wanted) == 1:
-        (q,) = wanted
-        for p, makers in made.items():
-            if prices[p, q]:
-                model.constraint([(move(p, q), 1.0), *((x, -1.0) for x in makers)], 0, np.inf)
+    def at_least(x: int, options: Sequence[int]) -> None:
+        model.constraint([(x, 1.0), *((y, -1.0) for y in options)], 0, np.inf)
+
+    if len(makers) == 1 or len(takers) == 1:
+        for (p, q), seconds in prices.items():
+            if seconds:
+                at_least(move(p, q), takers[q] if len(makers) == 1 else makers[p])
         return
     flow = {pair: model.variable(0.0) for pair in prices}
-    for p, makers in made.items():
-        model.constraint([(flow[p, q], 1.0) for q in wanted] + [(x, -1.0) for x in makers], 0, 0)
-    for q, takers in wanted.items():
-        model.constraint([(flow[p, q], 1.0) for p in made] + [(x, -1.0) for x in takers], 0, 0)
+    for p, options in makers.items():
+        model.constraint([(flow[p, q], 1.0) for q in takers] + [(x, -1.0) for x in options], 0, 0)
+    for q, options in takers.items():
+        model.constraint([(flow[p, q], 1.0) for p in makers] + [(x, -1.0) for x in options], 0, 0)
     for (p, q), y in flow.items():
         if prices[p, q]:
-            model.constraint([(move(p, q), 1.0), (y, -1.0)], 0, np.inf)
+            at_least(move(p, q), [y])

@@ -1,4 +1,4 @@
-"""A program as text: its values with their types, line by line, and what it sends."""
+"""A program as text: its values with their types, line by line, and the bytes that it sends."""
 
 from __future__ import annotations
 

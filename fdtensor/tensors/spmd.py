@@ -30,20 +30,12 @@ from fdtensor.layouts.tree import argument, flatten, key_orders, paths, unflatte
 from fdtensor.ops.ambient import ambient
 from fdtensor.ops.graph import Full
 from fdtensor.ops.random_bits.keys import AnyKey
-from fdtensor.ops.random_key import is_key, key_type, keyed
+from fdtensor.ops.random_key import is_key, key_type, with_random_key
 from fdtensor.programs.options import Check, OnDataDependent, OnMissingRule, Options, Plain
+from fdtensor.programs.out_layouts import as_arguments, asked_layouts, resolved
 from fdtensor.programs.program import Program
-from fdtensor.programs.tracer import (
-    Traced,
-    as_arguments,
-    asked_layouts,
-    is_typed,
-    name_of,
-    one_mesh,
-    resolved,
-    trace,
-    traced,
-)
+from fdtensor.programs.recording import name_of
+from fdtensor.programs.tracer import Traced, is_typed, one_mesh, trace, traced
 from fdtensor.runtime.comm import speaker
 from fdtensor.runtime.interpreter import admit, digest_of
 from fdtensor.runtime.replication import mark, watching
@@ -192,7 +184,7 @@ class Spmd(Generic[P, R]):
             self._tell(leaves, error)
             raise
         if self.keyed is None:
-            self.keyed = Spmd(keyed(self.f), self.options)
+            self.keyed = Spmd(with_random_key(self.f), self.options)
         known = [leaf for leaf in leaves if isinstance(leaf, DTensor)]
         key = kwargs["key"]
         if known and not isinstance(key, (DTensor, TensorType)):

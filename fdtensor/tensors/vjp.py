@@ -17,8 +17,9 @@ from fdtensor.ops.graph import Var
 from fdtensor.ops.saved_values import ALIAS
 from fdtensor.programs.options import Options
 from fdtensor.programs.program import Eqn, Program, is_view_line
+from fdtensor.programs.recording import TENSOR, filled, name_of
 from fdtensor.programs.schedule import scheduled
-from fdtensor.programs.tracer import TENSOR, Traced, filled, name_of
+from fdtensor.programs.tracer import Traced
 from fdtensor.runtime.replication import mark, mark_operands, watching
 from fdtensor.runtime.runner import as_traced, compiled, runner_of
 
@@ -206,10 +207,8 @@ def adjoint(
         return again(with_cotangents, known, values, out_cts, cts, layouts, comm)
 
     local = not any(eqn.steps for eqn in whole.eqns)
-    return Adjoint(
-        *(forward, backward, outs, kept, wanted, through, frozenset(still)),
-        *(cotangents_of, local),
-    )
+    unmoved = frozenset(still)
+    return Adjoint(forward, backward, outs, kept, wanted, through, unmoved, cotangents_of, local)
 
 
 _NOT_BY_VJP = ("requires_grad", "saved tensor hooks", "setup_context")

@@ -13,7 +13,7 @@ from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.placement import Replicate
 from fdtensor.layouts.tree import argument, flatten, paths, unflatten
 from fdtensor.programs.options import OnMissingRule, Options
-from fdtensor.programs.tracer import name_of
+from fdtensor.programs.recording import name_of
 from fdtensor.tensors.distribution import from_local
 from fdtensor.tensors.dtensor import DTensor
 from fdtensor.tensors.spmd import Spmd

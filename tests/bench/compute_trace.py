@@ -16,7 +16,8 @@ import attrs
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tree import flatten
 from fdtensor.plans.cost import NCCL
-from fdtensor.programs.tracer import is_typed, recorded, trace, type_of
+from fdtensor.programs.recording import recorded
+from fdtensor.programs.tracer import is_typed, trace, type_of
 from fdtensor.runtime.funcol import FuncolComm
 from fdtensor.runtime.runner import compiled
 from fdtensor.train.gpt import Size

@@ -11,7 +11,7 @@ from fdtensor.inspect.explanation import explain
 from fdtensor.inspect.explanation.options import decisions
 from fdtensor.layouts.errors import TraceError
 from fdtensor.ops.graph import Var
-from fdtensor.programs.choice import views_of_inputs
+from fdtensor.programs.regather import views_of_inputs
 from tests.support.prices import nodes_of, price_of
 
 MESH = Mesh(dp=2, tp=4)

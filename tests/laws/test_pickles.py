@@ -20,8 +20,8 @@ from fdtensor.layouts import errors
 from fdtensor.layouts.placement import Spans
 from fdtensor.layouts.text import Text
 from fdtensor.ops.graph import Call, Full, Graph, Var
-from fdtensor.ops.notation import At, Block, Row, Rule, U, Window
-from fdtensor.ops.notation.core import Needs
+from fdtensor.ops.notation import At, Block, Row, Rule, Units, Window
+from fdtensor.ops.notation.core import Halo
 from fdtensor.parallel.styles import Role
 from fdtensor.programs.options import Like, Options
 from fdtensor.programs.program import Together
@@ -159,12 +159,12 @@ example(Full, Full((4, 6), torch.float32))
 example(Graph, lambda: program().origin.graph)
 example(Call, lambda: program().origin.graph.calls[0])
 example(Row, Row((fd.Shard(0),), (fd.Shard(0),)))
-example(U, U(0, 2))
+example(Units, Units(0, 2))
 example(Window, Window(0, 8, 1, 5))
 example(Block, Block((4, 6), (((0, 2),), ((0, 6),))))
 example(At, At((Block((4,), (((0, 2),),)),), ()))
 
-example(Needs, Needs(0, 4, max))
+example(Halo, Halo(0, 4, max))
 example(Wrong, lambda: fd.verify(aten.cumsum.default, [(torch.arange(4.0), 0)], WRONG)[0])
 example(Size, Size())
 example(GPT, lambda: GPT(Size(layers=1, width=8, heads=2)))
@@ -253,7 +253,7 @@ def told(x: Any) -> Any:
             | Wrong()
             | Picture()
             | Rule()
-            | Needs()
+            | Halo()
             | At()
             | Block()
         ):

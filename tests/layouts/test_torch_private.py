@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+import fdtensor
 from fdtensor.layouts import torch_private
 
-ROOT = Path(__file__).parent.parent / "fdtensor"
+ROOT = Path(fdtensor.__file__).parent
 
 HOME = ROOT / "layouts" / "torch_private.py"
 

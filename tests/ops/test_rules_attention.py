@@ -10,7 +10,7 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Call, Full, Var
 from fdtensor.ops.lowering import lowered
-from fdtensor.ops.notation.core import P, R, S, U, rule_of
+from fdtensor.ops.notation.core import P, R, S, Units, rule_of
 from fdtensor.ops.recorder import record
 from fdtensor.ops.rows import rows_of
 from fdtensor.ops.rules import Row
@@ -214,7 +214,7 @@ def test_heads_are_cut_where_both_counts_line_up():
     (args, kwargs) = forward_of("fewer heads of keys")
     call, tensors, whole = call_of(attention, args, kwargs)
     types = [Full(tuple(t.shape), t.dtype) for t in (*tensors, *whole)]
-    cut, kept = U(1, 3).of(6, 2), U(1, 1).of(2, 2)
+    cut, kept = Units(1, 3).of(6, 2), Units(1, 1).of(2, 2)
     assert Row((cut, kept, kept), (cut, cut), exact=True) in rows_of(call, types, 2)
 
 

@@ -10,7 +10,7 @@ from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Replicate, Shard, Spans, parse_placement
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.ops.notation.core import Needs
+from fdtensor.ops.notation.core import Halo
 from fdtensor.plans.planner import plan
 from fdtensor.runtime.interpreter import run
 from fdtensor.runtime.simulator import SimulatedComm
@@ -91,7 +91,7 @@ def test_a_halo_moves_and_nothing_else():
     """Rows of 16 elements on 4 ranks: one from each neighbor."""
     mesh = Mesh(x=4)
     src = TensorType((32, 4), torch.float32, Layout(mesh, [Shard(0)]))
-    halo = Needs(0, 32, lambda start, stop: (start - 1, stop + 1)).of(32, 4)
+    halo = Halo(0, 32, lambda start, stop: (start - 1, stop + 1)).of(32, 4)
     assert halo == Spans(0, (((0, 9),), ((7, 17),), ((15, 25),), ((23, 32),)))
 
     found = plan(src, Layout(mesh, [halo]))
@@ -100,8 +100,8 @@ def test_a_halo_moves_and_nothing_else():
 
 
 def test_what_needs_its_own_block_only_is_a_shard():
-    assert Needs(1, 7, lambda start, stop: (start, stop)).of(7, 4) == Shard(1)
-    assert Needs(0, 2, lambda start, stop: (start, stop)).of(2, 4) == Shard(0)
+    assert Halo(1, 7, lambda start, stop: (start, stop)).of(7, 4) == Shard(1)
+    assert Halo(0, 2, lambda start, stop: (start, stop)).of(2, 4) == Shard(0)
 
 
 def test_overlapping_blocks_are_only_read():

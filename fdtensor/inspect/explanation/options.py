@@ -16,8 +16,10 @@ from fdtensor.ops.graph import Full
 from fdtensor.plans.cost import CostModel
 from fdtensor.plans.planner import plan
 from fdtensor.programs.assembly import Origin
-from fdtensor.programs.choice import Choice, Prices, views_of_inputs
+from fdtensor.programs.prices import Prices
+from fdtensor.programs.problem import Choice
 from fdtensor.programs.program import Program
+from fdtensor.programs.regather import views_of_inputs
 from fdtensor.programs.solver import Node, Option
 
 __all__ = ["Decision", "Priced", "decisions"]

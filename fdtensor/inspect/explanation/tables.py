@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from itertools import groupby
 
-from fdtensor.programs.choice import Body
+from fdtensor.programs.problem import Body
 from fdtensor.programs.solver import Option
 
 __all__ = ["columns", "counted", "microseconds", "row_text"]

@@ -15,7 +15,7 @@ from fdtensor.inspect.pictures.holders import most_nbytes
 from fdtensor.layouts.placement import Cut
 from fdtensor.ops.flops import flops
 from fdtensor.ops.graph import Full, Var
-from fdtensor.ops.rows import Exact
+from fdtensor.ops.rows import CallKey
 from fdtensor.plans.collectives import Exchange
 from fdtensor.plans.cost import CostModel, seconds
 from fdtensor.programs.program import Eqn, Program, is_view_line
@@ -76,5 +76,5 @@ def line_seconds(program: Program, eqn: Eqn, cost: CostModel) -> float:
     ways = prod(program.mesh.axis_size(axis) for axis in cutting)
     fulls = tuple(Full(type.shape, type.dtype) for type in ins)
     results = tuple(None if type is None else Full(type.shape, type.dtype) for type in outs)
-    count = flops(Exact.of(call), fulls, results)
+    count = flops(CallKey.of(call), fulls, results)
     return sum(map(most_nbytes, types)) / cost.copy + count / ways / cost.flops

@@ -1,4 +1,4 @@
-"""Attention to each block of the keys by itself, put together by their normalizations."""
+"""Attention to each block of the keys by itself, combined by their normalizations."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _joined(op, blocks: int, query: Tensor, key: Tensor, value: Tensor, *rest, *
 def for_cpu(
     blocks, query, key, value, dropout_p=0.0, is_causal=False, *, attn_mask=None, scale=None
 ):
-    """What is hidden gets a score that is the least by far, not `-inf`: all of a block may be."""
+    """A masked key gets the least score by far, not `-inf`: all of a block may be masked."""
     if dropout_p:
         raise NotImplementedError
     least = torch.finfo(query.dtype).min / 4
@@ -63,7 +63,7 @@ def for_cpu(
 
 @decomposition(aten._scaled_dot_product_flash_attention.default, blocked=True)
 def flash(blocks, query, key, value, dropout_p=0.0, is_causal=False, debug=False, *, scale=None):
-    """The kernel knows no mask: blocks are even, and no key is hidden."""
+    """The kernel takes no mask: blocks must be even, and no key masked."""
     if dropout_p or is_causal or debug or key.shape[2] % blocks:
         raise NotImplementedError
     op = aten._scaled_dot_product_flash_attention.default

@@ -88,10 +88,10 @@ def _segment(x, lengths, offsets, axis: int) -> tuple[torch.Tensor, torch.Tensor
         ends = lengths.cumsum(axis)
     places = torch.arange(x.shape[axis], device=x.device, dtype=ends.dtype)
     places = places.expand(*x.shape[:axis], -1).contiguous()
-    found = torch.searchsorted(ends.contiguous(), places, right=True)
+    segments = torch.searchsorted(ends.contiguous(), places, right=True)
     count = lengths.shape[axis]
-    segment = _on(found.clamp(max=count - 1), x).expand(x.shape)
-    return segment, _on(found < count, x), _on(lengths, x)
+    segment = _on(segments.clamp(max=count - 1), x).expand(x.shape)
+    return segment, _on(segments < count, x), _on(lengths, x)
 
 
 def _on(t: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -122,7 +122,7 @@ def segment_reduce_backward(
 ):
     """`dx[i, j] = grad[segment[i], j]`, or a share of it"""
     if reduce not in ("sum", "mean"):
-        raise NotImplementedError  # kernels have their own ways with zeros and with equal elements
+        raise NotImplementedError  # kernels differ for zeros and for equal elements
     segment, within, count = _segment(x, lengths, offsets, axis)
     taken = (grad / count if reduce == "mean" else grad).gather(axis, segment)
     return torch.where(within, taken, 0.0)

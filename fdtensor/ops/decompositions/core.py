@@ -1,12 +1,12 @@
-"""`decomposition_of`: an op as simpler ones, for layouts in which its kernel would need all blocks.
+"""`decomposition_of`: an op in simpler ops, for layouts in which its kernel would need all blocks.
 
-A decomposition takes the arguments of the op and full tensors, so that the numbers of elements in
-it are full ones, and returns what the op returns. Means are subtracted before squaring and maxima
-before `exp`; what has fewer than 32 bits is computed in 32.
+A decomposition takes the arguments of the op, with full tensors, so that all sizes in it are full
+ones, and returns the results of the op. Means are subtracted before squaring and maxima before
+`exp`; halves are computed in float32.
 
-A *blocked* one is told over how many ranks a dim is cut. It reshapes the dim to `(blocks, size)`,
-works along `size`, which needs no other rank, and puts together what each block leaves: a scan,
-the candidates for the largest elements.
+A *blocked* one takes the number of ranks over which a dim is cut. It reshapes the dim to
+`(blocks, size)`, works along `size`, which needs no other rank, and combines the results of the
+blocks: their totals for a scan, their candidates for the largest elements.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 
 @attrs.frozen(eq=False)
 class Decomposition:
-    """What an op does, in simpler ops."""
+    """An op in simpler ops."""
 
     f: Callable[..., Any]
     blocked: bool = False
@@ -45,7 +45,7 @@ DECOMPOSITIONS: dict[torch._ops.OpOverload, Decomposition] = {}
 def decomposition(
     *ops: torch._ops.OpOverload, blocked: bool = False
 ) -> Callable[[Callable], Callable]:
-    """Registers the decorated function as what the ops do."""
+    """Registers the decorated function as the decomposition of the ops."""
 
     def register(f: Callable) -> Callable:
         DECOMPOSITIONS.update(dict.fromkeys(ops, Decomposition(f, blocked)))
@@ -55,14 +55,14 @@ def decomposition(
 
 
 def decomposition_of(op: Any) -> Decomposition | None:
-    """What `op` does, in simpler ops: as written here, else as torch has it; None where nobody has.
+    """The decomposition of `op`: ours, else that of torch; None where there is none.
 
-    A function of the arguments of the op that returns what the op returns: a tuple for several.
+    It returns a tuple where the op has several results.
     """
-    found = DECOMPOSITIONS.get(op)
-    if found is None and op in _torch_decompositions():
+    known = DECOMPOSITIONS.get(op)
+    if known is None and op in _torch_decompositions():
         return Decomposition(_torch_decompositions()[op])
-    return found
+    return known
 
 
 @functools.cache
@@ -73,12 +73,12 @@ def _torch_decompositions() -> dict[Any, Callable[..., Any]]:
 
 
 def wide(x: torch.Tensor) -> torch.Tensor:
-    """`x` in the dtype that sums are computed in."""
+    """`x` in the dtype in which sums are computed."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def smooth(x: torch.Tensor, name: str) -> torch.Tensor:
-    """`x`; raises what torch's kernels raise for integers, which the simpler ops would round to."""
+    """`x`; raises for integers as torch's kernels do, where the simpler ops would round."""
     if not (x.is_floating_point() or x.is_complex()):
         raise NotImplementedError(f"{name} not implemented for {x.dtype}")
     return x

@@ -1,7 +1,7 @@
 """Products of groups of rows, each with a matrix of its own: what layers of experts are made of.
 
-Torch's `_grouped_mm` leaves rows without a group as they are in memory and says its shapes for some
-dtypes only. Here such rows are zero, and groups are given by where they start and end, so that they
+Torch's `_grouped_mm` leaves rows without a group uninitialized, and has fakes for some dtypes
+only. Here such rows are zero, and groups are given by where they start and end, so that they
 may be cut: a rank that holds some of the groups, or of the rows, computes just those.
 """
 
@@ -19,7 +19,7 @@ Tensor = torch.Tensor
 
 def _product(x: Tensor, w: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
     out = x.new_zeros(x.shape[0], w.shape[2])
-    for matrix, start, end in zip(w, starts.tolist(), ends.tolist()):
+    for matrix, start, end in zip(w, starts.tolist(), ends.tolist(), strict=True):
         if start < end:
             torch.mm(x[start:end], matrix, out=out[start:end])
     return out
@@ -27,7 +27,7 @@ def _product(x: Tensor, w: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
 
 def _outer(x: Tensor, y: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
     out = x.new_zeros(len(starts), x.shape[1], y.shape[1])
-    for matrix, start, end in zip(out, starts.tolist(), ends.tolist()):
+    for matrix, start, end in zip(out, starts.tolist(), ends.tolist(), strict=True):
         if start < end:
             torch.mm(x[start:end].T, y[start:end], out=matrix)
     return out
@@ -131,7 +131,7 @@ def grouped_mm(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The products of groups that end at `offs`: of rows, of columns, or of what is summed over."""
+    """The products of groups that end at `offs`: of rows, of columns, or of the summed dim."""
     if offs is None:
         out = torch.bmm(x, w)
     else:

@@ -18,7 +18,7 @@ def _spread(index: Tensor, shape) -> list[Tensor]:
     """The indices in each dim of places in the flat tensor."""
     index = torch.where(index < 0, index + prod(shape), index)
     steps = [prod(shape[d + 1 :]) for d in range(len(shape))]
-    return [index // step % n for step, n in zip(steps, shape)]
+    return [index // step % n for step, n in zip(steps, shape, strict=True)]
 
 
 @decomposition(aten.take.default)
@@ -31,13 +31,13 @@ def take(x, index):
 @decomposition(aten.put.default)
 def put(x, index, source, accumulate=False):
     """`out[index[i] // columns, index[i] % columns] = source[i]`, and `x` elsewhere"""
-    made = x if x.ndim else x.reshape(1)
+    target = x if x.ndim else x.reshape(1)
     source = source.reshape(index.shape)
-    return made.index_put(_spread(index, made.shape), source, accumulate).reshape(x.shape)
+    return target.index_put(_spread(index, target.shape), source, accumulate).reshape(x.shape)
 
 
 def _order(mask: Tensor) -> Tensor:
-    """How many elements before each are set, in the flat order; no dim is joined with another."""
+    """The number of true elements before each, in the flat order, without joining any dims."""
     return _before(mask.to(torch.int64))
 
 
@@ -63,8 +63,8 @@ def masked_scatter_backward(grad, mask, sizes):
     if not prod(sizes):
         return grad.new_zeros(sizes)
     place = torch.where(mask, _order(mask), 0)
-    made = grad.new_zeros(prod(sizes)).index_put([place], torch.where(mask, grad, 0), True)
-    return made.reshape(sizes)
+    zeros = grad.new_zeros(prod(sizes))
+    return zeros.index_put([place], torch.where(mask, grad, 0), True).reshape(sizes)
 
 
 @decomposition(aten.index_put.default, aten._unsafe_index_put.default)
@@ -75,7 +75,7 @@ def index_put(x, indices, values, accumulate=False):
     if len(dims) > 1 or mask.dtype != torch.bool:
         raise NotImplementedError
     after = x.ndim - dims[0] - mask.ndim
-    at = values.ndim - after - 1  # the dim of what is set, if they have it
+    at = values.ndim - after - 1  # the dim of the selected elements, if they have it
     if at >= 0 and values.shape[at] == 0:
         return x.clone()
     if at >= 0:
@@ -92,7 +92,7 @@ def _touched(x: Tensor, dim: int, index: Tensor) -> Tensor:
 
 
 START = {"sum": 0, "prod": 1, "amax": -torch.inf, "amin": torch.inf}
-"""What a reduction starts from."""
+"""The neutral elements of reductions."""
 
 
 @decomposition(aten.scatter_reduce.two)
@@ -133,16 +133,16 @@ def nonzero_static(x, *, size, fill_value=-1):
     """`out[order[i]] = i` where `x[i] != 0`, the first `size` of them"""
     if not x.ndim or not size:
         raise NotImplementedError
-    found, none = x != 0, torch.zeros(size, dtype=torch.int64, device=x.device)
-    order = _order(found)
-    first = found & (order < size)
+    hits, zeros = x != 0, torch.zeros(size, dtype=torch.int64, device=x.device)
+    order = _order(hits)
+    first = hits & (order < size)
     place = torch.where(first, order, 0)
     lines = [
-        none.index_put([place], torch.where(first, placed_along(x, d), 0), True)
+        zeros.index_put([place], torch.where(first, placed_along(x, d), 0), True)
         for d in range(x.ndim)
     ]
-    some = torch.arange(size, device=x.device) < found.sum()
-    return torch.where(some.unsqueeze(1), torch.stack(lines, 1), fill_value)
+    filled = torch.arange(size, device=x.device) < hits.sum()
+    return torch.where(filled.unsqueeze(1), torch.stack(lines, 1), fill_value)
 
 
 @decomposition(aten.repeat_interleave.Tensor)

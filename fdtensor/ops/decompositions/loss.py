@@ -81,9 +81,9 @@ def _with_gradients(
         return _linear_loss(x, matrix, target, *args)
 
     out, back = torch.func.vjp(total, *smooth)[:2]
-    made = (*back(torch.ones_like(out)), None)
+    parts = (*back(torch.ones_like(out)), None)[:3]  # without a bias it has no gradient
     none = ((0, 0), (0, 0), (0,))
-    grads = (g if w else x.new_zeros(n) for g, w, n in zip(made, wanted, none))
+    grads = (g if w else x.new_zeros(n) for g, w, n in zip(parts, wanted, none, strict=True))
     return out, *grads
 
 

@@ -1,4 +1,4 @@
-"""Normalizations in simpler ops, so that what is averaged over may be cut."""
+"""Normalizations in simpler ops, so that the dims that are averaged over may be cut."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Tensor = torch.Tensor
 
 
 def _statistics_dtype(x, weight, bias) -> torch.dtype:
-    """What kernels keep the statistics of `x` in: on a GPU 32 bits, else as the parameters."""
+    """The dtype of the statistics of `x` in kernels: on a GPU 32 bits, else the parameters'."""
     if x.device.type != "cpu":
         return torch.float32 if x.dtype.itemsize < 4 else x.dtype
     parameter = weight if weight is not None else bias
@@ -27,9 +27,9 @@ def _statistics(x: Tensor, dims: Sequence[int], eps: float) -> tuple[Tensor, ...
     """`x - mean`, and `mean`, `var`, `1 / sqrt(var + eps)` over `dims`, which stay with size 1."""
     count = prod(x.shape[d] for d in dims)
     mean = summed(x, dims) / count
-    apart = x - mean
-    var = summed(apart * apart, dims) / count
-    return apart, mean, var, (var + eps).rsqrt()
+    centered = x - mean
+    var = summed(centered * centered, dims) / count
+    return centered, mean, var, (var + eps).rsqrt()
 
 
 def _along(t: Tensor, x: Tensor, dim: int) -> Tensor:
@@ -55,8 +55,8 @@ def _through(grad: Tensor, xhat: Tensor, rstd: Tensor, dims: Sequence[int]) -> T
     return (grad - level / count - xhat * (along / count)) * rstd
 
 
-def _asked(mask: Sequence[bool], outs: Sequence[Any], dtypes: Sequence[torch.dtype]) -> tuple:
-    return tuple([out.to(d) if m else None for m, out, d in zip(mask, outs, dtypes)])
+def _masked(mask: Sequence[bool], outs: Sequence[Any], dtypes: Sequence[torch.dtype]) -> tuple:
+    return tuple([out.to(d) if m else None for m, out, d in zip(mask, outs, dtypes, strict=True)])
 
 
 @decomposition(aten.native_layer_norm.default)
@@ -82,7 +82,7 @@ def layer_norm_backward(grad, x, normalized_shape, mean, rstd, weight, bias, out
     dweight = summed(wide_grad * xhat, over).reshape(shape)
     dbias = summed(wide_grad, over).reshape(shape)
     kinds = [t.dtype if t is not None else x.dtype for t in (x, weight, bias)]
-    return _asked(output_mask, (dx, dweight, dbias), kinds)
+    return _masked(output_mask, (dx, dweight, dbias), kinds)
 
 
 @decomposition(aten._fused_rms_norm.default)
@@ -106,19 +106,19 @@ def rms_norm_backward(grad, x, normalized_shape, rstd, weight, output_mask):
     dx = (dxhat - xhat * (summed(dxhat * xhat, dims) / count)) * wide(rstd)
     dweight = summed(wide(grad) * xhat, list(range(lead))).reshape(list(normalized_shape))
     kinds = (x.dtype, x.dtype if weight is None else weight.dtype)
-    return _asked(output_mask, (dx, dweight), kinds)
+    return _masked(output_mask, (dx, dweight), kinds)
 
 
 def _trained(x, weight, bias, eps):
-    """What a batch norm of training gives, and the mean and variance of the batch."""
+    """The output of a batch norm in training, and the mean, variance and `invstd` of the batch."""
     dims = [d for d in range(x.ndim) if d != 1]
-    apart, mean, var, invstd = _statistics(wide(x), dims, eps)
+    centered, mean, var, invstd = _statistics(wide(x), dims, eps)
     w, b = (t if t is None else _along(t, x, 1) for t in (weight, bias))
-    out = _affine(apart * invstd, w, b).to(x.dtype)
+    out = _affine(centered * invstd, w, b).to(x.dtype)
     return out, *(t.squeeze(tuple(dims)) if dims else t for t in (mean, var, invstd))
 
 
-def _running(x, running, new, momentum):
+def _running(running, new, momentum):
     return ((1 - momentum) * wide(running) + momentum * new).to(running.dtype)
 
 
@@ -137,8 +137,8 @@ def batch_norm(x, weight, bias, running_mean, running_var, training, momentum, e
         return out, x.new_zeros(0), x.new_zeros(0), running_mean, running_var
     out, mean, var, invstd = _trained(x, weight, bias, eps)
     count = x.numel() // x.shape[1]
-    new_mean = _running(x, running_mean, mean, momentum)
-    new_var = _running(x, running_var, var * (count / (count - 1)), momentum)
+    new_mean = _running(running_mean, mean, momentum)
+    new_var = _running(running_var, var * (count / (count - 1)), momentum)
     kind = _statistics_dtype(x, weight, bias)
     return out, mean.to(kind), invstd.to(kind), new_mean, new_var
 
@@ -162,8 +162,8 @@ def batch_norm_native(x, weight, bias, running_mean, running_var, training, mome
 @decomposition(aten._batch_norm_with_update_functional.default)
 def batch_norm_with_update(x, weight, bias, running_mean, running_var, momentum, eps):
     """`out, mean, invstd`, an empty reserve and the new running statistics"""
-    made = batch_norm(x, weight, bias, running_mean, running_var, True, momentum, eps)
-    return *made[:3], x.new_empty(0, dtype=torch.uint8), *made[3:]
+    results = batch_norm(x, weight, bias, running_mean, running_var, True, momentum, eps)
+    return *results[:3], x.new_empty(0, dtype=torch.uint8), *results[3:]
 
 
 def _batch_backward(grad, x, weight, mean, invstd, training, mask):
@@ -179,7 +179,7 @@ def _batch_backward(grad, x, weight, mean, invstd, training, mask):
     dx = _affine(dxhat, None if weight is None else _along(weight, x, 1), None) * rstd
     dweight, dbias = dweight.reshape(x.shape[1]), dbias.reshape(x.shape[1])
     kind = x.dtype if weight is None else weight.dtype
-    return _asked(mask, (dx, dweight, dbias), (x.dtype, kind, kind))
+    return _masked(mask, (dx, dweight, dbias), (x.dtype, kind, kind))
 
 
 @decomposition(aten.native_batch_norm_backward.default)
@@ -207,8 +207,8 @@ def group_norm(x, weight, bias, N, C, HxW, group, eps):
     """`out[n, g, c] = (x[n, g, c] - mean[n, g]) * rstd[n, g] * weight[g, c] + bias[g, c]`"""
     grouped = wide(x).reshape(N, group, C // group, *x.shape[2:])
     dims = list(range(2, grouped.ndim))
-    apart, mean, _, rstd = _statistics(grouped, dims, eps)
-    hat = (apart * rstd).reshape(x.shape)
+    centered, mean, _, rstd = _statistics(grouped, dims, eps)
+    hat = (centered * rstd).reshape(x.shape)
     w, b = (t if t is None else _along(t, x, 1) for t in (weight, bias))
     kind = _statistics_dtype(x, weight, bias)
     stats = [t.squeeze(tuple(dims)).to(kind) for t in (mean, rstd)]
@@ -230,4 +230,4 @@ def group_norm_backward(grad, x, mean, rstd, weight, N, C, HxW, group, output_ma
     dweight = summed(wide(grad) * xhat.reshape(x.shape), dims).reshape(C)
     dbias = summed(wide(grad), dims).reshape(C)
     kind = x.dtype if weight is None else weight.dtype
-    return _asked(output_mask, (dx, dweight, dbias), (x.dtype, kind, kind))
+    return _masked(output_mask, (dx, dweight, dbias), (x.dtype, kind, kind))

@@ -12,7 +12,7 @@ aten = torch.ops.aten
 
 
 def _best(x: torch.Tensor, k: int, dim: int, largest: bool, padded: bool):
-    """The `k` best along `dim`; what was put after the end comes after its equals."""
+    """The `k` best along `dim`; padding comes after elements that are equal to it."""
     if not padded:
         return torch.topk(x, k, dim, largest)
     values, at = torch.sort(x, stable=True, dim=dim, descending=largest)

@@ -1,4 +1,4 @@
-"""Functions of torch that look at values only to check them, in ops that look at none."""
+"""Functions of torch that read values only to check them, in ops that read none."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def cov(x, *, correction=1, fweights=None, aweights=None):
     x = x.reshape(1, -1) if x.ndim < 2 else x
     total, freedom, w = x.shape[1], x.shape[1] - correction, None
     if fweights is not None or aweights is not None:
-        given = [t for t in (fweights, aweights) if t is not None]
-        w = given[0] if len(given) == 1 else given[0] * given[1]
+        weights = [t for t in (fweights, aweights) if t is not None]
+        w = weights[0] if len(weights) == 1 else weights[0] * weights[1]
         total = w.sum()
         spread = total if aweights is None else (w * aweights).sum() / total
         freedom = total - correction * (1 if aweights is None else spread)
     mean = (x if w is None else x * w).sum(1, keepdim=True) / total
-    apart = x - mean
-    weighted = apart if w is None else apart * w
+    centered = x - mean
+    weighted = centered if w is None else centered * w
     freedom = freedom.clamp(min=0) if isinstance(freedom, Tensor) else max(0, freedom)
-    return (apart @ weighted.mH / freedom).squeeze()
+    return (centered @ weighted.mH / freedom).squeeze()
 
 
 @recorded_as(torch.corrcoef, torch.Tensor.corrcoef)

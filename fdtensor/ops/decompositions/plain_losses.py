@@ -1,7 +1,7 @@
-"""Losses that look at values, as functions that do not, so that they have programs.
+"""Losses that read values, as functions that do not, so that they have programs.
 
-`gaussian_nll_loss` looks whether a variance is negative; `ctc_loss` looks for the longest target,
-by which it sizes what it keeps for the backward: here that is as wide as the targets may be.
+`gaussian_nll_loss` checks whether a variance is negative; `ctc_loss` sizes the tensor that it saves
+for the backward by the longest target: here that is as wide as the targets may be.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _ctc(log_probs, targets, input_lengths, target_lengths, *rest):
     past = steps.unsqueeze(1) >= input_lengths.reshape(-1, 1, 1)
     past = past | (labels > 2 * target_lengths.reshape(-1, 1, 1))
     known = F.pad(known, (0, alpha.shape[2] - known.shape[2]))
-    return out, known.masked_fill(past, -math.inf)  # where kernels leave what they find
+    return out, known.masked_fill(past, -math.inf)  # which kernels do not initialize
 
 
 def _ctc_backward(grad, log_probs, *rest):
@@ -76,7 +76,7 @@ for _name, _text, _run, _fake in [
         "ctc_loss_backward",
         f"(Tensor grad, {_TAKEN}, Tensor out, Tensor alpha, {_CHOSEN}) -> Tensor",
         _ctc_backward,
-        lambda grad, log_probs, *_: torch.empty_like(log_probs),
+        lambda _grad, log_probs, *_: torch.empty_like(log_probs),
     ),
 ]:
     torch.library.define(f"fdtensor::{_name}", _text)
@@ -113,8 +113,8 @@ class _Ctc(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Any) -> Any:  # type: ignore[override]
         chosen = ctx.blank, ctx.zero_infinity
-        made = torch.ops.fdtensor.ctc_loss_backward(grad, *ctx.saved_tensors, *chosen)
-        return made, None, None, None, None, None
+        dx = torch.ops.fdtensor.ctc_loss_backward(grad, *ctx.saved_tensors, *chosen)
+        return dx, None, None, None, None, None
 
 
 @recorded_as(F.ctc_loss)
@@ -128,11 +128,11 @@ def ctc_loss(
     zero_infinity=False,
 ):
     """`out[n] = -log P(targets[n] | log_probs[:, n])`, for targets in a table"""
-    given = input_lengths, target_lengths
+    sizes = input_lengths, target_lengths
     if log_probs.ndim != 3 or targets.ndim != 2:
-        return F.ctc_loss(log_probs, targets, *given, blank, reduction, zero_infinity)
+        return F.ctc_loss(log_probs, targets, *sizes, blank, reduction, zero_infinity)
     lengths = [
-        n if isinstance(n, Tensor) else torch.tensor(n, device=log_probs.device) for n in given
+        n if isinstance(n, Tensor) else torch.tensor(n, device=log_probs.device) for n in sizes
     ]
     out, _ = _Ctc.apply(log_probs, targets, *lengths, blank, zero_infinity)  # type: ignore[misc]
     if zero_infinity:

@@ -23,8 +23,8 @@ def _moments(x: torch.Tensor, dim: Any, correction: float | None) -> tuple[Any, 
     dims = sorted(reduced_dims(x, dim))
     count = prod(x.shape[d] for d in dims)
     mean = summed(x, dims) / count
-    apart = x - mean
-    squared = (apart * apart.conj()).real if x.is_complex() else apart * apart
+    centered = x - mean
+    squared = (centered * centered.conj()).real if x.is_complex() else centered * centered
     freedom = max(0.0, count - (1 if correction is None else correction))
     return summed(squared, dims) / freedom, mean, dims
 
@@ -90,10 +90,7 @@ def renorm(x, p, dim, maxnorm):
 
 
 def _where(x: torch.Tensor, most: torch.Tensor, dims: list[int]) -> torch.Tensor:
-    """Where in `dims`, counted in row-major order, the first element is that equals `most`.
-
-    Or the first nan, which no element equals.
-    """
+    """The place in `dims`, in row-major order, of the first element equal to `most` or nan."""
     hit = x == most
     if x.is_floating_point():
         hit = hit | x.isnan()

@@ -1,4 +1,4 @@
-"""Scans in simpler ops: each block by itself, then with what the blocks before it leave."""
+"""Scans in simpler ops: each block by itself, then combined with the totals of those before it."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def placed_along(x: Tensor, dim: int, step: int = 1) -> Tensor:
 
 
 def _shifted(t: Tensor, dim: int, by: int, fill: float) -> Tensor:
-    """What is said of each block in the place of the next, or of the one before for -1."""
+    """The entry of each block at the place of the next, or of the one before for -1."""
     return aten.constant_pad_nd(t, [0, 0] * (t.ndim - 1 - dim) + [by, -by], fill)
 
 
 def _whole(x: Tensor, dim: int, size: int) -> Tensor:
-    """The blocks in one dim again, without what was put after its end."""
+    """The blocks in one dim again, without the padding after its end."""
     x = x.flatten(dim, dim + 1)
     return x if x.shape[dim] == size else x.narrow(dim, 0, size)
 
@@ -57,7 +57,7 @@ def _scanned(
 
 
 def _cast(x: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, torch.dtype]:
-    """`x` in the dtype that a scan is computed in, and the one that it gives."""
+    """`x` in the dtype in which a scan is computed, and the dtype of its result."""
     whole = not (x.is_floating_point() or x.is_complex())
     kind = dtype or (torch.int64 if whole else x.dtype)
     return wide(x.to(kind)), kind
@@ -112,10 +112,10 @@ def _extreme(blocks: int, x: Tensor, dim: int, scan, reaches, fill: float):
     ends = _shifted(values.narrow(dim + 1, -1, 1), dim, 1, fill)
     before, of = scan(ends, dim)
     place = _shifted(at.narrow(dim + 1, -1, 1), dim, 1, 0).gather(dim, of)
-    here = reaches(values, before)  # among equals the last
+    own = reaches(values, before)  # among equals the last
     if x.is_floating_point():
-        here = values.isnan() | (here & ~before.isnan())
-    values, at = torch.where(here, values, before), torch.where(here, at, place)
+        own = values.isnan() | (own & ~before.isnan())
+    values, at = torch.where(own, values, before), torch.where(own, at, place)
     return _whole(values, dim, n), _whole(at, dim, n)
 
 

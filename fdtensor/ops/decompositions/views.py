@@ -1,4 +1,4 @@
-"""Ops that put elements elsewhere, as reshapes, slices and joins, which know where blocks go."""
+"""Ops that move elements, as reshapes, slices and joins, whose rules know the blocks."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ def repeat(x, repeats):
     """`out[k, i] = x[i]`, with `k` and `i` joined"""
     shape = [1] * (len(repeats) - x.ndim) + list(x.shape)
     pairs = [n for d in shape for n in (1, d)]
-    wide = [n for k, d in zip(repeats, shape) for n in (k, d)]
-    return x.reshape(pairs).expand(wide).reshape([k * d for k, d in zip(repeats, shape)])
+    wide = [n for k, d in zip(repeats, shape, strict=True) for n in (k, d)]
+    return (
+        x.reshape(pairs).expand(wide).reshape([k * d for k, d in zip(repeats, shape, strict=True)])
+    )
 
 
 @decomposition(aten.roll.default)
@@ -45,7 +47,7 @@ def as_strided(x, size, stride, storage_offset=None):
     if 0 in size:
         return x.new_zeros(size)
     order = sorted(range(len(size)), key=lambda d: -stride[d])
-    start, last = storage_offset or 0, sum((n - 1) * s for n, s in zip(size, stride))
+    start, last = storage_offset or 0, sum((n - 1) * s for n, s in zip(size, stride, strict=True))
     out = x.reshape(-1)[start : start + last + 1]
     for d in order:
         if stride[d] == 0:
@@ -86,8 +88,8 @@ def diag_embed(x, offset=0, dim1=-2, dim2=-1):
 def diagonal_scatter(x, src, offset=0, dim1=0, dim2=1):
     """`out[i, i + offset, k] = src[k, i]`, and `x` elsewhere"""
     ones = torch.ones_like(src, dtype=torch.bool)
-    there = aten.diagonal_backward.default(ones, x.shape, offset, dim1, dim2)
-    return torch.where(there, aten.diagonal_backward.default(src, x.shape, offset, dim1, dim2), x)
+    on_line = aten.diagonal_backward.default(ones, x.shape, offset, dim1, dim2)
+    return torch.where(on_line, aten.diagonal_backward.default(src, x.shape, offset, dim1, dim2), x)
 
 
 @decomposition(aten._chunk_cat.default)

@@ -1,18 +1,31 @@
-"""What rules are written in: placements and rows, index formulas, blocks, windows and runs."""
+"""The notation of rules: placements and rows, index formulas, blocks, windows and runs."""
 
 from fdtensor.ops.notation.core import (
     At,
     Block,
-    Needs,
+    Halo,
     P,
     R,
     Row,
     Rule,
     S,
-    U,
+    Units,
     Window,
     rule,
     rule_of,
 )
 
-__all__ = ["At", "Block", "Needs", "P", "R", "Row", "Rule", "S", "U", "Window", "rule", "rule_of"]
+__all__ = [
+    "At",
+    "Block",
+    "Halo",
+    "P",
+    "R",
+    "Row",
+    "Rule",
+    "S",
+    "Units",
+    "Window",
+    "rule",
+    "rule_of",
+]

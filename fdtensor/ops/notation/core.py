@@ -1,19 +1,19 @@
 """`rule`: which layouts an op allows along one mesh axis, as rows of placements.
 
 A rule is a generator of rows `(ins, outs)`: a placement for each tensor argument (those of lists
-too, in order) and one for each tensor that the op returns. The row of all `R` needs no mention.
+too, in order) and one for each tensor that the op returns. The row of all `R` is implied.
 
-    R            the whole on every rank
-    S(d)         any cut of dim d; all the S of a row are the same cut of equally long dims
-    U(d, unit)   contiguous blocks of whole units, as `torch.chunk` cuts the units
-    U(d, unit, n)  the same in each of n blocks of the dim; no row where no StridedShard is that
-    Window(d..)  what the blocks of a dim leave of a slice of it, or gain by padding
-    Needs(d..)   the part of a dim that each block of another one is made from, with its halo
-    P            a term of a pending sum (in `ins` also of an average: such a row is linear)
-    MAX, MIN..   a term of a pending maximum, minimum or product
+    R                the whole on every rank
+    S(d)             any cut of dim d; all the S of a row are the same cut of equally long dims
+    Units(d, unit)   contiguous blocks of whole units, as `torch.chunk` cuts the units
+    Units(d, unit, n)  the same in each of n blocks of the dim; no row unless a StridedShard has it
+    Window(d..)      the blocks of a slice of a dim, or of a padded dim, where those of the dim are
+    Halo(d..)        the part of a dim, with its halo, that each block of another dim is made from
+    P                a term of a pending sum (in `ins` also of an average: such a row is linear)
+    MAX, MIN..       a term of a pending maximum, minimum or product
 
-Other placements stand for themselves. A row must hold for any blocks of the dims that it leaves
-alone: that is what lets rows of several axes be combined.
+Other placements stand for themselves. A row must hold for any blocks of the dims that it does not
+cut: so rows of several axes compose.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ __all__ = [
     "Block",
     "MAX",
     "MIN",
-    "Needs",
+    "Halo",
     "P",
     "PRODUCT",
     "R",
     "Row",
     "Rule",
     "S",
-    "U",
+    "Units",
     "Window",
     "rule",
     "rule_of",
@@ -64,7 +64,7 @@ PRODUCT = Partial("product")
 
 
 @attrs.frozen(eq=False)
-class U(Record):
+class Units(Record):
     """Blocks of dim `dim`, or of each of `blocks` of it, in whole units of `unit` elements."""
 
     dim: int
@@ -72,23 +72,23 @@ class U(Record):
     blocks: int = 1
 
     def of(self, size: int, count: int) -> Placement | None:
-        """The placement that this is on a dim of `size` over an axis of `count` ranks."""
+        """The placement of a dim of `size` over an axis of `count` ranks."""
         if self.blocks > 1:
             block = size // self.blocks
             even = -(-block // count) == self.unit * -(-block // (self.unit * count))
             return StridedShard(self.dim, self.blocks) if even else None
         units = -(-size // self.unit)
-        ends = [chunk(units, count, i) for i in range(count)]
-        sizes = [min(size, b * self.unit) - min(size, a * self.unit) for a, b in ends]
+        blocks = [chunk(units, count, i) for i in range(count)]
+        sizes = [min(size, b * self.unit) - min(size, a * self.unit) for a, b in blocks]
         return _contiguous(self.dim, sizes)
 
 
 @attrs.frozen(eq=False)
 class Window(Record):
-    """Positions `range(start, stop, step)` of a dim of `size` that is cut as S, each where it was.
+    """Positions `range(start, stop, step)` of a dim of `size` cut as S, each on its rank.
 
-    They are dim `dim` of this tensor. Positions before the dim are with its first block, those
-    after it with the last one, or with whom they make it a plain S.
+    They are dim `dim` of this tensor. Positions before the dim are on the rank of its first block,
+    those after it on that of the last one, or where they complete a plain S.
     """
 
     dim: int
@@ -98,7 +98,7 @@ class Window(Record):
     step: int = 1
 
     def of(self, size: int, count: int) -> Placement:
-        """The placement that this is on a dim of `size` over an axis of `count` ranks."""
+        """The placement of a dim of `size` over an axis of `count` ranks."""
 
         def passed(end: int) -> int:
             return min(size, max(0, -(-(end - self.start) // self.step)))
@@ -106,18 +106,18 @@ class Window(Record):
         ends = [passed(chunk(self.size, count, i)[1]) for i in range(count - 1)]
         plain = [chunk(size, count, i)[1] for i in range(count - 1)]
         last = passed(self.size)
-        if all(a == b or min(a, b) >= last for a, b in zip(ends, plain)):
+        if all(a == b or min(a, b) >= last for a, b in zip(ends, plain, strict=True)):
             return Shard(self.dim)
-        sizes = [b - a for a, b in zip([0, *ends], [*ends, size])]
+        sizes = [b - a for a, b in zip([0, *ends], [*ends, size], strict=True)]
         return _contiguous(self.dim, sizes)
 
 
 @attrs.frozen(eq=False)
-class Needs(Record):
-    """What blocks of a dim of `made` elements, cut as S, are made from: ranges of dim `dim`.
+class Halo(Record):
+    """The ranges of dim `dim` that blocks of a dim of `made` elements, cut as S, are made from.
 
-    `of_block(start, stop)` is a range that the elements from `start` to `stop` need, cut off where
-    the dim ends, or several ranges; empty blocks need nothing.
+    `of_block(start, stop)` is the range, or a list of ranges, that the elements from `start` to
+    `stop` need; it is cut off where the dim ends. Empty blocks need none.
     """
 
     dim: int
@@ -125,19 +125,19 @@ class Needs(Record):
     of_block: Callable[[int, int], Any]
 
     def of(self, size: int, count: int) -> Placement:
-        """The placement that this is on a dim of `size` over an axis of `count` ranks."""
-        held = []
+        """The placement of a dim of `size` over an axis of `count` ranks."""
+        blocks = []
         for i in range(count):
             start, stop = chunk(self.made, count, i)
             ranges: list[tuple[int, int]] = []
             if start < stop:
-                found = self.of_block(start, stop)
-                ranges += [found] if isinstance(found, tuple) else found
-            held.append(_united(ranges, size))
+                needed = self.of_block(start, stop)
+                ranges += [needed] if isinstance(needed, tuple) else needed
+            blocks.append(_united(ranges, size))
         plain = [chunk(size, count, i) for i in range(count)]
-        if count == 1 or held == [((a, b),) if a < b else () for a, b in plain]:
+        if count == 1 or blocks == [((a, b),) if a < b else () for a, b in plain]:
             return Shard(self.dim)
-        return Spans(self.dim, tuple(held))
+        return Spans(self.dim, tuple(blocks))
 
 
 def _united(ranges: Iterable[tuple[int, int]], size: int) -> Intervals:
@@ -160,12 +160,12 @@ def _contiguous(dim: int, sizes: Sequence[int]) -> Placement:
 
 @attrs.frozen(eq=False)
 class Row(Record):
-    """What an op does along one axis: the placements that it takes and those that it gives."""
+    """The placements of the operands and of the results of an op along one axis."""
 
     ins: tuple[Placement, ...]
     outs: tuple[Placement, ...]
     exact: bool = False
-    """Whether it holds for just these cuts of the whole dims, not for cuts of blocks."""
+    """Whether it holds for these cuts of whole dims alone, not for cuts of blocks."""
     contiguous: bool = False
     """Whether its cuts must leave contiguous blocks."""
 
@@ -175,7 +175,7 @@ class Row(Record):
 
 @attrs.frozen(eq=False)
 class Block:
-    """Which part of a full tensor a rank holds."""
+    """The block of a full tensor that a rank holds."""
 
     full: tuple[int, ...]
     box: Box
@@ -183,22 +183,26 @@ class Block:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the block."""
-        return tuple([length(held) for held in self.box])
+        return tuple([length(part) for part in self.box])
 
     @property
     def start(self) -> tuple[int, ...]:
         """The first index in each dim; its size where the block is empty."""
-        return tuple([h[0][0] if h else n for h, n in zip(self.box, self.full)])
+        return tuple(
+            [part[0][0] if part else n for part, n in zip(self.box, self.full, strict=True)]
+        )
 
     @property
     def stop(self) -> tuple[int, ...]:
         """The index after the last in each dim."""
-        return tuple([h[-1][1] if h else n for h, n in zip(self.box, self.full)])
+        return tuple(
+            [part[-1][1] if part else n for part, n in zip(self.box, self.full, strict=True)]
+        )
 
 
 @attrs.frozen(eq=False)
 class At:
-    """Where a local computation runs: the blocks that this rank holds of each tensor."""
+    """The blocks that this rank holds of each tensor of a call."""
 
     ins: tuple[Block, ...]
     outs: tuple[Block, ...]
@@ -206,7 +210,7 @@ class At:
 
 @attrs.frozen(eq=False)
 class Rule:
-    """The rows of an op and how a rank computes its block."""
+    """The rows of an op, and how a rank computes its block."""
 
     rows: Callable[..., Iterable[Any]]
     sizes: Mapping[str, int]
@@ -214,7 +218,7 @@ class Rule:
     local: Callable[..., Any] | None
     """`local(at, *args)`: the block of this rank; by default the op itself on the blocks."""
     contiguous: bool
-    """Whether S means contiguous blocks only, since `local` asks where they start."""
+    """Whether S means contiguous blocks only, since `local` reads where they start."""
     whole: bool
     """Whether `local` is needed also where every rank holds everything."""
 
@@ -237,14 +241,14 @@ def rule(
     """
 
     def register(rows: Callable[..., Iterable[Any]]) -> Callable[..., Iterable[Any]]:
-        made = Rule(rows, dict(sizes or {}), local, contiguous, whole)
+        new = Rule(rows, dict(sizes or {}), local, contiguous, whole)
         for op in ops:
             for overload in _overloads(op):
                 known = _RULES.get(overload)
                 if (
                     known is not None
                     and known.rows.__module__ != rows.__module__
-                    and _ours(known, made)
+                    and _ours(known, new)
                 ):
                     raise RuleError(
                         f"{overload} has two rules.",
@@ -252,7 +256,7 @@ def rule(
                         second=rows.__module__,
                         hint="Keep one of them.",
                     )
-                _RULES[overload] = made
+                _RULES[overload] = new
         return rows
 
     return register
@@ -277,7 +281,7 @@ def _overloads(op: Any) -> list[Any]:
 
 def rule_of(op: Any) -> Rule | None:
     """The rule of an op: its own, or that of elementwise ops; None where it has none."""
-    found = _RULES.get(op)
-    if found is None and torch.Tag.pointwise in op.tags and not op._schema.is_mutable:
+    known = _RULES.get(op)
+    if known is None and torch.Tag.pointwise in op.tags and not op._schema.is_mutable:
         return _RULES["pointwise"]
-    return found
+    return known

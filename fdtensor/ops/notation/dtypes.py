@@ -1,4 +1,4 @@
-"""What a dtype can hold: its least and greatest value, and what casts to it keep."""
+"""Properties of dtypes: the least and greatest value, and which casts keep sums or the order."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["alike", "highest", "keeps_order", "keeps_sums", "linear_in", "lowest
 
 
 def lowest(dtype: torch.dtype) -> float | int | bool:
-    """What a maximum over nothing is: the least value of a dtype."""
+    """The least value of a dtype: the maximum over no elements."""
     if dtype.is_floating_point:
         return -inf
     return False if dtype == torch.bool else torch.iinfo(dtype).min
 
 
 def highest(dtype: torch.dtype) -> float | int | bool:
-    """What a minimum over nothing is: the greatest value of a dtype."""
+    """The greatest value of a dtype: the minimum over no elements."""
     if dtype.is_floating_point:
         return inf
     return True if dtype == torch.bool else torch.iinfo(dtype).max
@@ -54,14 +54,14 @@ def keeps_sums(before: torch.dtype, after: torch.dtype) -> bool:
 
 
 def linear_in(x: Full, dtype: torch.dtype | None) -> bool:
-    """Whether a sum of terms may wait until after a cast to `dtype`: a sum of bools is their or."""
+    """Whether a sum may stay pending through a cast to `dtype`: a sum of bools is their or."""
     if x.dtype == torch.bool:
         return False
     return dtype is None or dtype.is_floating_point or dtype.is_complex or dtype == x.dtype
 
 
 def keeps_order(before: torch.dtype, after: torch.dtype) -> bool:
-    """Whether a cast never turns `a <= b` around."""
+    """Whether a cast keeps the order: `a <= b` stays so."""
     if before == after or before.is_complex or after.is_complex:
         return before == after and not before.is_complex
     if after.is_floating_point or before is torch.bool:

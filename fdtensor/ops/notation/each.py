@@ -23,7 +23,7 @@ def each(*ops: Any, **options: Any) -> Callable[[Callable[..., Iterable[Any]]], 
 
             @functools.wraps(rows)
             def of_one(*args: Any, op: Any = op, names: Any = names, **kwargs: Any) -> Any:
-                return rows(op, {**dict(zip(names, args)), **kwargs})
+                return rows(op, {**dict(zip(names[: len(args)], args, strict=True)), **kwargs})
 
             rule(op, **options)(of_one)
         return rows

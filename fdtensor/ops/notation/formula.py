@@ -1,12 +1,12 @@
-"""`formula`: the rows that an index formula means.
+"""`formula`: the rows of an op from its index formula.
 
     formula("n i k, n k j -> n i j", a, b)      a batched product: a cut of k leaves a sum
     formula("i j + i k, k j -> i j", c, a, b)   with another term that is added
     formula("* N N, * N k -> * N k", a, b, linear=[1])   a solver: N is never cut
 
-A letter is a dim, and any cut of it cuts it wherever it stands; where an output lacks it, a sum is
-pending. Capitals and digits are never cut. `*` stands for the leading dims, as many as there are,
-and operands may be broadcast: those of size 1, or that lack the first letters, stay whole.
+A letter is a dim, and a cut of it cuts all tensors with the letter; an output without it is a
+pending sum. Capitals and digits are never cut. `*` stands for any number of leading dims, and
+operands may be broadcast: those of size 1, or that lack the first letters, stay whole.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ def formula(
 ) -> Iterator[tuple[tuple[Placement, ...], tuple[Placement, ...]]]:
     """The rows of a formula for these operands; those that are None are left out.
 
-    A pending sum passes where the formula is linear: in one operand of every term at once, or with
-    `linear` in the operands of these numbers, each by itself.
+    A sum may stay pending where the formula is linear: in one operand of every term at once, or
+    with `linear` in the operands of these numbers, each by itself.
     """
     terms, outs = _parsed(text)
     counter = itertools.count()
     places = [[next(counter) for _ in term] for term in terms]
-    given = [i for i, t in enumerate(tensors) if t is not None]
+    present = [i for i, t in enumerate(tensors) if t is not None]
     flat = [letters for term in terms for letters in term]
-    leads = [tensors[i].ndim - len(flat[i]) + 1 for i in given if "*" in flat[i]]  # type: ignore[union-attr]
+    leads = [tensors[i].ndim - len(flat[i]) + 1 for i in present if "*" in flat[i]]  # type: ignore[union-attr]
     lead = max(leads, default=0)
-    named = {i: _named(flat[i], tensors[i], lead) for i in given}
+    named = {i: _named(flat[i], tensors[i], lead) for i in present}
     results = [_expanded(out, lead) for out in outs]
 
     def row(cuts: dict[int, Placement], after: Sequence[Placement]) -> Any:
-        return tuple(cuts.get(i, R) for i in given), tuple(after)
+        return tuple(cuts.get(i, R) for i in present), tuple(after)
 
-    for letter in dict.fromkeys(x for i in given for x in named[i] if x and not _whole(x)):
-        sizes = {i: tensors[i].shape[named[i].index(letter)] for i in given if letter in named[i]}  # type: ignore[union-attr]
+    for letter in dict.fromkeys(x for i in present for x in named[i] if x and not _whole(x)):
+        sizes = {i: tensors[i].shape[named[i].index(letter)] for i in present if letter in named[i]}  # type: ignore[union-attr]
         size = max(sizes.values())
         if size == 1:
             continue
@@ -55,9 +55,9 @@ def formula(
         after = [S(out.index(letter)) if letter in out else P for out in results]
         if P in after:
             for members in places:  # a term without it is added once: it must be pending too
-                here = [i for i in members if i in named]
-                if here and not any(i in cuts for i in here):
-                    cuts[here[0]] = P
+                operands = [i for i in members if i in named]
+                if operands and not any(i in cuts for i in operands):
+                    cuts[operands[0]] = P
         yield row(cuts, after)
     pending = [P] * len(results)
     if linear is None:

@@ -23,7 +23,7 @@ def overloads(names: str) -> list[torch._ops.OpOverload]:
 def on(
     names: str, of: Callable[[Any], Callable[..., Any]] | None = None, **options: Any
 ) -> Callable[[Callable[..., Iterable[Any]]], Callable[..., Iterable[Any]]]:
-    """`rule` for the overloads with these names; `of(op)` is what a rank computes for each."""
+    """`rule` for the overloads with these names; `of(op)` is the `local` of each."""
 
     def register(rows: Callable[..., Iterable[Any]]) -> Callable[..., Iterable[Any]]:
         for op in overloads(names):
@@ -35,10 +35,10 @@ def on(
 
 def tensors(args: tuple[Any, ...]) -> list[Full]:
     """The tensors among the arguments of an op, those of lists too, in order."""
-    found = []
+    fulls = []
     for arg in args:
         if isinstance(arg, Full):
-            found.append(arg)
+            fulls.append(arg)
         elif isinstance(arg, tuple):
-            found += tensors(arg)
-    return found
+            fulls += tensors(arg)
+    return fulls

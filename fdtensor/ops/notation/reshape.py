@@ -1,11 +1,11 @@
-"""Reshapes: which cuts of dims before are which cuts of dims after."""
+"""Reshapes: the cuts of dims before that are cuts of dims after."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import gcd, lcm, prod
 
-from fdtensor.ops.notation.core import S, U
+from fdtensor.ops.notation.core import S, Units
 
 __all__ = ["groups", "reshaped"]
 
@@ -45,11 +45,14 @@ def reshaped(shape: Sequence[int], size: Sequence[int]):
             for j, first, last in _spans(after, size):
                 unit, block = lcm(low, first), gcd(high, last)
                 if unit < block and block % unit == 0:
-                    yield (U(i, unit // low, high // block),), U(j, unit // first, last // block)
+                    yield (
+                        (Units(i, unit // low, high // block),),
+                        Units(j, unit // first, last // block),
+                    )
 
 
 def _spans(dims: Sequence[int], shape: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Dims, each with how many elements one index of it has, and how many all of them have."""
+    """Dims, each with the numbers of elements of one of its indices and of all of them."""
     high = prod(shape[d] for d in dims)
     for d in dims:
         yield d, high // shape[d], high

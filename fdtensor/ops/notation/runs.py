@@ -7,27 +7,27 @@ from collections.abc import Sequence
 import torch
 
 from fdtensor.layouts.blocks import Intervals, locate
-from fdtensor.ops.notation.core import Needs
+from fdtensor.ops.notation.core import Halo
 
 __all__ = ["Runs", "needed", "taken"]
 
 Runs = Sequence[range]
-"""Where the entries of a dim come from, one run after the other; a run may go down."""
+"""The sources of the entries of a dim, one run after the other; a run may descend."""
 
 
-def needed(dim: int, runs: Runs) -> Needs:
-    """What each block of a dim that `runs` make is made from."""
+def needed(dim: int, runs: Runs) -> Halo:
+    """The placement of dim `dim` from which each block of the dim that `runs` describe is made."""
 
     def of_block(start: int, stop: int) -> list[tuple[int, int]]:
         return [_ends(run) for run in _between(runs, start, stop)]
 
-    return Needs(dim, sum(map(len, runs)), of_block)
+    return Halo(dim, sum(map(len, runs)), of_block)
 
 
 def taken(
     x: torch.Tensor, dim: int, held: Intervals, wanted: Intervals, runs: Runs
 ) -> torch.Tensor:
-    """Entries `wanted` of what `runs` make of `dim`, of a block that holds `held` of it."""
+    """Entries `wanted` of the dim that `runs` describe, from a block that holds `held` of `dim`."""
     parts = []
     for start, stop in wanted:
         for run in _between(runs, start, stop):
@@ -43,13 +43,13 @@ def taken(
 
 def _between(runs: Runs, start: int, stop: int) -> list[range]:
     """The runs of entries `start` to `stop`."""
-    found, passed = [], 0
+    parts, passed = [], 0
     for run in runs:
-        found.append(run[max(0, start - passed) : max(0, stop - passed)])
+        parts.append(run[max(0, start - passed) : max(0, stop - passed)])
         passed += len(run)
-    return [run for run in found if run]
+    return [run for run in parts if run]
 
 
 def _ends(run: range) -> tuple[int, int]:
-    """The least range that holds a run."""
+    """The smallest range that holds a run."""
     return min(run[0], run[-1]), max(run[0], run[-1]) + 1

@@ -57,20 +57,20 @@ def integers_of(low: int, high: int, width: Width) -> Convert:
 
 
 def _span_and_factor(low: int, high: int, width: Width) -> tuple[int, int]:
-    """How many integers there are, 0 for all of the width, and what upper bits are worth."""
+    """The number of integers, 0 for all of the width, and the factor of the upper bits."""
     span = (high - low) % (1 << width)
     factor = _times(1 << width // 2, 1, span, width)
     return span, _times(factor, factor, span, width)
 
 
 def _times(a: int, b: int, span: int, width: Width) -> int:
-    """`a * b` in so many bits, and its remainder; of nothing is the number itself."""
+    """The remainder of `a * b` in so many bits; for a span of 0 the number itself."""
     product = a * b % (1 << width)
     return product % span if span else product
 
 
 def _by_numpy(bits: np.ndarray, low: int, span: int, factor: int) -> np.ndarray:
-    """On the CPU, by numpy, which has unsigned integers and divides many by one at a time."""
+    """Integers by numpy on the CPU: it has unsigned ones, and divides many by one at a time."""
     words: Any = bits.view(bits.dtype.str.replace("i", "u"))
     of = words.dtype.type
 
@@ -81,14 +81,14 @@ def _by_numpy(bits: np.ndarray, low: int, span: int, factor: int) -> np.ndarray:
         quotient *= of(span)
         return np.subtract(x, quotient, quotient)
 
-    found = rest(words[-1])
+    integers = rest(words[-1])
     if len(words) == 2:
         upper = rest(words[0])
         upper *= of(factor)
-        upper += found
-        found = rest(upper)
-    found += of(low % (1 << 8 * found.itemsize))
-    return found.view(bits.dtype)
+        upper += integers
+        integers = rest(upper)
+    integers += of(low % (1 << 8 * integers.itemsize))
+    return integers.view(bits.dtype)
 
 
 def _signed(number: int) -> int:
@@ -101,7 +101,7 @@ def _rest(x: torch.Tensor, span: int) -> torch.Tensor:
 
 
 def _remainder(bits: torch.Tensor, span: int) -> torch.Tensor:
-    """The remainder of unsigned int64; of nothing is the number itself."""
+    """The remainder of unsigned int64; for a span of 0 the number itself."""
     if not span:
         return bits
     if span >> 63:

@@ -15,13 +15,14 @@ from fdtensor.ops.random_bits.threefry import PIECE, Words, hash_array, hash_ten
 __all__ = ["Convert", "Width", "filled"]
 
 Width = Literal[32, 64]
-"""How many bits an element takes."""
+"""The number of bits of an element."""
 
 Convert = Callable[[torch.Tensor], torch.Tensor]
 """From bits, in int32 or int64, to elements, one by one."""
 
 LARGE_PIECE = 1 << 22
-"""Elements that another device than the CPU makes at a time."""
+"""The number of elements that a device other than the CPU computes at a time."""
+
 _WORD = 0xFFFFFFFF
 
 
@@ -39,11 +40,11 @@ def filled(
     or on the CPU.
     """
     keys = key if isinstance(key, tuple) else (key,)
-    held = [k for k in keys if isinstance(k, torch.Tensor)]
-    device = torch.device(device or (held[0].device if held else "cpu"))
+    tensors = [k for k in keys if isinstance(k, torch.Tensor)]
+    device = torch.device(device or (tensors[0].device if tensors else "cpu"))
     words = [words_of(k, device) for k in keys]
     stacked = convert if isinstance(key, tuple) else lambda bits: convert(bits[0])
-    if recorded(*held):
+    if recorded(*tensors):
         numbers = places.tensor(device)
         return stacked(torch.stack([_bits(each, numbers, width) for each in words])).to(dtype)
     out = torch.empty(places.count, dtype=dtype, device=device)
@@ -51,7 +52,7 @@ def filled(
         known = [(int(high) & _WORD, int(low) & _WORD) for high, low in words]
         _fill(out, known, places, width, stacked)
     else:
-        _fill_there(out, words, places, width, stacked)
+        _fill_on_device(out, words, places, width, stacked)
     return out.view(places.local_shape)
 
 
@@ -71,7 +72,7 @@ def _fill(
     for run in places.runs(PIECE):
         count = min(PIECE, out.numel() - done) if isinstance(run, int) else run.size
         x0, x1, spare = buffers[:, :count]
-        for key, made in zip(words, bits[:, :count], strict=True):
+        for key, out_bits in zip(words, bits[:, :count], strict=True):
             if isinstance(run, int) and run >> 32 == (run + count - 1) >> 32:
                 x0[:] = run >> 32
                 np.add(steps[:count], np.uint32(run & 0xFFFFFFFF), x1)
@@ -81,9 +82,9 @@ def _fill(
                 x0[:] = (numbers >> 32).astype(np.uint32) if places.past_32_bits else 0
             hash_array(key, x0, x1, spare)
             if width == 32:
-                np.bitwise_xor(x0, x1, made.view(np.uint32))
+                np.bitwise_xor(x0, x1, out_bits.view(np.uint32))
             else:
-                both = made.view(np.uint32).reshape(count, 2)
+                both = out_bits.view(np.uint32).reshape(count, 2)
                 both[:, _HIGH] = x0
                 both[:, 1 - _HIGH] = x1
         out[done : done + count] = convert(torch.from_numpy(bits[:, :count]))
@@ -91,10 +92,10 @@ def _fill(
 
 
 _HIGH = int(np.little_endian)
-"""Where the high word of an int64 is."""
+"""The position of the high word of an int64."""
 
 
-def _fill_there(
+def _fill_on_device(
     out: torch.Tensor, words: Sequence[Words], places: Places, width: Width, convert: Convert
 ) -> None:
     """On another device, by torch."""
@@ -106,8 +107,8 @@ def _fill_there(
         else:
             count = run.size
             numbers = torch.from_numpy(run).to(out.device)
-        made = [_bits(key, numbers, width) for key in words]
-        out[done : done + count] = convert(torch.stack(made))
+        bits = [_bits(key, numbers, width) for key in words]
+        out[done : done + count] = convert(torch.stack(bits))
         done += count
 
 

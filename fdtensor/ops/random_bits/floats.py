@@ -33,7 +33,7 @@ FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def width_of(dtype: torch.dtype) -> Width:
-    """How many bits one float takes."""
+    """The number of random bits of one float."""
     return 64 if dtype == torch.float64 else 32
 
 

@@ -1,4 +1,4 @@
-"""`Key`: what random numbers come from, as a value; `key`, `split` and `fold_in` make keys."""
+"""`Key`: the key of random numbers, as a value; `key`, `split` and `fold_in` make keys."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def _check_word(word: Any) -> None:
 
 @dataclasses.dataclass(frozen=True)  # torch.compile makes no frozen ones of attrs
 class Key:
-    """What random numbers come from: 64 bits, as two words. Hashable; the same key, the same draw.
+    """The key of random numbers: 64 bits, as two words. Hashable; equal keys give equal numbers.
 
-    A key may be used again, and then gives the same numbers: `split` it for others.
+    A key that is used twice gives the same numbers twice: `split` it for others.
     """
 
     high: int
@@ -74,8 +74,8 @@ def words_of(key: AnyKey, device: torch.device | None = None) -> Words:
             f"a tensor of shape {tuple(key.shape)} and {key.dtype} is not a key.",
             hint="Pass random.key(seed), or its .tensor(): two words in int64, of shape (2,).",
         )
-    held = key.to(device, torch.int64).to(torch.int32)
-    return held[0], held[1]
+    words = key.to(device, torch.int64).to(torch.int32)
+    return words[0], words[1]
 
 
 def key(seed: int) -> Key:

@@ -20,17 +20,17 @@ def compiled() -> bool:
 def opaque(name: str, count: int, outs: int = 1) -> Callable[[F], F]:
     """A decorator: an op of `count` tensors of one dtype, with `outs` results of their shape.
 
-    So the compiler has less to read, and neither fuses nor rounds otherwise what is inside.
+    So the compiler has less to do, and neither fuses the ops inside nor changes their rounding.
     """
     taken = ", ".join(f"Tensor x{i}" for i in range(count))
-    given = ", ".join(["Tensor"] * outs)
+    returned = ", ".join(["Tensor"] * outs)
 
     def fake(*xs: torch.Tensor) -> Any:
         shape = torch.broadcast_shapes(*[x.shape for x in xs])
-        made = [xs[0].new_empty(shape) for _ in range(outs)]
-        return made[0] if outs == 1 else tuple(made)
+        results = [xs[0].new_empty(shape) for _ in range(outs)]
+        return results[0] if outs == 1 else tuple(results)
 
-    def batched(info: Any, dims: Any, *xs: torch.Tensor) -> Any:
+    def batched(_info: Any, dims: Any, *xs: torch.Tensor) -> Any:
         most = max(x.dim() - (d is not None) for x, d in zip(xs, dims, strict=True))
         aligned = [
             x if d is None else (y := x.movedim(d, 0)).reshape(
@@ -38,14 +38,13 @@ def opaque(name: str, count: int, outs: int = 1) -> Callable[[F], F]:
             )
             for x, d in zip(xs, dims, strict=True)
         ]  # fmt: skip
-        made = op(*aligned)
-        return made, 0 if outs == 1 else (0,) * outs
+        return op(*aligned), 0 if outs == 1 else (0,) * outs
 
     def wrap(run: Any) -> Any:
         torch.library.impl(f"fdtensor::{name}", "CompositeExplicitAutograd", run)
         return lambda *xs: op(*xs) if compiled() else run(*xs)
 
-    torch.library.define(f"fdtensor::{name}", f"({taken}) -> ({given})")
+    torch.library.define(f"fdtensor::{name}", f"({taken}) -> ({returned})")
     torch.library.register_fake(f"fdtensor::{name}", fake)
     torch.library.register_vmap(f"fdtensor::{name}", batched)
     op = getattr(torch.ops.fdtensor, name).default

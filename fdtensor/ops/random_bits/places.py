@@ -40,7 +40,7 @@ class Places:
 
     @property
     def count(self) -> int:
-        """How many elements the block has."""
+        """The number of elements of the block."""
         return prod(self.local_shape)
 
     @property
@@ -67,12 +67,12 @@ class Places:
         yield from _arrays(base, dims, most)
 
     def block(self, full: torch.Tensor) -> torch.Tensor:
-        """What the block holds of a tensor of `shape`."""
-        for d, held in enumerate(self.box):
-            if len(held) == 1:
-                full = full.narrow(d, held[0][0], held[0][1] - held[0][0])
+        """The block of a tensor of `shape`."""
+        for d, part in enumerate(self.box):
+            if len(part) == 1:
+                full = full.narrow(d, part[0][0], part[0][1] - part[0][0])
             else:
-                parts = [full.narrow(d, start, stop - start) for start, stop in held]
+                parts = [full.narrow(d, start, stop - start) for start, stop in part]
                 full = torch.cat(parts or [full.narrow(d, 0, 0)], d)
         return full
 
@@ -81,12 +81,12 @@ class Places:
         total = torch.zeros((), dtype=torch.int64, device=device)
         stride = 1
         for d in reversed(range(len(self.shape))):
-            held = [
+            parts = [
                 torch.arange(start, stop, dtype=torch.int64, device=device)
                 for start, stop in self.box[d]
             ]
             empty = torch.zeros(0, dtype=torch.int64, device=device)
-            index = held[0] if len(held) == 1 else torch.cat(held or [empty])
+            index = parts[0] if len(parts) == 1 else torch.cat(parts or [empty])
             total = total + (index * stride).reshape(-1, *[1] * (len(self.shape) - 1 - d))
             stride *= self.shape[d]
         return total
@@ -101,7 +101,7 @@ def _merged(places: Places) -> tuple[int, tuple[_Dim, ...]]:
     base, stride = 0, 1
     dims: list[_Dim] = []  # from the last to the first
     full = 0  # the size of the last of them, where it is held whole
-    for size, held in zip(reversed(places.shape), reversed(places.box)):
+    for size, held in zip(reversed(places.shape), reversed(places.box), strict=True):
         if full:
             held = tuple([(start * full, stop * full) for start, stop in held])
             dims[-1] = held, dims[-1][1]
@@ -142,10 +142,10 @@ def _numbers(dims: tuple[_Dim, ...]) -> np.ndarray:
 def _slice(dim: _Dim, start: int, stop: int) -> np.ndarray:
     """The numbers at positions `start` to `stop` of what a dim holds."""
     held, stride = dim
-    found = []
+    parts = []
     for low, high in held:
         a, b = max(start, 0), min(stop, high - low)
         if a < b:
-            found.append(np.arange(low + a, low + b, dtype=np.int64))
+            parts.append(np.arange(low + a, low + b, dtype=np.int64))
         start, stop = start - (high - low), stop - (high - low)
-    return np.concatenate(found) * stride if found else np.zeros(0, np.int64)
+    return np.concatenate(parts) * stride if parts else np.zeros(0, np.int64)

@@ -13,12 +13,12 @@ MANTISSA = {torch.float32: 23, torch.float64: 52, torch.float16: 10, torch.bfloa
 
 
 def rounded(x: float, dtype: torch.dtype) -> float:
-    """The nearest number of the dtype, of two the even one."""
+    """The nearest number of the dtype; of two as near, the even one."""
     if isinf(x):
         return x
     step = _step(x, dtype)
-    found = ldexp(round(ldexp(x, -step)), step)
-    return found if abs(found) <= torch.finfo(dtype).max else inf if x > 0 else -inf
+    nearest = ldexp(round(ldexp(x, -step)), step)
+    return nearest if abs(nearest) <= torch.finfo(dtype).max else inf if x > 0 else -inf
 
 
 def above(x: float, dtype: torch.dtype) -> float:
@@ -28,8 +28,8 @@ def above(x: float, dtype: torch.dtype) -> float:
     step = _step(x, dtype)
     if x < 0 and frexp(x)[0] == -0.5:  # numbers nearer to zero are closer
         step = max(step - 1, least(dtype))
-    found = x + ldexp(1.0, step)
-    return found if found <= torch.finfo(dtype).max else inf
+    following = x + ldexp(1.0, step)
+    return following if following <= torch.finfo(dtype).max else inf
 
 
 def below(x: float, dtype: torch.dtype) -> float:
@@ -38,7 +38,7 @@ def below(x: float, dtype: torch.dtype) -> float:
 
 
 def _step(x: float, dtype: torch.dtype) -> int:
-    """The exponent of how far apart numbers of the dtype are at `x`."""
+    """The exponent of the distance between numbers of the dtype at `x`."""
     smallest = least(dtype)
     return max(frexp(x)[1] - 1 - MANTISSA[dtype], smallest) if x else smallest
 

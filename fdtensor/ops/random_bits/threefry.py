@@ -17,7 +17,7 @@ Words = tuple[int, int] | tuple[torch.Tensor, torch.Tensor]
 """A key: two ints of 32 bits, or two 0-d int32 tensors with these bits."""
 
 PIECE = 65536
-"""Counters that are hashed at a time: their buffers stay in the second-level cache."""
+"""The number of counters hashed at a time: their buffers stay in the second-level cache."""
 
 _PARITY = 0x1BD11BDA
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -112,5 +112,5 @@ def _hash_op(*tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     else:
         keys = [np.broadcast_to(x, shape).reshape(-1) for x in (first, second)]
         hash_array((keys[0], keys[1]), x0, x1, np.empty_like(x0))
-    found = [torch.from_numpy(x.view(np.int32)).view(shape) for x in (x0, x1)]
-    return found[0], found[1]
+    first_word, second_word = (torch.from_numpy(x.view(np.int32)).view(shape) for x in (x0, x1))
+    return first_word, second_word

@@ -16,7 +16,7 @@ from fdtensor.ops.random_bits.keys import AnyKey
 __all__ = ["DRAW", "boxed"]
 
 _STREAMS = 0x746F7263
-"""What is folded into a key before the number of a stream, so that `split` makes no such key."""
+"""The number folded into a key before that of a stream, so that `split` makes no such key."""
 
 torch.library.define(
     "fdtensor::draw",
@@ -52,15 +52,15 @@ def _draw(
 @torch.library.register_fake("fdtensor::draw")
 def _(
     key: torch.Tensor,
-    stream: int,
-    kind: str,
-    ends: Sequence[float],
+    _stream: int,
+    _kind: str,
+    _ends: Sequence[float],
     size: Sequence[int],
     dtype: torch.dtype,
     box: Sequence[int] = (),
 ) -> torch.Tensor:
-    held = _places(tuple(size), tuple(box)).local_shape
-    return key.new_empty(held, dtype=dtype)
+    shape = _places(tuple(size), tuple(box)).local_shape
+    return key.new_empty(shape, dtype=dtype)
 
 
 def _filled(
@@ -89,14 +89,14 @@ def _filled(
 
 def boxed(box: Box) -> list[int]:
     """A box as numbers: for each dim how many intervals it has, and where they start and stop."""
-    return [n for held in box for n in (len(held), *(end for pair in held for end in pair))]
+    return [n for part in box for n in (len(part), *(end for pair in part for end in pair))]
 
 
 @functools.lru_cache(maxsize=4096)
 def _places(size: tuple[int, ...], box: tuple[int, ...]) -> Places:
-    """The places of the block that these numbers stand for; of all without any."""
+    """The places of the block that these numbers stand for; of the whole tensor without any."""
     if not box:
         return Places.all(size)
     numbers = iter(box)
-    held = [tuple([(next(numbers), next(numbers)) for _ in range(next(numbers))]) for _ in size]
-    return Places(size, tuple(held))
+    parts = [tuple([(next(numbers), next(numbers)) for _ in range(next(numbers))]) for _ in size]
+    return Places(size, tuple(parts))

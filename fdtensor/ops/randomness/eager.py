@@ -1,4 +1,4 @@
-"""`Drawing`: functions that are run, not recorded, with numbers from a key."""
+"""`Drawing`: a mode in which functions run, unrecorded, with random numbers from a key."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _FUNCTIONS = {
     aten.rrelu_with_noise.default: aten.rrelu_with_noise_functional.default,
     aten.uniform_.default: aten.uniform.default,
 }
-"""Ops that write what they draw, and those that return it."""
+"""Ops that write numbers in place, and those that return the same numbers."""
 
 
 class Drawing(TorchDispatchMode):
-    """Puts draws from a key in place of torch's random ops, as recorded functions have them.
+    """Replaces torch's random ops by draws from a key, as in recorded functions.
 
-    `recorder.draw_from` says which key; without one they are refused.
+    `recorder.draw_from` sets the key; without one random ops are refused.
     """
 
     def __enter__(self) -> Any:
@@ -47,23 +47,23 @@ class Drawing(TorchDispatchMode):
             stack.enter_context(self.numbers)
             stack.enter_context(without_rejection())
             entered = super().__enter__()
-            self.left = stack.pop_all()
+            self.contexts = stack.pop_all()
         return entered
 
     def __exit__(self, *exc: Any) -> Any:
         try:
             return super().__exit__(*exc)
         finally:
-            self.left.close()
+            self.contexts.close()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        made = replacement(_FUNCTIONS.get(func, func))
-        if made is None or is_quiet(func, args):
+        drawn = replacement(_FUNCTIONS.get(func, func))
+        if drawn is None or is_quiet(func, args):
             refuse_random(func, args)
             return func(*args, **kwargs)
-        found = made(functools.partial(self.numbers.draw, func), *args, **kwargs)
+        out = drawn(functools.partial(self.numbers.draw, func), *args, **kwargs)
         if func is aten.rrelu_with_noise.default:
-            args[1].copy_(found[1])
-            return found[0]
-        return args[0].copy_(found) if func in _FUNCTIONS else found
+            args[1].copy_(out[1])
+            return out[0]
+        return args[0].copy_(out) if func in _FUNCTIONS else out

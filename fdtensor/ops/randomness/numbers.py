@@ -1,7 +1,7 @@
-"""`Numbers`: what the random ops of a function draw from, a stream for each op.
+"""`Numbers`: the random numbers of a function, with a stream for each of its random ops.
 
-The state of torch's own generator says which stream is next. Whoever puts the state back, as
-`torch.utils.checkpoint` does before it computes something again, gets the same numbers again.
+The state of torch's own generator tells which stream is next. Code that restores the state, as
+`torch.utils.checkpoint` does before it recomputes a function, gets the same numbers again.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ __all__ = ["Numbers"]
 
 
 class Numbers:
-    """The streams of the key that a function is given, if it is given one."""
+    """The streams of the key that a function draws from, if it has one."""
 
     active: ClassVar[list[Numbers]] = []
-    """Those of the functions that run now, the innermost last."""
+    """Those of the functions that are running, the innermost last."""
 
     def __init__(self) -> None:
         self.key: torch.Tensor | None = None
@@ -43,7 +43,7 @@ class Numbers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Puts torch's generator back to where it was."""
+        """Restores the state of torch's generator."""
         self.active.pop()
         if self._before is not None:
             with _disable_current_modes():

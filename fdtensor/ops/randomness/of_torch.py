@@ -1,7 +1,7 @@
 """`replacement`: each random op of torch as draws from a key and plain ops.
 
-It has the distribution of the op it stands for, not its numbers. What only says a shape, such as
-the operand of `uniform`, is not read. Ops that reject what they draw until it fits (Poisson, gamma,
+It has the distribution of the op it stands for, not its numbers. An operand that only gives a
+shape, such as that of `uniform`, is not read. Ops that draw until a number fits (Poisson, gamma,
 binomial, Dirichlet) have no replacement.
 """
 
@@ -25,7 +25,7 @@ _REPLACEMENTS: dict[Any, Callable[..., Any]] = {}
 
 
 def replacement(op: Any) -> Callable[..., Any] | None:
-    """What is recorded in place of an op: a function of a `Draw` and the arguments, or None."""
+    """The function of a `Draw` and the arguments that is recorded in place of an op, or None."""
     return _REPLACEMENTS.get(op)
 
 
@@ -46,7 +46,7 @@ def _normal(draw: Draw, size: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def _integers(draw: Draw, size: Sequence[int], dtype: torch.dtype, low: int, high: int) -> Tensor:
-    """Of [low, high), in any dtype: the remainder of 63 bits, whose bias is below 2**-63 a step."""
+    """Integers in [low, high), in any dtype: remainders of 63 bits, of a bias below 2**-63 each."""
     count = high - low
     bits = draw("bits", size, torch.int64)
     if count < 1 << 63:
@@ -55,7 +55,7 @@ def _integers(draw: Draw, size: Sequence[int], dtype: torch.dtype, low: int, hig
 
 
 def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """`x.to(dtype)`, in an op that is no composite one: those are not taken apart here."""
+    """`x.to(dtype)` in one op: composite ones are not decomposed where this runs."""
     return x if x.dtype == dtype else aten._to_copy.default(x, dtype=dtype)
 
 
@@ -171,13 +171,13 @@ def _log_normal(draw: Draw, x: Tensor, mean: float = 1.0, std: float = 2.0, **_:
 
 @_for(aten.exponential.default)
 def _exponential(draw: Draw, x: Tensor, lambd: float = 1.0, **_: Any) -> Tensor:
-    return _waits(draw, x.shape, x.dtype) / lambd
+    return _exponentials(draw, x.shape, x.dtype) / lambd
 
 
 @_for(aten.geometric.default)
 def _geometric(draw: Draw, x: Tensor, p: float, **_: Any) -> Tensor:
     wide = torch.float64 if x.dtype in (torch.float64, torch.int64) else torch.float32
-    return _cast((_waits(draw, x.shape, wide) / -math.log1p(-p)).floor() + 1, x.dtype)
+    return _cast((_exponentials(draw, x.shape, wide) / -math.log1p(-p)).floor() + 1, x.dtype)
 
 
 @_for(aten.cauchy.default)
@@ -208,7 +208,7 @@ def _past(dtype: torch.dtype) -> int:
     return 2 if dtype == torch.bool else torch.iinfo(dtype).max + (dtype != torch.int64)
 
 
-def _waits(draw: Draw, size: Sequence[int], dtype: torch.dtype) -> Tensor:
+def _exponentials(draw: Draw, size: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Exponential numbers of rate 1."""
     wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
     return _cast(-torch.log1p(-draw("uniform", size, wide, 0.0, 1.0)), dtype)
@@ -245,7 +245,7 @@ def _native_dropout(draw: Draw, x: Tensor, p: float, train: bool | None) -> tupl
 
 @_for(aten._fused_dropout.default)
 def _fused_dropout(draw: Draw, x: Tensor, p: float, **_: Any) -> tuple[Tensor, Tensor]:
-    kept = draw("bernoulli", x.shape, torch.bool, p)  # it is told what is kept
+    kept = draw("bernoulli", x.shape, torch.bool, p)  # its `p` is that of keeping
     return x * kept * (1 / p if p else 0.0), _cast(kept, torch.uint8)
 
 
@@ -268,12 +268,12 @@ def _rrelu(
 
 @_for(aten.multinomial.default)
 def _multinomial(draw: Draw, p: Tensor, count: int, replacement: bool = False, **_: Any) -> Tensor:
-    """The categories whose exponential waits for events of rate `p` are the shortest."""
+    """The categories whose exponential times, of rate `p`, are the shortest."""
     if not replacement:
-        return (p / _waits(draw, p.shape, p.dtype).clamp(min=_TINY)).topk(count, -1).indices
-    waits = _waits(draw, (*p.shape[:-1], count, p.shape[-1]), p.dtype)
-    return (p.unsqueeze(-2) / waits.clamp(min=_TINY)).argmax(-1)
+        return (p / _exponentials(draw, p.shape, p.dtype).clamp(min=_TINY)).topk(count, -1).indices
+    times = _exponentials(draw, (*p.shape[:-1], count, p.shape[-1]), p.dtype)
+    return (p.unsqueeze(-2) / times.clamp(min=_TINY)).argmax(-1)
 
 
 _TINY = 2.0**-24
-"""Below the shortest wait that is not 0, in float32."""
+"""Below the shortest exponential time that is not 0, in float32."""

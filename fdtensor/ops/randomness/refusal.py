@@ -1,4 +1,4 @@
-"""`refuse_random`: no op may draw random numbers of its own, other ones on each rank."""
+"""`refuse_random`: refuses ops that would draw other random numbers on each rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fdtensor.layouts.errors import TraceError
 __all__ = ["is_quiet", "refuse_random"]
 
 _QUIET = {"dropout_p": 0, "dropout": 0, "p": 0, "train": False, "training": False}
-"""With which values of their arguments random ops draw nothing."""
+"""The values of arguments with which random ops draw no numbers."""
 
 
 def refuse_random(func: Any, args: Any) -> None:
@@ -29,9 +29,9 @@ def is_quiet(func: Any, args: Any) -> bool:
     for name, quiet in _QUIET.items():
         if name in names:
             place = names.index(name)
-            given = (
+            value = (
                 args[place] if place < len(args) else func._schema.arguments[place].default_value
             )
-            if isinstance(given, (int, float)) and given == quiet:
-                return name != "p" or "train" in names  # others are told what to keep, or to count
+            if isinstance(value, (int, float)) and value == quiet:
+                return name != "p" or "train" in names  # of other ops `p` is not that of dropping
     return False

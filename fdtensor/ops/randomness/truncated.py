@@ -1,6 +1,6 @@
 """`without_rejection`: truncated normals of `torch.nn.init` as one draw for each element.
 
-Torch draws again whatever falls outside, until nothing does: no function of fixed lines.
+Torch draws again for elements that fall outside, until none does: no program has such a loop.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ __all__ = ["without_rejection"]
 
 @contextlib.contextmanager
 def without_rejection() -> Iterator[None]:
-    """Inside, `torch.nn.init.trunc_normal_` inverts the cumulative distribution."""
-    there: Any = init
-    before = there._no_grad_trunc_normal_
-    there._no_grad_trunc_normal_ = _truncated
+    """A context in which `torch.nn.init.trunc_normal_` inverts the cumulative distribution."""
+    module: Any = init
+    before = module._no_grad_trunc_normal_
+    module._no_grad_trunc_normal_ = _truncated
     try:
         yield
     finally:
-        there._no_grad_trunc_normal_ = before
+        module._no_grad_trunc_normal_ = before
 
 
 def _truncated(

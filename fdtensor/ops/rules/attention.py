@@ -4,9 +4,9 @@
     p[n, h, q] = softmax_k(scale * query[n, h, q] . key[n, h, k] + mask[n, h, q, k])
     grad_value[n, h, k] = sum_q p[n, h, q, k] * grad[n, h, q], and the others like it
 
-A cut of the keys leaves the normalization pending: only the backward kernels, which are given it,
-have such a row. Kernels number queries and keys of a causal mask from 0; what they get for blocks
-says which ones they are. None has a row where dropout draws random numbers.
+A cut of the keys leaves the normalization pending: only the backward kernels, which take it as an
+operand, have such a row. Kernels number queries and keys of a causal mask from 0; for blocks they
+get a mask, or fewer keys, instead. There is no row where dropout draws random numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import attrs
 import torch
 
 from fdtensor.ops.graph import Full
-from fdtensor.ops.notation.core import At, Block, P, R, S, U
+from fdtensor.ops.notation.core import At, Block, P, R, S, Units
 from fdtensor.ops.notation.each import each
 from fdtensor.ops.notation.empty import unless_empty
 
@@ -36,7 +36,7 @@ CUDNN_BACK = aten._scaled_dot_product_cudnn_attention_backward.default
 OTHER = aten._scaled_dot_product_fused_attention_overrideable.default
 
 SEEDS = {CPU: 0, FLASH: 3, EFFICIENT: 2, CUDNN: 2, OTHER: 2}
-"""The forward kernels, with how many tensors they give after the normalization."""
+"""The forward kernels, with the number of results after the normalization."""
 
 BACKWARDS = (CPU_BACK, FLASH_BACK, EFFICIENT_BACK, CUDNN_BACK)
 
@@ -55,18 +55,18 @@ def _cuts(tensors: Mapping[str, Full]) -> Iterator[Cuts]:
     yield {"query": S(0), "key": S(0), "value": S(0)}
     run = query.shape[1] // max(1, key.shape[1])
     if key.shape[1] == value.shape[1] and run:
-        kept = S(1) if run == 1 else U(1, 1)
-        yield {"query": S(1) if run == 1 else U(1, run), "key": kept, "value": kept}
+        kept = S(1) if run == 1 else Units(1, 1)
+        yield {"query": S(1) if run == 1 else Units(1, run), "key": kept, "value": kept}
 
 
 def _sequence(op: Any, causal: bool, masked: bool) -> tuple[Any, Any]:
-    """How the kernel lets queries and keys be cut; None where not."""
+    """The placements of cut queries and of cut keys for the kernel; None where it allows none."""
     if op in (CPU, CPU_BACK):
         return S(2), S(2)
     if op in (FLASH, FLASH_BACK):
-        return (U(2, 1), None) if causal else (S(2), S(2))  # blocks of causal ones have one end
+        return (Units(2, 1), None) if causal else (S(2), S(2))  # blocks of causal ones have one end
     if op in (EFFICIENT, EFFICIENT_BACK) and not causal:
-        return U(2, 32), None if masked else S(2)  # it pads the normalization
+        return Units(2, 32), None if masked else S(2)  # it pads the normalization
     return None, None
 
 
@@ -83,35 +83,35 @@ def _row(tensors: Mapping[str, Full], cuts: Cuts) -> tuple[tuple[Any, ...], Cuts
     return tuple(cuts.get(name, R) for name in tensors), cuts
 
 
-def _named(given: Mapping[str, Any]) -> dict[str, Full] | None:
+def _by_role(named: Mapping[str, Any]) -> dict[str, Full] | None:
     """The tensors of a kernel by role; None where no row is right."""
-    tensors = {ROLES.get(n, n): t for n, t in given.items() if isinstance(t, Full)}
-    unfit = given["dropout_p"] or given.get("return_debug_mask") or "cum_seq_q" in tensors
+    tensors = {ROLES.get(n, n): t for n, t in named.items() if isinstance(t, Full)}
+    unfit = named["dropout_p"] or named.get("return_debug_mask") or "cum_seq_q" in tensors
     return None if unfit else tensors
 
 
-def forward(op, given):
+def forward(op, named):
     """The attention and the normalization, each cut like the queries, and seeds."""
-    tensors, seeds = _named(given), [R] * SEEDS[op]
+    tensors, seeds = _by_role(named), [R] * SEEDS[op]
     if tensors is None:
         return
-    queries, _ = _sequence(op, given["is_causal"], "mask" in tensors)
+    queries, _ = _sequence(op, named["is_causal"], "mask" in tensors)
     for cuts in (*_cuts(tensors), *([{"query": queries}] if queries else [])):
         yield _row(tensors, cuts)[0], (cuts["query"], cuts["query"], *seeds)
     yield _row(tensors, {"value": P})[0], (P, R, *seeds)
 
 
-def backward(op, given):
+def backward(op, named):
     """The gradients of query, key, value and of a mask where it is asked for.
 
-    What is not cut is a sum over what is.
+    The gradient of an operand that is not cut is a pending sum.
     """
-    tensors = _named(given)
+    tensors = _by_role(named)
     if tensors is None:
         return
-    asked = "mask" in tensors and given.get("grad_input_mask", [False] * 4)[3]
-    names = ("query", "key", "value", "mask")[: 3 + asked]
-    queries, keys = _sequence(op, given["is_causal"], "mask" in tensors)
+    of_mask = "mask" in tensors and named.get("grad_input_mask", [False] * 4)[3]
+    names = ("query", "key", "value", "mask")[: 3 + of_mask]
+    queries, keys = _sequence(op, named["is_causal"], "mask" in tensors)
     sequences = [{"query": queries}] if queries else []
     sequences += [{"key": keys, "value": keys}] if keys else []
     for cuts in (*_cuts(tensors), *sequences):
@@ -129,8 +129,8 @@ def _cut(at: At, i: int) -> bool:
     return any(block.shape[2] != block.full[2] for block in at.ins[i : i + 2])
 
 
-def _hiding(op: Any, i: int) -> Any:
-    """The kernel for a CPU, with a mask where a causal one is cut; the query is operand `i`."""
+def _masking(op: Any, i: int) -> Any:
+    """The kernel for a CPU, with a mask in place of a causal one that is cut; `i` is the query."""
     dtypes = () if i else (torch.float32,)
 
     def local(at, *args, attn_mask=None, scale=None):
@@ -147,7 +147,7 @@ def _hiding(op: Any, i: int) -> Any:
 
 
 def _seen(query: Block, key: Block) -> int:
-    """How many keys the last query of a block sees: the last one of all sees every key."""
+    """The number of keys that the last query of a block sees: the last of all sees every key."""
     return max(0, key.full[2] - query.full[2] + query.stop[2])
 
 
@@ -166,11 +166,11 @@ def _flash_back(at, grad, query, key, value, out, logsumexp, *rest, scale=None):
         key, value = key.narrow(2, 0, end), value.narrow(2, 0, end)
     sizes = query.shape[2], key.shape[2]
     args = (query, key, value, out, logsumexp, cum_q, cum_k, *sizes, dropout, causal, *seeds)
-    made = unless_empty(FLASH_BACK)(at, grad, *args, scale=scale)
-    if made[1].shape[2] == full:
-        return made
+    grads = unless_empty(FLASH_BACK)(at, grad, *args, scale=scale)
+    if grads[1].shape[2] == full:
+        return grads
     missing = [0, 0, 0, full - end]
-    return made[0], *(aten.constant_pad_nd(t, missing) for t in made[1:])
+    return grads[0], *(aten.constant_pad_nd(t, missing) for t in grads[1:])
 
 
 def _filled(op: Any) -> Any:
@@ -179,8 +179,8 @@ def _filled(op: Any) -> Any:
 
 LOCAL = {
     **{op: _filled(op) for op in (*SEEDS, EFFICIENT_BACK, CUDNN_BACK)},
-    CPU: _hiding(CPU, 0),
-    CPU_BACK: _hiding(CPU_BACK, 1),
+    CPU: _masking(CPU, 0),
+    CPU_BACK: _masking(CPU_BACK, 1),
     FLASH: _flash,
     FLASH_BACK: _flash_back,
 }

@@ -16,7 +16,7 @@ from fdtensor.ops.rules.pointwise import broadcast
 
 
 def _sum(a, b, shift, slope):
-    """Of two tensors, or of one where `b` is a number and the other is `slope * a + shift`."""
+    """The rows of a sum: of two tensors, or `slope * a + shift` where `b` is a number."""
     yield from broadcast(tensors((a, b)))
     if not isinstance(b, Full):
         yield from shifted(a, shift, slope)

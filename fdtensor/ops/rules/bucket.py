@@ -1,4 +1,4 @@
-"""Places among sorted values, counts in bins, segments: what parts give adds up."""
+"""Places among sorted values, counts in bins, segments: the results of parts add up."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ aten = torch.ops.aten
 
 @on("searchsorted.Tensor searchsorted.Scalar")
 def searchsorted(lines, x, *, out_int32=False, right=False, side=None, sorter=None):
-    """`out[i, j]` = how many of `lines[i]` are less than `x[i, j]`, or not greater"""
-    many, rest = isinstance(x, Full), 0 if sorter is None else 1
+    """`out[i, j]` = the number of `lines[i]` that are less than `x[i, j]`, or not greater"""
+    is_tensor, rest = isinstance(x, Full), 0 if sorter is None else 1
     if sorter is None:
-        yield (S(lines.ndim - 1), *[R] * many), P  # counts of parts add up
-    for p in (MAX, MIN) if many else ():
+        yield (S(lines.ndim - 1), *[R] * is_tensor), P  # counts of parts add up
+    for p in (MAX, MIN) if is_tensor else ():
         yield (R, p, *[R] * rest), p
-    for d in range(x.ndim if many else 0):
+    for d in range(x.ndim if is_tensor else 0):
         of_line = S(d) if lines.ndim > 1 and d < x.ndim - 1 else R
         yield (of_line, S(d), *[of_line] * rest), S(d)
 
 
 @on("bucketize.Tensor")
 def bucketize(x, boundaries, *, out_int32=False, right=False):
-    """`out[i]` = how many of `boundaries` are less than `x[i]`, or not greater"""
+    """`out[i]` = the number of `boundaries` that are less than `x[i]`, or not greater"""
     for (lines, of_x), out in searchsorted(boundaries, x):
         yield (of_x, lines), out
 
@@ -80,7 +80,7 @@ def hash_tensor(x, dim=(), *, keepdim=False, mode=0):
 
 
 def _beside(x, axis, count):
-    """Cuts of other dims than that of the segments; those before it are also of their lengths."""
+    """Cuts of other dims than that of the segments; those before it cut their lengths too."""
     for d in range(x.ndim):
         if d != axis:
             yield (*[S(d)] * count, S(d) if d < axis else R), S(d)
@@ -98,5 +98,5 @@ def segment_reduce(x, reduce, *, axis=0, initial=None, **_):
 def segment_reduce_backward(grad, out, x, reduce, *, axis=0, **_):
     """`dx[i, j] = grad[s, j]` of the segment that has `i`; a share of it for means and extremes"""
     yield from _beside(x, axis, 3)
-    if reduce in ("sum", "mean"):  # of others the kernels look at signs
+    if reduce in ("sum", "mean"):  # for others the kernels read signs
         yield (P, R, R, R), P

@@ -1,11 +1,11 @@
-"""Ops that know rows from columns: triangles and diagonals."""
+"""Ops that compare row and column indices: triangles and diagonals."""
 
 from __future__ import annotations
 
 import torch
 
 from fdtensor.ops.notation.core import P, R, S, Window
-from fdtensor.ops.notation.held import part, positions
+from fdtensor.ops.notation.local_index import positions, subset
 from fdtensor.ops.notation.ops import on
 from fdtensor.ops.rules.views import placed
 
@@ -41,23 +41,23 @@ def trace(x):
 
 
 def _lines(shape, offset, dim1, dim2):
-    """The rows of a diagonal."""
+    """The placements of a tensor, each with those of its diagonal."""
     yield (P,), P
     ndim, count = len(shape), _count(shape, offset, dim1, dim2)
     starts = {dim1 % ndim: max(0, -offset), dim2 % ndim: max(0, offset)}
     for to, d in enumerate(d for d in range(ndim) if d not in starts):
         yield (S(d),), S(to)
-    for d, start in starts.items():  # what the blocks leave of the diagonal
+    for d, start in starts.items():  # the part of the diagonal in each block
         yield (S(d),), Window(ndim - 2, shape[d], start, start + count)
 
 
 def _count(shape, offset, dim1, dim2) -> int:
-    """How many entries a diagonal has."""
+    """The number of entries of a diagonal."""
     return max(0, min(shape[dim1] + min(0, offset), shape[dim2] - max(0, offset)))
 
 
-def _here(block, offset, dim1, dim2) -> tuple[int, tuple[int, int]]:
-    """The offset of a diagonal in a block, and which of its entries are there."""
+def _in_block(block, offset, dim1, dim2) -> tuple[int, tuple[int, int]]:
+    """The offset of a diagonal in a block, and the range of its entries there."""
     row, column = block.start[dim1], block.start[dim2]
     local = offset + row - column
     first = row + max(0, -local) - max(0, -offset)
@@ -65,7 +65,7 @@ def _here(block, offset, dim1, dim2) -> tuple[int, tuple[int, int]]:
 
 
 def _diagonal(at, x, offset=0, dim1=0, dim2=1):
-    local, (first, last) = _here(at.ins[0], offset, dim1, dim2)
+    local, (first, last) = _in_block(at.ins[0], offset, dim1, dim2)
     out = at.outs[0]
     if first == last:
         return x.new_zeros(out.shape)
@@ -78,16 +78,16 @@ def _diagonal(at, x, offset=0, dim1=0, dim2=1):
 def diagonal(x, offset=0, dim1=0, dim2=1):
     """`out[k, i] = x[i, i + offset, k]`, with `i` as the last dim"""
     yield from _lines(x.shape, offset, dim1, dim2)
-    for d in (dim1, dim2):  # where both are cut, others hold the rest
+    for d in (dim1, dim2):  # a rank has the entries of its block, others zeros
         yield (S(d % x.ndim),), P
 
 
 def _diagonal_backward(at, grad, shape, offset, dim1, dim2):
     out = at.outs[0]
-    local, (first, last) = _here(out, offset, dim1, dim2)
+    local, (first, last) = _in_block(out, offset, dim1, dim2)
     if first == last:
         return grad.new_zeros(out.shape)
-    line = part(grad, -1, at.ins[0].box[-1], ((first, last),))
+    line = subset(grad, -1, at.ins[0].box[-1], ((first, last),))
     return aten.diagonal_backward.default(line, out.shape, local, dim1, dim2)
 
 

@@ -7,7 +7,7 @@ import torch
 from fdtensor.ops.graph import Full
 from fdtensor.ops.notation.core import P, R, S
 from fdtensor.ops.notation.each import each
-from fdtensor.ops.notation.held import inside, own, spare, spared
+from fdtensor.ops.notation.local_index import inside, local_index, with_scratch, without_scratch
 from fdtensor.ops.notation.ops import on, overloads
 from fdtensor.ops.rules.index import index, taken
 
@@ -29,8 +29,8 @@ def _counted(at, grad, indices, num_weights, padding_idx, scale_grad_by_freq):
     op, rows = aten.embedding_dense_backward.default, at.outs[0].shape[0]
     if rows == num_weights:
         return op(grad, indices, num_weights, padding_idx, scale_grad_by_freq)
-    found, place = inside(indices, at.outs[0].box[0])
-    place = torch.where(found & (indices != padding_idx), place, rows)  # one row that none reads
+    is_held, place = inside(indices, at.outs[0].box[0])
+    place = torch.where(is_held & (indices != padding_idx), place, rows)  # one row that none reads
     return op(grad, place, rows + 1, rows, scale_grad_by_freq).narrow(0, 0, rows)
 
 
@@ -48,8 +48,8 @@ def embedding_dense_backward(grad, indices, num_weights, padding_idx, scale_grad
 def _renormed(at, weight, indices, *norm):
     if weight.shape[0] == at.ins[0].full[0]:
         return aten.embedding_renorm.default(weight, indices, *norm)
-    place = own(indices, at.ins[0].box[0])
-    return spare(aten.embedding_renorm.default(spared(weight, 0), place, *norm), 0)
+    place = local_index(indices, at.ins[0].box[0])
+    return without_scratch(aten.embedding_renorm.default(with_scratch(weight, 0), place, *norm), 0)
 
 
 @on("embedding_renorm", local=_renormed)
@@ -67,13 +67,13 @@ def _bags(op):
     def local(at, weight, indices, offsets, scale, mode, sparse, psw, last=False, padding=-1):
         rest = offsets, scale, mode, sparse, psw, last, padding
         if not weight.shape[1]:  # the kernels need a feature
-            made = op(weight.new_zeros(at.ins[0].full[0], 1), indices, *rest)
-            return [t.narrow(1, 0, 0) if t.ndim == 2 else t for t in made]
+            results = op(weight.new_zeros(at.ins[0].full[0], 1), indices, *rest)
+            return [t.narrow(1, 0, 0) if t.ndim == 2 else t for t in results]
         if weight.shape[0] == at.ins[0].full[0]:
             return op(weight, indices, *rest)
-        found, place = inside(indices, at.ins[0].box[0])
-        here = (found & (indices != padding)).to(weight.dtype)
-        weights = here if psw is None else psw * here
+        is_held, place = inside(indices, at.ins[0].box[0])
+        counts = (is_held & (indices != padding)).to(weight.dtype)
+        weights = counts if psw is None else psw * counts
         _, *others = op(weight.new_zeros(at.ins[0].full[0], 1), indices, *rest)
         table = weight if weight.shape[0] else weight.new_zeros(1, weight.shape[1])
         out = op(table, place, offsets, scale, _SUM, sparse, weights, last, -1)[0]
@@ -97,14 +97,14 @@ def embedding_bag(weight, indices, offsets, scale=False, mode=_SUM, sparse=False
 
 
 @each(*overloads("_embedding_bag_dense_backward _embedding_bag_backward"))
-def embedding_bag_backward(op, given):
+def embedding_bag_backward(op, named):
     """`out[v, f] = sum_i psw[i] * grad[bag of i, f] * (indices[i] == v)`"""
-    names = [name for name, value in given.items() if isinstance(value, Full)]
-    if not given.get("sparse"):
+    names = [name for name, value in named.items() if isinstance(value, Full)]
+    if not named.get("sparse"):
         yield tuple(P if name == "grad" else R for name in names), P
-        cut = ("grad", "maximum_indices") if given["mode"] == _MAX else ("grad",)
+        cut = ("grad", "maximum_indices") if named["mode"] == _MAX else ("grad",)
         yield tuple(S(1) if name in cut else R for name in names), S(1)
         one = ("indices", "offset2bag", "per_sample_weights")  # each index adds a term
-        same = given["indices"].shape == given["offset2bag"].shape
-        if same and given["mode"] != _MAX and not given["scale_grad_by_freq"]:
+        same = named["indices"].shape == named["offset2bag"].shape
+        if same and named["mode"] != _MAX and not named["scale_grad_by_freq"]:
             yield tuple(S(0) if name in one else R for name in names), P

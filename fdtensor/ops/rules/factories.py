@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from fdtensor.ops.notation.core import P, R, S
-from fdtensor.ops.notation.held import positions
+from fdtensor.ops.notation.local_index import positions
 from fdtensor.ops.notation.ops import on
 
 aten = torch.ops.aten
@@ -17,7 +17,7 @@ def _strided(op):
 
 
 @on("full zeros ones empty.memory_format", sizes={"size": 0})
-@on("empty_strided", lambda op: _strided(aten.empty.memory_format))
+@on("empty_strided", lambda _op: _strided(aten.empty.memory_format))
 def full(size, *_, **__):
     """`out[i] = c`, or anything"""
     for d in range(len(size)):
@@ -33,7 +33,7 @@ def like(x, *_, **__):
 
 
 @on("new_zeros new_ones new_full new_empty", sizes={"size": 0})
-@on("new_empty_strided", lambda op: _strided(aten.new_empty.default))
+@on("new_empty_strided", lambda _op: _strided(aten.new_empty.default))
 def new(x, size, *_, **__):
     """`out[i] = c`, or anything"""
     for before in (R, P, *map(S, range(x.ndim))):  # only the dtype of x is read

@@ -13,7 +13,7 @@ DTYPES = {
     aten._fft_r2c.default: torch.dtype.to_complex,
     aten._fft_c2r.default: torch.dtype.to_real,
 }
-"""The dtype of what an op makes, from that of its operand."""
+"""The dtype of the result of an op, from that of its operand."""
 
 
 def _transform(op: torch._ops.OpOverload) -> None:

@@ -8,14 +8,20 @@ import torch
 
 from fdtensor.layouts.blocks import length
 from fdtensor.ops.graph import Full
-from fdtensor.ops.notation.core import MAX, MIN, PRODUCT, Needs, P, R, S
-from fdtensor.ops.notation.held import inside, own, part, spare, spared
+from fdtensor.ops.notation.core import MAX, MIN, PRODUCT, Halo, P, R, S
+from fdtensor.ops.notation.local_index import (
+    inside,
+    local_index,
+    subset,
+    with_scratch,
+    without_scratch,
+)
 from fdtensor.ops.notation.ops import on, tensors
 
 aten = torch.ops.aten
 
 MOVED = (P, MAX, MIN)
-"""What may be pending of elements that an op only moves."""
+"""The pending placements that pass through an op that only moves elements."""
 
 PENDING = {
     **dict.fromkeys(("add", "sum", "mean"), P),
@@ -23,12 +29,12 @@ PENDING = {
     **dict.fromkeys(("amax", "max"), MAX),
     **dict.fromkeys(("amin", "min"), MIN),
 }
-"""What may be pending of what is reduced, by the name of the reduction: a mean is linear too."""
+"""The pending placement of a reduction's results, by its name; a mean is linear too."""
 
 
-def matched(d: int, t: Full, made: int) -> Any:
-    """The cut of dim `d` of an operand that goes with blocks of a dim of `made` elements."""
-    return S(d) if t.shape[d] == made else Needs(d, made, lambda start, stop: (start, stop))
+def matched(d: int, t: Full, size: int) -> Any:
+    """The cut of dim `d` of an operand that goes with blocks of a dim of `size` elements."""
+    return S(d) if t.shape[d] == size else Halo(d, size, lambda start, stop: (start, stop))
 
 
 def _gather(at, x, dim, index, *, sparse_grad=False):
@@ -36,13 +42,13 @@ def _gather(at, x, dim, index, *, sparse_grad=False):
     dim %= max(1, x.ndim)
     for d in range(x.ndim):
         if d != dim:
-            x = part(x, d, before.box[d], of.box[d])
+            x = subset(x, d, before.box[d], of.box[d])
     if x.ndim == 0 or x.shape[dim] == before.full[dim]:
         return aten.gather.default(x, dim, index)
     if x.shape[dim] == 0:
         return x.new_zeros(at.outs[0].shape)
-    found, place = inside(index, before.box[dim])
-    return aten.gather.default(x, dim, place).masked_fill(~found, 0)
+    is_held, place = inside(index, before.box[dim])
+    return aten.gather.default(x, dim, place).masked_fill(~is_held, 0)
 
 
 @on("gather", local=_gather)
@@ -59,19 +65,21 @@ def gather(x, dim, index, *, sparse_grad=False):
 
 
 def writing(op):
-    """A rank writes what falls into its block; the rest goes to an index that it drops."""
+    """The local computation of a write: a rank writes to its block, the rest to a scratch index."""
 
     def local(at, x, dim, index, *args, **kwargs):
         dim %= max(1, x.ndim)
         to = at.ins[0]
         for d in range(x.ndim):
             if d != dim and index.ndim == x.ndim:
-                index = part(index, d, at.ins[1].box[d], to.box[d])
+                index = subset(index, d, at.ins[1].box[d], to.box[d])
                 if len(at.ins) == 3:
-                    args = (part(args[0], d, at.ins[2].box[d], to.box[d]), *args[1:])
+                    args = (subset(args[0], d, at.ins[2].box[d], to.box[d]), *args[1:])
         if x.ndim == 0 or length(to.box[dim]) == to.full[dim]:
             return op(x, dim, index, *args, **kwargs)
-        return spare(op(spared(x, dim), dim, own(index, to.box[dim]), *args, **kwargs), dim)
+        return without_scratch(
+            op(with_scratch(x, dim), dim, local_index(index, to.box[dim]), *args, **kwargs), dim
+        )
 
     return local
 
@@ -79,19 +87,22 @@ def writing(op):
 def written(x, dim, index, *src):
     """Cuts of `x`: each rank writes to its block. The index is for elements, or for slices."""
     for d in range(x.ndim):
-        apart = [d == dim % x.ndim or t.ndim < x.ndim for t in (index, *src)]
-        others = [R if a else matched(d, t, x.shape[d]) for t, a in zip((index, *src), apart)]
+        whole = [d == dim % x.ndim or t.ndim < x.ndim for t in (index, *src)]
+        others = [
+            R if is_whole else matched(d, t, x.shape[d])
+            for t, is_whole in zip((index, *src), whole, strict=True)
+        ]
         yield (S(d), *others), S(d)
 
 
 @on("scatter.src scatter.value index_copy index_fill.int_Tensor index_fill.int_Scalar", writing)
 def scatter(x, dim, index, src):
     """`out[index[i, j], j] = src[i, j]` along dim 0, or a number, and `x` elsewhere"""
-    given = tensors((src,))
-    yield from written(x, dim, index, *given)
+    sources = tensors((src,))
+    yield from written(x, dim, index, *sources)
     for p in MOVED:
-        if given or p != P or src == 0:
-            yield (p, R, *[p] * len(given)), p
+        if sources or p != P or src == 0:
+            yield (p, R, *[p] * len(sources)), p
 
 
 @on("scatter.value_reduce", writing)

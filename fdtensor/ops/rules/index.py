@@ -1,4 +1,4 @@
-"""Ops that take or write slices or elements, at indices that a tensor holds."""
+"""Ops that read or write slices or elements at indices in a tensor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from fdtensor.ops.graph import Full
 from fdtensor.ops.notation.core import P, R, S
 from fdtensor.ops.notation.empty import or_nothing
-from fdtensor.ops.notation.held import own, spare, spared
+from fdtensor.ops.notation.local_index import local_index, with_scratch, without_scratch
 from fdtensor.ops.notation.ops import on, tensors
 from fdtensor.ops.rules.gather import MOVED
 
@@ -34,7 +34,7 @@ def index_select(x, dim, index):
 
 
 def _indexed(indices) -> tuple[list[int], int, tuple[int, ...]]:
-    """The dims with an index, the output dim at which those of the indices come, their shape."""
+    """The dims with an index, the output dim where those of the indices start, and their shape."""
     dims = [k for k, index in enumerate(indices) if index is not None]
     shape = torch.broadcast_shapes(*(indices[k].shape for k in dims))
     adjacent = dims == list(range(dims[0], dims[-1] + 1))
@@ -42,7 +42,7 @@ def _indexed(indices) -> tuple[list[int], int, tuple[int, ...]]:
 
 
 def _look_ups(x, indices, *beside):
-    """Cuts of `x[indices]`: of `x`, of each index, of what may be broadcast to it, and of itself.
+    """Cuts of `x`, of each index, of operands `beside` that broadcast to the result, and of that.
 
     First of dims without an index, then of those of the indices.
     """
@@ -64,33 +64,33 @@ def _look_ups(x, indices, *beside):
 
 
 def _numbers(indices) -> bool:
-    """Whether these are numbers: how much a mask takes depends on its values."""
+    """Whether these are numbers: the size of what a mask selects depends on its values."""
     return any(i is not None for i in indices) and not any(
         isinstance(i, Full) and i.dtype in (torch.bool, torch.uint8) for i in indices
     )
 
 
 def _own(index, size, held):
-    return own(torch.where(index < 0, index + size, index), held)
+    return local_index(torch.where(index < 0, index + size, index), held)
 
 
 def taken(at, x, indices):
-    """`x[indices]` of a block, with zeros for what it does not hold."""
-    block, found = at.ins[0], None
+    """`x[indices]` of a block, with zeros for indices that it does not hold."""
+    block, is_held = at.ins[0], None
     dims, first, shape = _indexed(indices)
     for k in dims:
         if x.shape[k] != block.full[k]:
             place = _own(indices[k], block.full[k], block.box[k])
-            here = place < x.shape[k]
-            found = here if found is None else found & here
-            indices[k] = torch.where(here, place, 0)
-    if found is None:
+            in_block = place < x.shape[k]
+            is_held = in_block if is_held is None else is_held & in_block
+            indices[k] = torch.where(in_block, place, 0)
+    if is_held is None:
         return aten.index.Tensor(x, indices)
     if any(x.shape[k] == 0 for k in dims):
         return x.new_zeros(at.outs[0].shape)
-    made = aten.index.Tensor(x, indices)
-    after = made.ndim - first - len(shape)
-    return made.masked_fill(~found.reshape(*found.shape, *[1] * after), 0)
+    out = aten.index.Tensor(x, indices)
+    after = out.ndim - first - len(shape)
+    return out.masked_fill(~is_held.reshape(*is_held.shape, *[1] * after), 0)
 
 
 @on("index.Tensor _unsafe_index.Tensor", local=taken)
@@ -114,11 +114,11 @@ def _put(at, x, indices, values, accumulate=False):
     for k in wide:
         indices[k] = _own(indices[k], block.full[k], block.box[k])
     for k in wide:
-        x = spared(x, k)
-    made = aten.index_put.default(x, indices, values, accumulate)
+        x = with_scratch(x, k)
+    out = aten.index_put.default(x, indices, values, accumulate)
     for k in wide:
-        made = spare(made, k)
-    return made
+        out = without_scratch(out, k)
+    return out
 
 
 @on("index_put _unsafe_index_put", local=_put)
@@ -158,7 +158,7 @@ def put(x, index, source, accumulate=False):
 
 
 def _linear(x, *others):
-    """The row in which all that is of the dtype of `x` is pending; a mask is not."""
+    """The row in which the tensors of the dtype of `x` are pending; a mask is not."""
     if x.dtype.is_floating_point:
         yield tuple(P if t.dtype == x.dtype else R for t in tensors((x, *others))), P
 

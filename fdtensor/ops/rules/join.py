@@ -1,4 +1,4 @@
-"""Ops that put tensors together, take them apart, or say them in another order."""
+"""Ops that join tensors, split them, or change the order of their entries."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import torch
 
 from fdtensor.layouts.blocks import length
 from fdtensor.layouts.placement import StridedShard
-from fdtensor.ops.notation.core import Needs, P, R, S, Window
-from fdtensor.ops.notation.held import part
+from fdtensor.ops.notation.core import Halo, P, R, S, Window
+from fdtensor.ops.notation.local_index import subset
 from fdtensor.ops.notation.ops import on
 from fdtensor.ops.notation.runs import needed, taken
 from fdtensor.ops.rules.views import placed
@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 def _joined(ndim, dim, sizes):
-    """The placements of a tensor, each with those of the pieces of `dim` that have these sizes."""
+    """The placements of a tensor, each with those of the pieces of these sizes along `dim`."""
     dim, total = dim % ndim, sum(sizes)
     yield P, (P,) * len(sizes)
     for d in range(ndim):
@@ -38,7 +38,7 @@ def cat(tensors, dim=0):
         kept, dim = list(range(len(tensors))), 0
     sizes = [tensors[i].shape[dim] for i in kept]
     for whole, pieces in _joined(tensors[kept[0]].ndim, dim, sizes):
-        placed = dict(zip(kept, pieces))
+        placed = dict(zip(kept, pieces, strict=True))
         yield tuple(placed.get(i, R) for i in range(len(tensors))), whole
 
 
@@ -52,7 +52,7 @@ def stack(tensors, dim=0):
 
 
 def _sizes(size: int, pieces) -> list[int]:
-    """The sizes of pieces of a dim, which are all of one size or each of its own."""
+    """The sizes of pieces of a dim, from one size for all or a list."""
     if isinstance(pieces, (list, tuple)):
         return list(pieces)
     return [min(pieces, size - start) for start in range(0, size, pieces)] if size else [0]
@@ -64,7 +64,7 @@ def _split(at, x, pieces, dim=0):
     if x.shape[dim] == full:
         return aten.split_with_sizes.default(x, sizes, dim)
     ends = pairwise(accumulate(sizes, initial=0))
-    return [part(x, dim % x.ndim, held, ((a, b),) if a < b else ()) for a, b in ends]
+    return [subset(x, dim % x.ndim, held, ((a, b),) if a < b else ()) for a, b in ends]
 
 
 @on("split.Tensor unsafe_split.Tensor split_copy.Tensor", local=_split)
@@ -76,7 +76,7 @@ def split(x, sizes, dim=0):
 
 
 def _moved(runs_of):
-    """A rank puts the entries of its block in order, dim after dim."""
+    """The local computation of a reordering: a rank reorders its block, dim after dim."""
 
     def local(at, x, *args):
         for d, runs in runs_of(at.ins[0].full, *args).items():
@@ -102,7 +102,7 @@ def flip(x, dims):
 
 def _rolled(shape, shifts, dims=()):
     total: dict[int, int] = {}
-    for shift, d in zip(shifts, dims or (0,)):
+    for shift, d in zip(shifts, dims or (0,), strict=True):
         total[d % len(shape)] = total.get(d % len(shape), 0) + shift
     starts = {d: -shift % max(1, shape[d]) for d, shift in total.items()}
     return {d: [range(k, shape[d]), range(k)] for d, k in starts.items()}
@@ -135,7 +135,7 @@ def _unfold(at, x, dim, size, step):
     ((start, stop),) = at.outs[0].box[dim] or ((0, 0),)
     if start == stop:
         return x.new_zeros(at.outs[0].shape)
-    x = part(x, dim, at.ins[0].box[dim], ((start * step, (stop - 1) * step + size),))
+    x = subset(x, dim, at.ins[0].box[dim], ((start * step, (stop - 1) * step + size),))
     return aten.unfold.default(x, dim, size, step)
 
 
@@ -143,8 +143,8 @@ def _unfold(at, x, dim, size, step):
 def unfold(x, dim, size, step):
     """`out[i, j] = x[i * step + j]` along the dim, with `j` as the last"""
     dim %= max(1, x.ndim)
-    made = (x.shape[dim] - size) // step + 1 if x.ndim else 1
-    read = Needs(dim, made, lambda a, b: (a * step, (b - 1) * step + size))
+    count = (x.shape[dim] - size) // step + 1 if x.ndim else 1
+    read = Halo(dim, count, lambda a, b: (a * step, (b - 1) * step + size))
     yield from placed(range(x.ndim), {dim: read})
 
 
@@ -160,7 +160,7 @@ def _unfold_backward(at, grad, input_sizes, dim, size, step):
     last = min(last, at.ins[0].full[dim])
     if not length(out.box[dim]) or first >= last:
         return grad.new_zeros(out.shape)
-    grad = part(grad, dim, at.ins[0].box[dim], ((first, last),))
+    grad = subset(grad, dim, at.ins[0].box[dim], ((first, last),))
     low, high = first * step, (last - 1) * step + size  # what these windows cover
     shape = [high - low if d == dim else n for d, n in enumerate(out.shape)]
     covered = aten.unfold_backward.default(grad, shape, dim, size, step)
@@ -172,6 +172,6 @@ def _unfold_backward(at, grad, input_sizes, dim, size, step):
 def unfold_backward(grad, input_sizes, dim, size, step):
     """`out[k] = sum_(i, j) grad[i, j] * (i * step + j == k)`"""
     dim %= max(1, len(input_sizes))
-    made = input_sizes[dim] if input_sizes else 1
-    read = Needs(dim, made, lambda a, b: _reaching(a, b, size, step))
+    count = input_sizes[dim] if input_sizes else 1
+    read = Halo(dim, count, lambda a, b: _reaching(a, b, size, step))
     yield from placed(range(len(input_sizes)), {dim: read})

@@ -15,7 +15,7 @@ aten = torch.ops.aten
 def _rows(text, *operands, linear=()):
     """The rows of a formula: of its outputs only the first may be pending.
 
-    Those after it are factors, which do not depend on what they lack; `0` holds nothing.
+    Those after it are factors, which do not depend on dims that they lack; `0` is an empty output.
     """
     for ins, outs in formula(text, *operands, linear=linear):
         first = R if "-> 0" in text else outs[0]
@@ -35,7 +35,7 @@ FORMULAS = {
     "* M N, *, * -> * N M": "linalg_pinv.atol_rtol_tensor",
     "* i M, * j M -> * i j": "_cdist_forward _euclidean_dist",
 }
-"""What the ops of matrices take and give."""
+"""The index formulas of the ops of matrices."""
 
 LINEAR = {
     ("* N k, * N N -> * N k", 0): "cholesky_solve",
@@ -43,7 +43,7 @@ LINEAR = {
     ("* N N, * N, * N k -> * N k", 2): "linalg_ldl_solve",
     ("Q, N m, Q -> N m", 0): "_pdist_backward",
 }
-"""Those that are linear in an operand, and in which."""
+"""The ops that are linear in one operand: by their formula and its number."""
 
 
 def _registered(names: str, text: str, linear: tuple[int, ...]) -> None:
@@ -111,7 +111,7 @@ def solve_triangular(a, b, *, upper, left=True, unitriangular=False):
 
 @rule(aten._linalg_solve_ex.default)
 def solve(a, b, *, left=True, check_errors=False):
-    """`x` with `a @ x = b`, or `x @ a = b`, and the factors of `a`, which go where `a` is"""
+    """`x` with `a @ x = b`, or `x @ a = b`, and the factors of `a`, placed like `a`"""
     sides = "* N" if b.ndim == 1 or b.shape == a.shape[:-1] else _sides(left)
     for ins, outs in _rows(f"* N N, {sides} -> {sides}", a, b, linear=[1]):
         yield ins, (*outs, *[ins[0]] * 3)

@@ -1,6 +1,6 @@
-"""Elementwise ops that are linear in some of their arguments: a pending sum of those passes.
+"""Elementwise ops that are linear in some arguments, which may stay pending sums.
 
-Of bools a sum is `or` and without a sign it wraps around: no sum of these passes into other dtypes.
+A sum of bools is `or`, and one of unsigned integers wraps around: neither passes into other dtypes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ aten = torch.ops.aten
 
 
 def linear(ins: Sequence[Full], *patterns: str, outs: int = 1):
-    """The rows of an op that is linear in those of its first operands that a pattern marks as P."""
+    """The rows of an op that is linear in the operands that a pattern, like `"PR"`, marks by P."""
     yield from broadcast(ins, outs)
     for pattern in patterns:
         row = tuple(P if mark == "P" else R for mark in pattern.ljust(len(ins), "R"))
-        if numeric(*[t for t, placed in zip(ins, row) if placed == P]):
+        if numeric(*[t for t, placed in zip(ins, row, strict=True) if placed == P]):
             yield row, (P,) * outs
 
 
@@ -65,13 +65,13 @@ PATTERNS = {
     aten.addcmul.default: ["PPR", "PRP"],  # x[i] + value * a[i] * b[i]
     aten.addcdiv.default: ["PPR"],  # x[i] + value * a[i] / b[i]
 }
-"""Which operands of an op may be pending at once."""
+"""The operands of an op that may be pending at once, in patterns."""
 
 
 @each(*PATTERNS)
-def patterned(op, given):
+def patterned(op, named):
     """The formula of each op: see `PATTERNS`."""
-    yield from linear(tensors(tuple(given.values())), *PATTERNS[op])
+    yield from linear(tensors(tuple(named.values())), *PATTERNS[op])
 
 
 @on("masked_fill.Scalar masked_fill.Tensor")

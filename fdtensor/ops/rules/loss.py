@@ -24,14 +24,14 @@ def _place(op: Any) -> int:
     return [argument.name for argument in op._schema.arguments].index("reduction")
 
 
-def _operands(given: dict[str, Any]) -> tuple[list[Full | None], list[int]]:
-    """The operands, those that are left out too, and which of them is the weight, if any."""
-    ins = {name: value for name, value in given.items() if value is None or isinstance(value, Full)}
+def _operands(named: dict[str, Any]) -> tuple[list[Full | None], list[int]]:
+    """The operands, None for those left out, and the number of the weight, if there is one."""
+    ins = {name: value for name, value in named.items() if value is None or isinstance(value, Full)}
     return list(ins.values()), [i for i, name in enumerate(ins) if name == "weight"]
 
 
 def _terms(ins: str, shapes: Sequence[tuple[int, ...]]) -> int:
-    """How many terms a loss has: one for each element, or for each sample of all classes."""
+    """The number of terms of a loss: one for each element, or for each sample of all classes."""
     return prod(torch.broadcast_shapes(*shapes) if ins[0] == "*" else shapes[0][:-1])
 
 
@@ -40,17 +40,19 @@ def loss(op: Any, ins: str, out: str, *more: str) -> None:
     place = _place(op)
 
     def local(at, *args):
-        held, full = (_terms(ins, s) for s in zip(*((b.shape, b.full) for b in at.ins)))
-        if not held:  # of nothing some kernels give anything
+        held, full = (
+            _terms(ins, s) for s in zip(*((b.shape, b.full) for b in at.ins), strict=True)
+        )
+        if not held:  # of no terms some kernels give any number
             return [args[0].new_zeros(b.shape) for b in at.outs]
-        made = op(*args)
-        first, *others = made if isinstance(made, tuple) else (made,)
+        result = op(*args)
+        first, *others = result if isinstance(result, tuple) else (result,)
         return first * (held / full) if args[place] == MEAN else first, *others
 
     @each(op, local=local)
-    def rows(op, given):
-        outs = ", ".join((out if given["reduction"] == NONE else "", *more))
-        operands, weights = _operands(given)
+    def rows(op, named):
+        outs = ", ".join((out if named["reduction"] == NONE else "", *more))
+        operands, weights = _operands(named)
         yield from formula(f"{ins} -> {outs}", *operands, linear=weights)
 
 
@@ -65,21 +67,21 @@ def loss_backward(op: Any, ins: str, out: str, after: str) -> None:
         return op(*args[:place], SUM, *args[place + 1 :]) / full
 
     @each(op, local=None if op in _BY_TOTAL else local)
-    def rows(op, given):
-        operands, weights = _operands(given)
-        of_grad = out if given["grad_output"].ndim else ""
+    def rows(op, named):
+        operands, weights = _operands(named)
+        of_grad = out if named["grad_output"].ndim else ""
         pairs = [*formula(f"{of_grad}, {ins} -> {after}", *operands, linear=[0, *weights])]
         if op in _BY_TOTAL:  # of x only the shape is read
             pairs += [((p, P, *[R] * sum(t is not None for t in operands[2:])), p) for p in (R, P)]
-            if given["reduction"] != MEAN:  # nor is the total
-                pairs += [((*taken[:-1], P), made) for taken, made in pairs]
+            if named["reduction"] != MEAN:  # nor is the total
+                pairs += [((*before[:-1], P), after) for before, after in pairs]
         yield from pairs
         if op is aten.mse_loss_backward.default:
             yield (R, P, P), P
 
 
 _BY_TOTAL = overloads("nll_loss_backward nll_loss2d_backward")
-"""Those that are told what to divide by."""
+"""The ops that take the number to divide by."""
 
 for _name in ("mse", "smooth_l1", "huber", "soft_margin"):
     loss(getattr(aten, f"{_name}_loss").default, "*, *", "*")

@@ -26,7 +26,7 @@ FORMULAS = {
     "addmv": "c[i] = beta * bias[i] + alpha * sum_k a[i, k] * b[k]",
     "addr": "c[i, j] = beta * bias[i, j] + alpha * a[i] * b[j]",
 }
-"""What each op computes: its rows are read off this."""
+"""The formula of each op, from which its rows are read."""
 
 
 def _addmv(at, bias, a, b, *, beta=1, alpha=1):
@@ -36,13 +36,13 @@ def _addmv(at, bias, a, b, *, beta=1, alpha=1):
 
 
 def _letters(text: str) -> str:
-    """What stands in the brackets of each factor of a term."""
-    return ", ".join(found.replace(",", "") for found in re.findall(r"\[(.*?)\]", text))
+    """The letters in the brackets of each factor of a term."""
+    return ", ".join(letters.replace(",", "") for letters in re.findall(r"\[(.*?)\]", text))
 
 
 def _summed(names: str, text: str) -> None:
-    made, _, terms = text.partition(" = ")
-    read = f"{' + '.join(map(_letters, terms.split(' + ')))} -> {_letters(made)}"
+    result, _, terms = text.partition(" = ")
+    read = f"{' + '.join(map(_letters, terms.split(' + ')))} -> {_letters(result)}"
 
     def rows(*operands, beta=1, alpha=1):
         yield from formula(read, *operands)

@@ -1,6 +1,6 @@
-"""Elementwise functions that keep or turn the order of numbers: pending maxima and minima pass.
+"""Elementwise functions that keep or reverse order: maxima and minima may stay pending.
 
-Only functions that are defined on all numbers: of `log` a term that is not the largest may be nan.
+Only functions that are defined on all numbers: of `log`, a term that is not the largest may be nan.
 Arithmetic counts for floats only, since integers wrap around.
 """
 
@@ -28,8 +28,8 @@ def ordered(slope: float, *others: Any):
 
 def shifted(x: Full, number: Any, slope: Any = 1):
     """The rows with maxima and minima of `slope * x + number`."""
-    for given in (number, slope):
-        if isinstance(given, complex) or not isfinite(given):
+    for value in (number, slope):
+        if isinstance(value, complex) or not isfinite(value):
             return
     if x.dtype.is_floating_point:
         yield from ordered(slope)

@@ -1,6 +1,6 @@
 """Normalizations: each slice has a mean and a deviation, and a cut between slices leaves all whole.
 
-A cut of what is averaged over needs the numbers of the other blocks: see `ops.decompositions`.
+A cut of a dim that is averaged over needs sums of all blocks: see `ops.decompositions`.
 
     native_layer_norm   `out[i, j] = xhat[i, j] * weight[j] + bias[j]`
                         `xhat[i, j] = (x[i, j] - mean_j x[i, j]) * rstd[i]`
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from fdtensor.ops.graph import Full
-from fdtensor.ops.notation.core import P, R, S, U
+from fdtensor.ops.notation.core import P, R, S, Units
 from fdtensor.ops.notation.each import each
 from fdtensor.ops.notation.empty import never_empty
 from fdtensor.ops.notation.ops import overloads
@@ -31,33 +31,33 @@ Cuts = Callable[[Any, dict[str, Any]], Iterable[tuple[Any, Any, Any]]]
 """The cuts of an op and its arguments: of inputs and gradients, of statistics, of parameters."""
 
 
-def of_layers(op, given):
+def of_layers(op, named):
     """Leading dims `i`."""
-    for d in range(given["input"].ndim - len(given["normalized_shape"])):
+    for d in range(named["input"].ndim - len(named["normalized_shape"])):
         yield S(d), S(d), R
 
 
-def of_groups(op, given):
+def of_groups(op, named):
     """Images, and whole groups of channels."""
-    if given["input"].numel:
-        per = given["C"] // given["group"]
+    if named["input"].numel:
+        per = named["C"] // named["group"]
         yield S(0), S(0), R
-        yield U(1, per), S(1), U(0, per)
+        yield Units(1, per), S(1), Units(0, per)
 
 
-def of_batches(op, given):
-    """Channels; with statistics that are given, on every rank, every other dim."""
+def of_batches(op, named):
+    """Channels; where the statistics are operands, also every other dim."""
     yield S(1), S(0), S(0)
-    trains = all(given.get(flag, True) for flag in ("training", "train", "update"))
+    trains = all(named.get(flag, True) for flag in ("training", "train", "update"))
     if op is aten._batch_norm_no_update.default:
-        trains = given["running_mean"] is None
-    for d in range(0 if trains else given["input"].ndim):
+        trains = named["running_mean"] is None
+    for d in range(0 if trains else named["input"].ndim):
         if d != 1:
             yield S(d), R, R
 
 
 def _on_groups(op: Any) -> Any:
-    """The kernel with the sizes of a block: N, C, HxW and how many groups it holds."""
+    """The kernel with the sizes of a block: N, C, HxW and the number of its groups."""
     x_at = 0 if op is aten.native_group_norm.default else 1
 
     def sized(*args):
@@ -70,24 +70,26 @@ def _on_groups(op: Any) -> Any:
 
 
 GRADS = {"grad_out", "grad_output"}
-"""What kernels call the gradient of their output."""
+"""The names of the gradient of the output in schemas."""
 
 PARAMETERS = ("weight", "bias")
 
 
 def _normalization(cuts: Cuts, names: str) -> None:
-    def rows(op, given):
+    def rows(op, named):
         """The cuts, and sums: of gradients, of a weight, of weight and bias together."""
-        tensors = [name for name, t in given.items() if isinstance(t, Full)]
+        tensors = [name for name, t in named.items() if isinstance(t, Full)]
         width = len(op._schema.returns)
-        asked = given.get("output_mask", (True,) * width)
+        mask = named.get("output_mask", (True,) * width)
 
         def row(ins, others, *outs):
-            found = tuple(ins.get(name, others) for name in tensors)
-            return found, tuple(out for out, wanted in zip(outs, asked) if wanted)
+            before = tuple(ins.get(name, others) for name in tensors)
+            return before, tuple(
+                out for out, wanted in zip(outs[:width], mask, strict=True) if wanted
+            )
 
         back = not GRADS.isdisjoint(tensors)
-        for x, statistic, parameter in cuts(op, given):
+        for x, statistic, parameter in cuts(op, named):
             total = P if parameter == R else parameter
             outs = (total, total) if back else [statistic] * (width - 1)
             ins = {"input": x, **dict.fromkeys(GRADS, x), **dict.fromkeys(PARAMETERS, parameter)}
@@ -95,7 +97,9 @@ def _normalization(cuts: Cuts, names: str) -> None:
         if back:
             yield row(dict.fromkeys(GRADS, P), R, P, P, P)
         if "weight" in tensors:
-            yield row(dict.fromkeys(["weight"] if back else PARAMETERS, P), R, P, *[R] * width)
+            yield row(
+                dict.fromkeys(["weight"] if back else PARAMETERS, P), R, P, *[R] * (width - 1)
+            )
 
     for op in overloads(names):
         each(op, local=never_empty(_on_groups(op) if cuts is of_groups else op))(rows)

@@ -1,4 +1,4 @@
-"""Elementwise ops: every output element depends on the elements at its own place.
+"""Elementwise ops: every output element depends on the elements at its own index.
 
 Ops with `torch.Tag.pointwise` and no rule of their own have the generic one; rules/linear.py and
 rules/bilinear.py let pending sums pass, rules/monotone.py pending maxima and minima.
@@ -28,7 +28,7 @@ OTHERS = """
 __and__.Tensor __or__.Tensor _prelu_kernel _standard_gamma_grad floor_divide floor_divide.Scalar
 hardswish isin.Tensor_Scalar
 """
-"""Those without the tag."""
+"""Elementwise ops without the tag."""
 
 
 @rule("pointwise", *overloads(OTHERS))

@@ -1,9 +1,9 @@
 """Reductions: a cut of a reduced dim leaves a reduction pending.
 
-Where none would do, a cut of a dim that is not reduced still leaves every slice whole.
+Where no pending placement is right, a cut of a dim that is not reduced leaves every slice whole.
 
     sum, mean            `out[i] = sum_j x[i, j]`, and that over `n_j`
-    nansum               the same, with a 0 for what is nan
+    nansum               the same, with 0 for nan
     count_nonzero        `out[i] = sum_j (x[i, j] != 0)`
     prod                 `out[i] = prod_j x[i, j]`
     amax, amin, aminmax  `out[i] = max_j x[i, j]`, or the least, or both
@@ -46,7 +46,7 @@ def reduced_dims(x: Full | torch.Tensor, dims: Sequence[int] | int | None) -> se
 def reductions(x: Full, dims, keepdim: bool, *pending: Placement | None):
     """Any cut: of a dim that is not reduced it stays, of a reduced one each output is pending.
 
-    There are none of reduced dims where what is pending would be None.
+    Where a pending placement is None, no reduced dim is cut.
     """
     gone = reduced_dims(x, dims)
     for d in range(x.ndim):
@@ -65,12 +65,14 @@ def _mean(at, x, dim=None, keepdim=False, *, dtype=None):
 
 
 def _or(op, nothing):
-    """`op`, but on empty blocks, for which kernels may know no value: `nothing` of a dtype."""
+    """`op`, but on empty blocks, for which kernels may have no value, `nothing` of a dtype."""
 
     def local(at, x, *args, **kwargs):
         if x.numel():
             return op(x, *args, **kwargs)
-        return [x.new_full(out.shape, of(x.dtype)) for of, out in zip(nothing, at.outs)]
+        return [
+            x.new_full(out.shape, of(x.dtype)) for of, out in zip(nothing, at.outs, strict=True)
+        ]
 
     return local
 
@@ -92,18 +94,18 @@ def _multiplies(x, dtype):
 
 
 def _reduction(names, *pending, passes=_never, nothing=(), local=None):
-    """The rules of ops that leave this pending: where it `passes`, so does what is pending before.
+    """The rules of ops that leave these placements pending; where it `passes`, operands may be too.
 
-    Kernels for which `nothing` is said refuse empty blocks.
+    With `nothing`, kernels refuse empty blocks.
     """
 
-    def rows(op, given):
-        x, dim, outs = given["self"], given.get("dim"), pending or [None] * len(op._schema.returns)
+    def rows(op, named):
+        x, dim, outs = named["self"], named.get("dim"), pending or [None] * len(op._schema.returns)
         if dim == () and op in (aten.any.dims, aten.all.dims):  # here it reduces nothing
             yield from (((S(d),), S(d)) for d in range(x.ndim))
         else:
-            yield from reductions(x, dim, given.get("keepdim", False), *outs)
-        if passes(x, given.get("dtype")):
+            yield from reductions(x, dim, named.get("keepdim", False), *outs)
+        if passes(x, named.get("dtype")):
             yield pending, pending
 
     for op in overloads(names):

@@ -10,7 +10,7 @@ import torch
 
 from fdtensor.layouts.placement import StridedShard
 from fdtensor.ops.graph import Full
-from fdtensor.ops.notation.core import At, Needs, P, R, S, U, rule
+from fdtensor.ops.notation.core import At, Halo, P, R, S, Units, rule
 from fdtensor.ops.notation.empty import unless_empty
 from fdtensor.ops.notation.formula import formula
 from fdtensor.ops.notation.ops import on
@@ -51,7 +51,7 @@ LINEAR = {
     "_upsample_bilinear{}d_aa": (_resized, 2),
     "_upsample_bicubic{}d_aa": (_resized, 2),
 }
-"""Ops that are linear along each of their last dims: their arguments along one, how many dims."""
+"""Ops that are linear along each of their last dims: their arguments for one, numbers of dims."""
 
 
 def _linear(op: Any, forward: Any, n: int, along: Callable[..., Any]) -> None:
@@ -59,7 +59,7 @@ def _linear(op: Any, forward: Any, n: int, along: Callable[..., Any]) -> None:
     back, sized = op is not forward, "input_size" in str(op._schema)
 
     def lines(x, *args) -> list[Taps]:
-        """What is done along each dim; nothing where that is not known."""
+        """The taps along each dim; none where some are not known."""
         sizes = x.shape[-n:]
         if sized:
             sizes, args = args[1][-n:], (args[0], *args[2:])
@@ -71,8 +71,8 @@ def _linear(op: Any, forward: Any, n: int, along: Callable[..., Any]) -> None:
             taps(forward, size, n, d, along(n, d, *args), kind) if size else None
             for d, size in enumerate(sizes)
         ]
-        found = [t.transposed() if back else t for t in each_dim if t]
-        return found if len(found) == n else []
+        known = [t.transposed() if back else t for t in each_dim if t]
+        return known if len(known) == n else []
 
     def local(at: At, x, *args):
         block, out = at.ins[0], at.outs[0]
@@ -82,26 +82,26 @@ def _linear(op: Any, forward: Any, n: int, along: Callable[..., Any]) -> None:
         if 0 in (*x.shape, *out.shape):
             return x.new_zeros(out.shape)
         fulls = [Full(b.full, x.dtype) for b in at.ins]
-        made = x.float() if x.dtype.itemsize == 2 else x
+        result = x.float() if x.dtype.itemsize == 2 else x
         for d, line in enumerate(lines(*fulls, *args[len(fulls) - 1 :]), x.ndim - n):
-            made = line(made, d, block.box[d], (out.start[d], out.stop[d]))
-        return made.to(x.dtype)
+            result = line(result, d, block.box[d], (out.start[d], out.stop[d]))
+        return result.to(x.dtype)
 
     @rule(op, local=local)
     def rows(x, *args):
         """`out[n, c, y] = sum_x a[y, x] * x[n, c, x]`; of a gradient, the same with `a[x, y]`"""
-        others, lead, found = int(back and not sized), x.ndim - n, lines(x, *args)
+        others, lead, along_dims = int(back and not sized), x.ndim - n, lines(x, *args)
         for d in range(lead):
             yield (S(d), *[S(d)] * others), S(d)
         rounded = not (x.dtype.is_floating_point or x.dtype.is_complex)
-        if rounded and any((line.weights != 1).any() for line in found):
+        if rounded and any((line.weights != 1).any() for line in along_dims):
             return
         yield (P, *[R] * others), P
         for unread in (P, R) if others else ():
             yield (unread, P), unread
-        for d, line in enumerate(found, lead):
+        for d, line in enumerate(along_dims, lead):
             if line.count > 1:
-                yield (Needs(d, line.count, line.over), *[S(d)] * others), S(d)
+                yield (Halo(d, line.count, line.over), *[S(d)] * others), S(d)
             if line.count < line.size:
                 yield (S(d), *[R] * others), P
 
@@ -119,7 +119,7 @@ def regrouped(x, n, *units):
     for d in range(x.ndim - n):
         yield (S(d),), S(d)
     for d, (before, after) in enumerate(units, x.ndim - n):
-        yield (U(d, before),), U(d, after)
+        yield (Units(d, before),), Units(d, after)
 
 
 @on("pixel_shuffle", unless_empty, whole=True)
@@ -139,7 +139,7 @@ def channel_shuffle(x, groups):
     """`out[n, c * groups + g, ...] = x[n, g * (channels / groups) + c, ...]`"""
     yield (P,), P
     for d in range(x.ndim):
-        yield (S(d) if d != 1 else StridedShard(1, groups),), S(d) if d != 1 else U(1, groups)
+        yield (S(d) if d != 1 else StridedShard(1, groups),), S(d) if d != 1 else Units(1, groups)
 
 
 @on("im2col", unless_empty)
@@ -150,7 +150,7 @@ def im2col(x, kernel, *_):
 
 @on("col2im", unless_empty)
 def col2im(x, size, kernel, *_):
-    """`out[n, c, y * stride + k] = x[n, (c, k), y]`: what comes from one place adds up"""
+    """`out[n, c, y * stride + k] = x[n, (c, k), y]`: overlapping terms are added up"""
     yield from regrouped(x, 2, (prod(kernel), 1))
 
 

@@ -1,4 +1,4 @@
-"""Scans from the end, which derivatives of scans are made of."""
+"""Scans from the end, of which derivatives of scans are made."""
 
 from __future__ import annotations
 

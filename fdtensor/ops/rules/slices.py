@@ -1,4 +1,4 @@
-"""Parts of a tensor at known places, and paddings: each rank takes or writes what it holds."""
+"""Slices at known indices, and paddings: each rank reads or writes the part in its block."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 from fdtensor.layouts.blocks import intersect, locate
 from fdtensor.ops.notation.core import P, R, S, Window
-from fdtensor.ops.notation.held import part
+from fdtensor.ops.notation.local_index import subset
 from fdtensor.ops.notation.ops import on
 from fdtensor.ops.notation.runs import taken
 
@@ -19,7 +19,7 @@ def _range(size: int, start: int | None, end: int | None, step: int) -> range:
 
 
 def _sliced(shape, dim, start, end, step):
-    """The rows of a slice."""
+    """The placements of a tensor, each with that of its slice."""
     yield (P,), P
     dim %= len(shape)
     chosen = _range(shape[dim], start, end, step)
@@ -51,7 +51,7 @@ def _local_slice(src, dim, held, to, start, end, step):
     )
     if first >= last:
         return src.narrow(dim, 0, 0), dim, 0, 0, step
-    src = part(src, dim, held.box[dim], ((first, last),))
+    src = subset(src, dim, held.box[dim], ((first, last),))
     low = to.start[dim]
     return src, dim, chosen[first] - low, chosen[last - 1] + 1 - low, step
 
@@ -85,17 +85,17 @@ def slice_scatter(x, src, dim=0, start=None, end=None, step=1):
 
 
 def _selected(ndim, dim, own):
-    """The rows of one index of `dim`, which is placed as `own` where the dim is cut."""
+    """The placements of a tensor, each with that of one index of `dim`, `own` for a cut `dim`."""
     yield (P,), P
     for d in range(ndim):
         yield (S(d),), own if d == dim % ndim else S(d - (d > dim % ndim))
 
 
 def _place(block, dim: int, index: int) -> int | None:
-    """The position of an index in a block; None where it is elsewhere."""
+    """The position of an index in a block; None where the block does not hold it."""
     index %= block.full[dim]
-    found = intersect(block.box[dim], ((index, index + 1),))
-    return locate(block.box[dim], found)[0][0] if found else None
+    common = intersect(block.box[dim], ((index, index + 1),))
+    return locate(block.box[dim], common)[0][0] if common else None
 
 
 def _select(at, x, dim, index):
@@ -139,17 +139,21 @@ def select_backward(grad, input_sizes, dim, index):
 
 
 def _margins(ndim: int, pad) -> dict[int, tuple[int, int]]:
-    """What is added before and after each dim; `pad` counts from the last dim."""
-    return {ndim - 1 - i: pair for i, pair in enumerate(zip(pad[::2], pad[1::2])) if any(pair)}
+    """The numbers of entries added before and after each dim; `pad` counts from the last dim."""
+    return {
+        ndim - 1 - i: pair
+        for i, pair in enumerate(zip(pad[::2], pad[1::2], strict=True))
+        if any(pair)
+    }
 
 
 def _pad(at, x, pad, value=0):
     held, out, local = at.ins[0], at.outs[0], list(pad)
     for d, (before, _) in _margins(x.ndim, pad).items():
         low, high = out.start[d] - before, out.stop[d] - before  # in indices of x
-        found = intersect(held.box[d], ((low, high),))
-        start, stop = found[0] if found else (low, low)
-        x = part(x, d, held.box[d], found)
+        common = intersect(held.box[d], ((low, high),))
+        start, stop = common[0] if common else (low, low)
+        x = subset(x, d, held.box[d], common)
         local[2 * (x.ndim - 1 - d) : 2 * (x.ndim - d)] = start - low, high - stop
     return aten.constant_pad_nd.default(x, local, value)
 

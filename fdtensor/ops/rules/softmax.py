@@ -38,14 +38,14 @@ logcumsumexp cummax cummin sort sort.stable topk
 
 
 @each(*overloads(ALONG))
-def along(op, given):
+def along(op, named):
     """Any cut of another dim, the same for all tensors."""
-    tensors = [t for t in given.values() if isinstance(t, Full)]
+    tensors = [t for t in named.values() if isinstance(t, Full)]
     x, outs = tensors[0], len(op._schema.returns)
     for d in range(x.ndim):
-        if d != given["dim"] % x.ndim:
+        if d != named["dim"] % x.ndim:
             yield (S(d),) * len(tensors), (S(d),) * outs
-    if op in _LINEAR and linear_in(x, given.get("dtype")):
+    if op in _LINEAR and linear_in(x, named.get("dtype")):
         yield _LINEAR[op], P
 
 

@@ -1,4 +1,4 @@
-"""What looks at the values of operands: each rank at those that it holds."""
+"""Checks of the values of operands: each rank checks its block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ops that only say where the same elements are: permutations, expansions, other dims."""
+"""Views: permutations, expansions and other dims of the same elements."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fdtensor.ops.notation.core import P, R, S, U
+from fdtensor.ops.notation.core import P, R, S, Units
 from fdtensor.ops.notation.ops import on
 from fdtensor.ops.notation.reshape import reshaped
 
@@ -18,13 +18,13 @@ __all__ = ["placed"]
 def placed(order: Iterable[int | None], own: Mapping[int, Any] | None = None):
     """The rows of an op whose output dims are dims `order` of its operand, None a new one.
 
-    A cut of an output dim in `own` has the operand placed as it says there.
+    A cut of an output dim in `own` needs the placement of the operand in it.
     """
     yield (P,), P
-    given = own or {}
+    special = own or {}
     for d, source in enumerate(order):
-        if d in given:
-            yield (given[d],), S(d)
+        if d in special:
+            yield (special[d],), S(d)
         elif source is not None:
             yield (S(source),), S(d)
 
@@ -85,8 +85,8 @@ def expand(x, size, *, implicit=False):
     """`out[i, j] = x[0, j]`"""
     new = len(size) - x.ndim
     same = [d >= new and n in (-1, x.shape[d - new]) for d, n in enumerate(size)]
-    made = {d: R for d, kept in enumerate(same) if not kept}
-    yield from placed(range(-new, x.ndim), made)
+    expanded = {d: R for d, kept in enumerate(same) if not kept}
+    yield from placed(range(-new, x.ndim), expanded)
 
 
 @on("view_as_real view_as_real_copy")
@@ -115,4 +115,4 @@ def view_dtype(x, dtype):
         if d < last or before == after:
             yield (S(d),), S(d)
         else:
-            yield (U(d, max(1, after // before)),), U(d, max(1, before // after))
+            yield (Units(d, max(1, after // before)),), Units(d, max(1, before // after))

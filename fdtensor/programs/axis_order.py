@@ -1,0 +1,44 @@
+"""`preferred_order`: in which order of axes the values of a graph are read, where it matters.
+
+Several axes that cut one dim do so in an order, by default that of the mesh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fdtensor.layouts.layout import Layout
+from fdtensor.ops.graph import Graph, Var
+
+__all__ = ["preferred_order"]
+
+
+def preferred_order(
+    graph: Graph, layouts: Sequence[Layout], wants: Sequence[Layout | None]
+) -> dict[Var, tuple[str, ...]]:
+    """The order of axes in which each value is read or wanted, where one is not that of the mesh.
+
+    A value that is made of none, or of replicas, is cut in that order at once.
+    """
+    known = dict(zip(graph.inputs, map(_order_of, layouts), strict=True))
+    wanted = [() if w is None else _order_of(w) for w in wants]
+    if not any(known.values()) and not any(wanted):
+        return {}
+    for call in graph.calls:
+        order = next((known[v] for v in call.ins if known.get(v)), ())
+        known.update((v, order) for v in call.outs if v is not None)
+    preferred: dict[Var, tuple[str, ...]] = {
+        v: order for v, order in zip(graph.outs, wanted, strict=True) if order
+    }
+    for call in reversed(graph.calls):
+        order = next((preferred[v] for v in call.outs if v in preferred), ())  # type: ignore[index]
+        order = order or next((known[v] for v in call.ins if known.get(v)), ())
+        for v in call.ins if order else ():
+            preferred.setdefault(v, order)
+    return preferred
+
+
+def _order_of(layout: Layout) -> tuple[str, ...]:
+    """The axes in the order of the cuts that are not in that of the mesh, then the others."""
+    special = tuple(axis for _, axes in layout.order for axis in axes)
+    return (*special, *(a for a in layout.mesh.axes if a not in special)) if special else ()

@@ -1,0 +1,304 @@
+"""`ProblemBuilder`: the choice of layouts along one axis as the nodes that the solver takes.
+
+Inputs, constants, calls and outputs of a graph are nodes. A call has options: the rows of its rule,
+and decompositions whose pieces have rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any, Literal, TypeGuard
+
+import attrs
+import torch
+
+from fdtensor.layouts.errors import TraceError
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Cut, Partial, Placement, Ragged, Replicate, Shard
+from fdtensor.ops.flops import work
+from fdtensor.ops.graph import Call, Full, Graph, Var
+from fdtensor.ops.lift import rows_compose
+from fdtensor.ops.notation.core import R, Row, rule_of
+from fdtensor.ops.pins import pinned
+from fdtensor.ops.rows import CallKey, rows_of, variants
+from fdtensor.plans.cost import CostModel
+from fdtensor.programs.prices import Prices
+from fdtensor.programs.solver import Node, Option
+
+__all__ = [
+    "UNCONSTRAINED",
+    "Body",
+    "BodyOptions",
+    "Boundary",
+    "Choice",
+    "Constraints",
+    "ProblemBuilder",
+    "boundary_of",
+]
+
+Free = Literal["free"]
+"""For a result: any placement but a pending one. For an operand: no call reads it."""
+
+
+@attrs.frozen(eq=False)
+class Body:
+    """A decomposition of a call, as a graph with the call's tensors as inputs and outputs."""
+
+    graph: Graph
+    depth: int
+    """The number of decompositions that its calls are inside of."""
+
+
+@attrs.frozen
+class Boundary:
+    """The placements of a graph's inputs and outputs on one axis, "free" where they are open."""
+
+    ins: tuple[Placement | Free, ...]
+    outs: tuple[Placement | Free, ...]
+
+
+@attrs.frozen(eq=False)
+class Choice:
+    """The options taken on one axis: for the inputs, the calls and the outputs of a graph."""
+
+    ins: tuple[Placement, ...]
+    calls: tuple[Option, ...]
+    """`note` is a `Body` where the call runs as its decomposition."""
+    outs: tuple[Placement, ...]
+    seconds: float
+    placements: Mapping[Var, Placement]
+    """The placement in which each value is computed."""
+    nodes: tuple[Node, ...]
+    """All options of inputs, constants, calls and outputs; empty for the graph of a `Body`."""
+    prices: Prices
+    """The prices of the moves between them."""
+
+
+@attrs.frozen(eq=False)
+class Constraints:
+    """Constraints on the choice for a whole graph, besides its boundary."""
+
+    fixed: frozenset[Var] = frozenset()
+    """Values that do not move while there is another way."""
+    uncut: Mapping[Var, frozenset[int]] = attrs.field(factory=dict)
+    """Dims of values that no axis may cut."""
+    like: Mapping[str, Choice] | None = None
+    """The choice for a graph of the same calls on other sizes, which is repeated."""
+    cost: CostModel | None = None
+    """Prices for the choice alone."""
+    reduce_dtype: torch.dtype | None = torch.float32
+    """The dtype in which pending sums of half precision are held; None for their own."""
+
+
+UNCONSTRAINED = Constraints()
+
+BodyOptions = Callable[..., Sequence[Option]]
+"""`(key, fulls, read, starts, before, mesh, axis, cost, depth, reduce_dtype)` to the options of a
+call that is decomposed, one for each of `starts`: an operand, its placement, a number of blocks."""
+
+
+class ProblemBuilder:
+    """Builds the nodes of a graph on one axis, where the axes of `before` have their choices."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        mesh: Mesh,
+        axis: str,
+        boundary: Boundary,
+        before: Mapping[str, Choice],
+        cost: CostModel,
+        depth: int,
+        constraints: Constraints,
+        body_options: BodyOptions,
+    ) -> None:
+        self.graph, self.mesh, self.axis, self.boundary = graph, mesh, axis, boundary
+        self.before, self.cost, self.depth = before, cost, depth
+        self.constraints, self.body_options = constraints, body_options
+        self.like = None if constraints.like is None else constraints.like[axis]
+        self.count = mesh.axis_size(axis)
+        self.domain: dict[Var, dict[Placement, None]] = {}
+        """The placements in which a value may be computed."""
+        self.left = tuple([self._left(Var(i), full) for i, full in enumerate(graph.types)])
+        checked = frozenset(v for call in graph.calls if not call.outs for v in call.ins)
+        self.prices = Prices(
+            axis,
+            self.count,
+            cost,
+            graph.types,
+            self.left,
+            constraints.fixed,
+            checked,
+            reduce_dtype=constraints.reduce_dtype,
+        )
+
+    def _left(self, v: Var, full: Full) -> Full:
+        """The largest block that the other axes leave of a value."""
+        shape = list(full.shape)
+        for axis, choice in self.before.items():
+            p = choice.placements.get(v)
+            if isinstance(p, Cut):
+                shape[p.dim] = -(-shape[p.dim] // self.mesh.axis_size(axis))
+        return Full(tuple(shape), full.dtype)
+
+    def nodes(self) -> list[Node]:
+        """The nodes: inputs, constants, calls and outputs, in the order of the data."""
+        graph, nodes = self.graph, []
+        for v, end in zip(graph.inputs, self.boundary.ins, strict=True):
+            nodes.append(self._source(v, self._any(v) if end == "free" else [end]))
+        for v, _ in graph.constants:
+            nodes.append(self._source(v, [R]))
+        for i, call in enumerate(graph.calls):
+            options = self._options(i, call)
+            for k, v in enumerate(call.outs):
+                if v is not None:
+                    self.domain[v] = {o.outs[k]: None for o in options}  # type: ignore[misc]
+            outs = tuple(None if v is None else v.index for v in call.outs)
+            nodes.append(Node(tuple(v.index for v in call.ins), outs, tuple(options)))
+        for k, (v, end) in enumerate(zip(graph.outs, self.boundary.outs, strict=True)):
+            wanted = self._results(k, v) if end == "free" else [end]
+            nodes.append(Node((v.index,), (), tuple(Option((q,), (), 0.0) for q in wanted)))
+        return nodes
+
+    def _results(self, k: int, v: Var) -> list[Placement]:
+        """The placements that output `k`, value `v`, may have where it is free: none is pending."""
+        if self.like is not None:
+            return [self.like.outs[k]]
+        ends = (choice.outs[k] for choice in self.before.values())
+        ragged = [p.dim for p in ends if _ragged(p)]  # one axis may cut a dim so
+        kept = (p for p in self.domain[v] if not (_ragged(p) and p.dim in ragged))
+        wanted = [p for p in kept if not isinstance(p, Partial)]
+        return list(dict.fromkeys([*wanted, *self._any(v)]))
+
+    def _source(self, v: Var, placements: Sequence[Any]) -> Node:
+        self.domain[v] = dict.fromkeys(placements)
+        return Node((), (v.index,), tuple(Option((), (p,), 0.0) for p in placements))
+
+    def _any(self, v: Var) -> list[Placement]:
+        shape, uncut = self.graph.types[v.index].shape, self.constraints.uncut.get(v, ())
+        return [R, *(Shard(d) for d, n in enumerate(shape) if n > 1 and d not in uncut)]
+
+    def _options(self, i: int, call: Call) -> list[Option]:
+        graph = self.graph
+        pin = pinned(call)
+        if pin is not None:
+            return [Option((pin[self.axis],), (pin[self.axis],), 0.0)]
+        kinds: dict[Placement, None] = {}
+        for v in call.ins:
+            kinds.update((p, None) for p in self.domain[v] if not isinstance(p, (Replicate, Shard)))
+        types = [graph.types[v.index] for v in call.ins]
+        read = [None if v is None else graph.types[v.index] for v in call.outs]
+        rows = list(rows_of(call, graph.types, self.count))
+        for row in list(rows):
+            rows += variants(row, kinds, [*types, *read])
+        options: dict[tuple[Any, Any], Option] = {}
+        past = [(axis, choice.calls[i]) for axis, choice in self.before.items()]
+        bodies = self._bodies(call, rows, past)
+        for row in dict.fromkeys(rows):
+            if self._composes(call, past, row):
+                seconds = self._seconds(call, row, past)
+                options[row.ins, row.outs] = Option(row.ins, row.outs, seconds, row)
+        for option in bodies:
+            known = options.get((option.ins, option.outs))
+            if known is None or known.seconds > option.seconds:
+                options[option.ins, option.outs] = option
+        return self._constrained(i, call, list(options.values()))
+
+    def _constrained(self, i: int, call: Call, options: list[Option]) -> list[Option]:
+        """The options that keep to the constraints."""
+        if self.like is not None:
+            past = self.like.calls[i]
+            options = [o for o in options if (o.ins, o.outs) == (past.ins, past.outs)]
+            if not options:
+                raise TraceError(
+                    f"{call.op} takes other rows for other sizes that are not known yet.",
+                    call=call.mark,
+                    hint="Export the program with these sizes fixed.",
+                )
+        uncut = self.constraints.uncut
+        if not uncut:
+            return options
+        sides = [uncut.get(v, ()) if v is not None else () for v in (*call.ins, *call.outs)]
+        return [
+            o
+            for o in options
+            if not any(
+                _cut(p) and p.dim in dims for p, dims in zip((*o.ins, *o.outs), sides, strict=True)
+            )
+        ]
+
+    def _composes(self, call: Call, past: Sequence[tuple[str, Option]], row: Row) -> bool:
+        rows = {axis: option.note for axis, option in past if isinstance(option.note, Row)}
+        return not rows or rows_compose(call, self.mesh, rows, self.axis, row, self.graph.types)
+
+    def _seconds(self, call: Call, row: Row, past: Sequence[tuple[str, Option]]) -> float:
+        share = 1.0
+        for axis, option in past:
+            if any(map(_cut, (*option.ins, *option.outs))):
+                share /= self.mesh.axis_size(axis)
+        ins = [(self.left[v.index], p) for v, p in zip(call.ins, row.ins, strict=True)]
+        outs = [
+            (self.left[v.index], p)
+            for v, p in zip(call.outs, row.outs, strict=True)
+            if v is not None
+        ]
+        return work(call, self.graph.types, ins, outs, self.count, share, self.cost)
+
+    def _bodies(
+        self, call: Call, rows: Sequence[Row], past: Sequence[tuple[str, Option]]
+    ) -> Sequence[Option]:
+        """The options of a call's decomposition, for the cuts that none of its rows takes.
+
+        For an op without a rule also for pending operands.
+        """
+        if self.depth > 1:
+            return ()
+        fulls = tuple(self.graph.types[v.index] for v in call.ins)
+        read = tuple(v is not None for v in call.outs)
+        taken = {(i, p.dim) for row in rows for i, p in enumerate(row.ins) if _cut(p)}
+        missing = tuple(
+            (i, d)
+            for i, full in enumerate(fulls)
+            for d, n in enumerate(full.shape)
+            if n > 1 and (i, d) not in taken
+        )
+        starts: list[tuple[int, Placement, int]] = []
+        if self._may_come_cut(call, missing):
+            starts += [(i, Shard(d), self._blocks(call.ins[i], d)) for i, d in missing]
+        if rule_of(call.op) is None:
+            for i, v in enumerate(call.ins):
+                pending = [p for p in self.domain[v] if isinstance(p, Partial)]
+                starts += [(i, p, self.count) for p in pending]
+        if not starts:
+            return ()
+        before = tuple((axis, boundary_of(option, read)) for axis, option in past)
+        return self.body_options(
+            *(CallKey.of(call), fulls, read, tuple(starts), before),
+            *(self.mesh, self.axis, self.cost, self.depth, self.constraints.reduce_dtype),
+        )
+
+    def _blocks(self, v: Var, dim: int) -> int:
+        """The number of blocks of a dim that this axis and, if even, those before it cut."""
+        placed = ((axis, choice.placements.get(v)) for axis, choice in self.before.items())
+        cutting = [axis for axis, p in placed if _cut(p) and p.dim == dim]
+        total = self.count * prod(self.mesh.axis_size(axis) for axis in cutting)
+        return self.count if self.graph.types[v.index].shape[dim] % total else total
+
+    def _may_come_cut(self, call: Call, cuts: Sequence[tuple[int, int]]) -> bool:
+        """Whether an operand may come with one of these cuts: its number and a dim."""
+        return any(_cut(p) and p.dim == d for i, d in cuts for p in self.domain[call.ins[i]])
+
+
+def boundary_of(option: Option, read: Sequence[bool]) -> Boundary:
+    """The boundary of a decomposition where an axis takes this option of its call."""
+    outs = tuple(p for p, is_read in zip(option.outs, read, strict=True) if is_read)
+    return Boundary(option.ins, outs)  # type: ignore[arg-type]
+
+
+def _cut(p: Any) -> TypeGuard[Cut]:
+    return isinstance(p, Cut)
+
+
+def _ragged(p: Any) -> TypeGuard[Ragged]:
+    return isinstance(p, Ragged)
