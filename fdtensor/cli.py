@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import NoReturn
 
 from fdtensor import __version__
@@ -86,6 +87,7 @@ def _parser() -> _Parser:
     demo = commands.add_parser("demo", help="walk real numbers through many layouts and check")
     demo.add_argument("--simulate", metavar="MESH", help="all ranks in this process: dp=2,tp=4")
     demo.add_argument("--mesh", metavar="MESH", help="the mesh of processes (default dp=2,tp=2)")
+    demo.add_argument("-v", "--verbose", action="store_true", help="print every plan")
     add_arguments(commands.add_parser("train", help="train a GPT on a mesh and watch its loss"))
     plan = commands.add_parser(
         "plan",
@@ -101,6 +103,7 @@ def _parser() -> _Parser:
     plan.add_argument("--dst-mesh", help="another mesh for the destination, on ranks 0, 1, ...")
     plan.add_argument("--max-bytes", type=int, help="what any rank may hold at once")
     plan.add_argument("--cost", choices=["nccl", "gloo"], default="nccl", help="the cost model")
+    plan.add_argument("--exact", action="store_true", help="print bytes to the last one")
     plan.add_argument("--json", action="store_true", help="print JSON")
     return parser
 
@@ -114,14 +117,14 @@ def _demo(options: argparse.Namespace) -> int:
     if options.simulate:
         mesh = parse_mesh(options.simulate)
         with working(f"simulating {mesh.size} ranks"):
-            found = demo.simulated(mesh)
-        return 0 if demo.report(found, print) else 1
+            walks = demo.simulated(mesh)
+        return 0 if demo.report(walks, print, options.verbose) else 1
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return _demo_under_torchrun(options)
     mesh = parse_mesh(options.mesh or "dp=2,tp=2")
     with working(f"starting {mesh.size} gloo processes"):
-        found = demo.on_processes(mesh)
-    return 0 if demo.report(found, print) else 1
+        walks = demo.on_processes(mesh)
+    return 0 if demo.report(walks, print, options.verbose) else 1
 
 
 def _demo_under_torchrun(options: argparse.Namespace) -> int:
@@ -139,7 +142,8 @@ def _demo_under_torchrun(options: argparse.Namespace) -> int:
         stops_of_ranks: list[list[demo.Stop]] = [[]] * world
         dist.all_gather_object(stops_of_ranks, walked)
         quiet = dist.get_rank() != 0
-        right = demo.report(stops_of_ranks, (lambda _: None) if quiet else print)
+        write = (lambda _: None) if quiet else print
+        right = demo.report(stops_of_ranks, write, options.verbose)
     finally:
         dist.destroy_process_group()
     return 0 if right else 1
@@ -151,6 +155,7 @@ def _demo_under_torchrun(options: argparse.Namespace) -> int:
 def _plan(options: argparse.Namespace) -> int:
     from fdtensor.plans.cost import GLOO, NCCL
     from fdtensor.plans.planner import plan
+    from fdtensor.plans.text import bytes_text, exact_bytes
 
     mesh = parse_mesh(options.mesh)
     shape, dtype = parse_shape(options.shape), parse_dtype(options.dtype)
@@ -169,9 +174,10 @@ def _plan(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({**facts, "digest": found.digest, "plan": json.loads(found.to_json())}))
         return 0
-    print(found)
-    print(f"  bound    {facts['lower_bound_bytes']} B")
-    print(f"  peak     {facts['peak_bytes']} B")
+    with exact_bytes() if options.exact else nullcontext():
+        print(found)
+        print(f"  bound    {bytes_text(found.lower_bound_bytes)}")
+        print(f"  peak     {bytes_text(found.peak_bytes)}")
     print(f"  seconds  {facts['seconds']:.3g} by the cost model {cost.name!r}")
     return 0
 

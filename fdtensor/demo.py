@@ -13,12 +13,16 @@ from typing import Any
 import attrs
 import torch
 
+from fdtensor.inspect.pictures import show
+from fdtensor.layouts.dtypes import dtype_name
 from fdtensor.layouts.errors import FdtensorError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Partial, Placement, Ragged, Replicate, Shard, StridedShard
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.plans.collectives import is_local
 from fdtensor.plans.planner import Plan
+from fdtensor.plans.text import bytes_text
 from fdtensor.runtime.comm import Comm
 from fdtensor.tensors.connect import distribute
 from fdtensor.tensors.distribution import local_blocks
@@ -26,10 +30,7 @@ from fdtensor.testing.values import block, gather_full
 
 __all__ = ["SOURCE", "Stop", "numbers", "stops", "walk"]
 
-SOURCE = (
-    f"Unicode {unicodedata.unidata_version}, from Python's unicodedata: "
-    "the general category of each of 65,536 characters"
-)
+SOURCE = f"65,536 general categories of Unicode {unicodedata.unidata_version}"
 
 
 @attrs.frozen
@@ -147,30 +148,64 @@ def _check(
     return wrong
 
 
-def report(walks: list[list[Stop]], write: Callable[[str], None]) -> bool:
-    """Writes each plan with its bytes and verdict; `walks` has the stops of each process.
+def report(
+    walks: Sequence[Sequence[Stop]], write: Callable[[str], None], verbose: bool = False
+) -> bool:
+    """Writes a table of the tensors, one plan with a picture, what was wrong, and the verdict.
 
-    Returns whether everything was right.
+    `walks` has the stops of each process. If `verbose`, all plans are written. Returns whether
+    everything was right.
     """
-    right = True
-    for i, stop in enumerate(walks[0]):
-        plan = stop.plan
-        mistakes = sorted({text for walked in walks for text in walked[i].mistakes})
-        verdict = "; ".join(mistakes) if mistakes else f"right on {stop.ranks} ranks"
-        write(str(plan))
-        write(
-            f"  {plan.total_bytes} B in all, the least is {plan.least_total_bytes} B; "
-            f"peak {plan.peak_bytes} B; {verdict}\n"
-        )
-        right = right and not mistakes
-    total = sum(stop.plan.total_bytes for stop in walks[0])
-    least = sum(stop.plan.least_total_bytes for stop in walks[0])
-    verdict = "every block is right" if right else "THERE ARE WRONG BLOCKS"
+    mistakes = [_mistakes(same) for same in zip(*walks, strict=True)]
+    stops = walks[0]
+    if verbose:
+        for stop, texts in zip(stops, mistakes, strict=True):
+            verdict = "; ".join(texts) if texts else f"right on {stop.ranks} ranks"
+            write(f"{_plan_text(stop.plan)}; {verdict}\n")
+    else:
+        write("each rank compares its block with a slice of the full tensor\n")
+        write(_table(stops))
+        longest = max(stops, key=lambda stop: len(stop.plan.steps)).plan
+        write(f"\none of the plans, and the layout it leads to\n\n{_plan_text(longest)}\n")
+        write(f"{show(longest.dst)}\n")
+        wrong = sorted({text for texts in mistakes for text in texts})
+        for text in wrong[:10]:
+            write(f"wrong: {text}")
+        if len(wrong) > 10:
+            write(f"wrong: {len(wrong) - 10} more")
+    verdict = "THERE ARE WRONG BLOCKS" if any(mistakes) else "every block is right"
+    moved = sum(stop.plan.total_bytes for stop in stops)
+    least = sum(stop.plan.least_total_bytes for stop in stops)
     write(
-        f"{len(walks[0])} redistributions of {SOURCE}.\n"
-        f"{total} B moved, {total / max(1, least):.3f} times the least; {verdict}."
+        f"{len(stops)} redistributions of {SOURCE}: {bytes_text(moved)} moved, "
+        f"{moved / max(1, least):.3f} times the least; {verdict}."
     )
-    return right
+    return not any(mistakes)
+
+
+def _mistakes(stops: Sequence[Stop]) -> list[str]:
+    """The different mistakes of all processes at one stop, in order."""
+    return sorted({text for stop in stops for text in stop.mistakes})
+
+
+def _plan_text(plan: Plan) -> str:
+    figures = f"all ranks receive {bytes_text(plan.total_bytes)}, the least is "
+    figures += f"{bytes_text(plan.least_total_bytes)}; peak {bytes_text(plan.peak_bytes)}"
+    return f"{plan}\n  {figures}"
+
+
+def _table(stops: Sequence[Stop]) -> str:
+    """A row for each tensor that walked: its redistributions, collectives and bytes."""
+    lines = ["tensor          redistributions  collectives  bytes moved  the least"]
+    tensors = dict.fromkeys((stop.plan.dst.shape, stop.plan.dst.dtype) for stop in stops)
+    for shape, dtype in tensors:
+        plans = [s.plan for s in stops if (s.plan.dst.shape, s.plan.dst.dtype) == (shape, dtype)]
+        steps = sum(not is_local(step) for plan in plans for step in plan.steps)
+        moved = bytes_text(sum(plan.total_bytes for plan in plans))
+        least = bytes_text(sum(plan.least_total_bytes for plan in plans))
+        tensor = f"{dtype_name(dtype)}[{','.join(map(str, shape))}]"
+        lines.append(f"{tensor:<14}  {len(plans):>15}  {steps:>11}  {moved:>11}  {least:>9}")
+    return "\n".join(lines)
 
 
 def on_this_rank(mesh: Mesh) -> list[Stop]:

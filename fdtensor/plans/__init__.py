@@ -23,6 +23,7 @@ from fdtensor.plans.collectives import (
 )
 from fdtensor.plans.fused import Fused, fuse
 from fdtensor.plans.planner import Plan, plan
+from fdtensor.plans.text import exact_bytes
 from fdtensor.plans.transitions import transition
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "Scale",
     "Slice",
     "Step",
+    "exact_bytes",
     "fuse",
     "plan",
     "transition",

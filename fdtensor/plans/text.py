@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from fdtensor.layouts.mesh import Mesh
@@ -10,40 +13,65 @@ from fdtensor.plans.traffic import most_received
 if TYPE_CHECKING:
     from fdtensor.plans.planner import Plan
 
-__all__ = ["as_text", "bytes_text", "listing", "time_text"]
+__all__ = ["as_text", "bytes_text", "exact_bytes", "listing", "time_text"]
+
+_exact = ContextVar("exact bytes", default=False)
 
 
-def as_text(found: Plan) -> str:
+def as_text(plan: Plan) -> str:
     """The plan as aligned lines, as `print` shows it."""
-    title, rows, total = listing(found)
+    title, rows, total = listing(plan)
     widths = [max((len(row[i]) for row in rows), default=0) for i in range(3)]
     lines = [f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}" for a, b, c in rows]
     return "\n".join([title, *lines, total])
 
 
-def listing(found: Plan) -> tuple[str, list[tuple[str, str, str]], str]:
+def listing(plan: Plan) -> tuple[str, list[tuple[str, str, str]], str]:
     """The title, a row for each step, and the total, as texts."""
-    here, there = found.src.mesh, found.dst.mesh
-    title = f"{found.src} -> {found.dst} on {there!r}"
-    if here is not there:
-        title = f"{found.src} on {_short(here)} -> {found.dst} on {_short(there)}"
+    meshes = plan.src.mesh, plan.dst.mesh
+    title = f"{plan.src} -> {plan.dst} on {plan.dst.mesh!r}"
+    if meshes[0] is not meshes[1]:
+        title = f"{plan.src} on {_short(meshes[0])} -> {plan.dst} on {_short(meshes[1])}"
     rows = [
         (str(step.collective), str(step.dst), bytes_text(most_received((step,))))
-        for step in found.steps
+        for step in plan.steps
     ]
     count = len(rows)
     plural = "step" if count == 1 else "steps"
-    return title, rows, f"{count} {plural}, {bytes_text(found.received_bytes)} received per rank"
+    return title, rows, f"{count} {plural}, {bytes_text(plan.received_bytes)} received per rank"
 
 
 def _short(mesh: Mesh) -> str:
     text = repr(mesh)
-    return text if len(text) <= 60 else f"{mesh.size} ranks as {dict(zip(mesh.axes, mesh.sizes))}"
+    if len(text) <= 60:
+        return text
+    return f"{mesh.size} ranks as {dict(zip(mesh.axes, mesh.sizes, strict=True))}"
 
 
 def bytes_text(count: int) -> str:
-    """A number of bytes."""
-    return f"{count} B"
+    """A number of bytes: exact below 10,000 and within `exact_bytes`, else to three digits."""
+    if count < 10_000 or _exact.get():
+        return f"{count} B"
+    size = float(count)
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        size /= 1024
+        if size < 999.5:
+            return f"{size:.3g} {unit}"
+    return f"{size:.0f} TiB"
+
+
+@contextlib.contextmanager
+def exact_bytes() -> Iterator[None]:
+    """Prints bytes exactly within: `50331648 B` for `48 MiB`.
+
+    Plans, programs, explanations and pictures print what is 10,000 bytes or more to three digits;
+    their properties (`plan.received_bytes`) are exact always.
+    """
+    token = _exact.set(True)
+    try:
+        yield
+    finally:
+        _exact.reset(token)
 
 
 def time_text(value: float) -> str:

@@ -94,6 +94,6 @@ def _program(case: Case, setting: LayoutCase) -> str | None:
     lines = str(program).splitlines()
     if len(lines) <= _LINES:
         return "\n".join(lines)
-    loud = [line for line in lines[1:-1] if line.endswith(" B") or "  no rule" in line]
+    loud = [line for line in lines[1:-1] if line.endswith("B") or "  no rule" in line]
     left = f"  ... {len(lines) - 2 - len(loud[:_LINES])} more lines"
     return "\n".join([lines[0], *loud[:_LINES], left, lines[-1]])

@@ -250,10 +250,10 @@ SOFTMAX = """\
                                        compute     moves  received
   h:f32[64@dp,4096@tp] = _softmax a -1 False
     dp  S(0) -> S(0)                   0.26 us   0.00 us       0 B     taken
-        R -> R                         0.52 us   4.42 us  131072 B  +4.68 us
+        R -> R                         0.52 us   4.42 us   128 KiB  +4.68 us
     tp  S(1) -> S(1) by decomposition  5.31 us   0.00 us       0 B     taken
-        S(0) -> S(0)                   0.26 us   8.58 us  196608 B  +3.54 us
-        R -> R                         1.05 us  12.52 us  393216 B  +8.26 us
+        S(0) -> S(0)                   0.26 us   8.58 us   192 KiB  +3.54 us
+        R -> R                         1.05 us  12.52 us   384 KiB  +8.26 us
 
 program.explain('h') has all rows of one value"""
 

@@ -284,7 +284,7 @@ KEPT = """\
   f:f32[64,64@tp]      = mm d b
   g:f32[64,64@tp]      = relu f
   h:f32[64,32]{sum:tp} = mm g c
-  i:f32[64,32]         = all_reduce[axis=tp reduce_op=sum] h  12288 B
+  i:f32[64,32]         = all_reduce[axis=tp reduce_op=sum] h  12 KiB
   j:f32[64,32]         = pow.Tensor_Scalar i 2
   k:f32[64,32@tp]      = slice[axis=tp dim=1] j
   l:f32[]{sum:tp}      = sum k
@@ -303,4 +303,4 @@ KEPT = """\
   y:f32[32,64]         = t x
   z:f32[32,64@tp]      = mm y v
   out  z s
-2 collectives, 18432 B received per rank"""
+2 collectives, 18 KiB received per rank"""

@@ -32,6 +32,14 @@ def test_plan_prints_the_plan_and_its_facts(capsys):
     assert capsys.readouterr().out == PRINTED
 
 
+def test_plan_prints_exact_bytes_on_request(capsys):
+    assert main([*PLAN, "--src", "S(0),P(sum)", "--dst", "R,S(1)", "--exact"]) == 0
+    out = capsys.readouterr().out
+    assert all(
+        text in out for text in ("  50331648 B", "bound    67108864 B", "peak     150994944 B")
+    )
+
+
 def test_plan_prints_json(capsys):
     assert main([*PLAN, "--src", "S(0),P(sum)", "--dst", "R,S(1)", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
@@ -98,12 +106,21 @@ def test_bad_input_gets_one_sentence_and_status_2(arguments, sentence, capsys):
 
 
 def test_the_demo_walks_a_simulated_mesh(capsys):
-    assert main(["demo", "--simulate", "dp=2,tp=2"]) == 0
+    assert main(["demo", "--simulate", "dp=2,tp=2", "--verbose"]) == 0
     out = capsys.readouterr().out
     assert "every block is right." in out
     used = {line.split("[")[0].strip() for line in out.split("\n") if line.startswith("  ")}
     every = {"slice", "mask", "pad", "scale", "all_gather", "all_to_all", "all_reduce"}
     assert every | {"reduce_scatter", "exchange"} <= used
+
+
+def test_without_verbose_the_demo_prints_a_table_a_plan_and_a_picture(capsys):
+    assert main(["demo", "--simulate", "dp=2,tp=2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 40
+    assert lines[-1].endswith("every block is right.")
+    assert sum(line.startswith(("i64[", "f64[")) for line in lines) == 5
+    assert sum("+-----" in line for line in lines) == 3
 
 
 def test_the_demo_fails_on_a_wrong_block(capsys, monkeypatch):
@@ -133,7 +150,7 @@ def test_train_runs_on_the_processes_of_torchrun():
 
 @pytest.mark.mesh
 def test_the_demo_runs_on_processes_of_its_own():
-    done = shell("demo")
+    done = shell("demo", "-v")
     assert done.returncode == 0, done.stderr
     assert "right on 4 ranks" in done.stdout
     assert "every block is right." in done.stdout
@@ -158,10 +175,10 @@ def test_importing_is_quick_to_load_little():
 
 PRINTED = """\
 bf16[8192@dp,8192]{sum:tp} -> bf16[8192,8192@tp] on Mesh(dp=2, tp=4)
-  reduce_scatter[axis=tp dim=1 reduce_op=sum]  bf16[8192@dp,8192@tp]  50331648 B
-  all_gather[axis=dp dim=0]                    bf16[8192,8192@tp]     16777216 B
-2 steps, 67108864 B received per rank
-  bound    67108864 B
-  peak     150994944 B
+  reduce_scatter[axis=tp dim=1 reduce_op=sum]  bf16[8192@dp,8192@tp]  48 MiB
+  all_gather[axis=dp dim=0]                    bf16[8192,8192@tp]     16 MiB
+2 steps, 64 MiB received per rank
+  bound    64 MiB
+  peak     144 MiB
   seconds  0.00185 by the cost model 'nccl'
 """

@@ -60,7 +60,9 @@ def _why(best: Plan, others: list[Plan]) -> list[str]:
     law = "a rank must receive what it wants and does not hold"
     if best.src.layout.partial:
         law = "n pending terms that k ranks want as one take n + k - 1 transfers"
-    reached = "reached" if received == bound else f"{received - bound} B less than received"
+    reached = (
+        "reached" if received == bound else f"{bytes_text(received - bound)} less than received"
+    )
     lines = [f"bound {bytes_text(bound)}, {reached}: {law}"]
     if others:
         same = [way for way in others if way.total_bytes == best.total_bytes]

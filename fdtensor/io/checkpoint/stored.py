@@ -10,6 +10,7 @@ import torch
 
 from fdtensor.io.checkpoint.names import Path
 from fdtensor.layouts.dtypes import dtype_name
+from fdtensor.plans.text import bytes_text
 
 __all__ = ["Contents", "Stored"]
 
@@ -56,4 +57,4 @@ class Contents(Mapping[str, Stored | None]):
         lines = [f"{name:<{width}}  {entry or 'object'}" for name, entry in sorted(self.items())]
         nbytes = sum(entry.nbytes for entry in self.values() if entry)
         entries = "entry" if len(self) == 1 else "entries"
-        return "\n".join([*lines, f"{len(self)} {entries}, {nbytes} B of tensors"])
+        return "\n".join([*lines, f"{len(self)} {entries}, {bytes_text(nbytes)} of tensors"])
