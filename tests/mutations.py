@@ -62,8 +62,8 @@ FAULTS = (
     ),
     Fault(
         "an all_gather puts blocks the other way round",
-        "out.append(join(torch.cat(members), whole))",
-        "out.append(join(torch.cat(members[::-1]), whole))",
+        "arrived = torch.cat(parts) if reduce_op is None else reduced(parts, reduce_op)",
+        "arrived = torch.cat(parts[::-1]) if reduce_op is None else reduced(parts, reduce_op)",
         "plans",
     ),
     Fault(
@@ -92,8 +92,8 @@ FAULTS = (
     ),
     Fault(
         "a softmax may be cut along its dim",
-        'if d != given["dim"] % x.ndim:',
-        'if d != given["dim"]:',
+        'if d != named["dim"] % x.ndim:',
+        'if d != named["dim"]:',
         "ops",
     ),
     Fault(
@@ -110,8 +110,8 @@ FAULTS = (
     ),
     Fault(
         "indices that are out of range are not counted",
-        "count = (~fine).sum(dtype=torch.float32)",
-        "count = (~fine).sum(dtype=torch.float32) * 0",
+        "count = (~inside).sum(dtype=torch.float32)",
+        "count = (~inside).sum(dtype=torch.float32) * 0",
         "ops",
     ),
     Fault(
@@ -128,14 +128,14 @@ FAULTS = (
     ),
     Fault(
         "a key is not folded with the place of a block",
-        "return draw(Places(type.shape, type.box(coord)), there)",
-        "return draw(Places.all(type.local_shape(rank)), there)",
+        "return draw(Places(type.shape, type.box(coord)), on)",
+        "return draw(Places.all(type.local_shape(rank)), on)",
         "tensors",
     ),
     Fault(
         "replicas count several times in a norm",
-        "t for x in found if (t := _block(x, rank, replicas)) is not None and t.numel()",
-        "t for x in found if (t := _block(x, rank, True)) is not None and t.numel()",
+        "for x in tensors if (t := _block(x, rank, replicas)) is not None and t.numel()",
+        "for x in tensors if (t := _block(x, rank, True)) is not None and t.numel()",
         "tensors",
     ),
     Fault(
@@ -164,14 +164,14 @@ FAULTS = (
     ),
     Fault(
         "gradients are not compared on every layout",
-        "for name, a, b in zip(smooth, found.grads, due.grads):",
-        "for name, a, b in zip(smooth, due.grads, due.grads):",
+        "for name, a, b in zip(smooth, actual.grads, expected.grads, strict=True):",
+        "for name, a, b in zip(smooth, expected.grads, expected.grads, strict=True):",
         "testing",
     ),
     Fault(
         "ranks of a cluster get each other's arguments",
-        "each = zip(*values) if values else [()] * self.n",
-        "each = zip(*[v[::-1] for v in values]) if values else [()] * self.n",
+        "arguments = zip(*values, strict=True) if values else [()] * self.n",
+        "arguments = zip(*[v[::-1] for v in values]) if values else [()] * self.n",
         "cluster",
     ),
     Fault(
