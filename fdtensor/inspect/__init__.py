@@ -16,9 +16,9 @@ from fdtensor.layouts.display import displays
 
 @displays("html")
 def _html(value: Any) -> str:
-    from fdtensor.inspect.pictures import picture_of
+    from fdtensor.inspect.pictures import show
 
-    return picture_of(value).html
+    return show(value).html
 
 
 @displays("explanation")

@@ -1,9 +1,11 @@
 """What `show` draws of types, DTensors, meshes, plans and programs, as text and as HTML."""
 
 import re
+import sys
 import xml.etree.ElementTree as ElementTree
 from itertools import pairwise, product
 from math import prod
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,10 +25,9 @@ from fdtensor import (
     constrain,
     distribute,
     plan,
-    show,
     trace,
 )
-from fdtensor.inspect.pictures import Picture, picture_of
+from fdtensor.inspect.pictures import Picture, show
 from fdtensor.inspect.pictures.canvas import spread
 from fdtensor.inspect.pictures.facts import Blocks, Facts, Move, Note, Table, Timeline, owners
 from fdtensor.inspect.pictures.holders import empty_ranks, ranks_text
@@ -146,7 +147,7 @@ def facts_of(picture):
 @given(types(dtype=None))
 def test_each_element_is_drawn_where_index_says(type):
     """Every element is in one cell, whose ranks are those that hold it; if none is left out."""
-    (blocks,) = sections(picture_of(type), Blocks)
+    (blocks,) = sections(show(type), Blocks)
     held = {}
     for rank in type.mesh.ranks:
         for place in product(*type.index(rank)):
@@ -171,7 +172,7 @@ def test_each_element_is_drawn_where_index_says(type):
 @example(typed((1, 1), "dp", "tp"))
 def test_ranks_without_elements_are_told(type):
     lacking = [r for r in type.mesh.ranks if prod(type.local_shape(r)) == 0]
-    (blocks,) = sections(picture_of(type), Blocks)
+    (blocks,) = sections(show(type), Blocks)
     assert empty_ranks(type) == lacking
     if type.numel and lacking:
         assert re.fullmatch(f"ranks? {ranks_text(sorted(lacking))} holds? no element", blocks.empty)
@@ -185,7 +186,7 @@ def test_values_are_drawn_where_they_are(type, seed):
     """The cells of each term have the values of its ranks, and all terms are there, or told."""
     locals = scatter(full_tensor(type, seed), type, seed)
     x = DTensor(locals, type, SimulatedComm(type.mesh))
-    picture = picture_of(x)
+    picture = show(x)
     held = dict(zip(type.mesh.ranks, locals))
     shown = set()
     for blocks in sections(picture, Blocks):
@@ -209,7 +210,7 @@ def test_values_are_drawn_where_they_are(type, seed):
 def test_terms_of_a_pending_sum_have_their_own_values():
     type = typed((1, 2), tp="sum", dtype=torch.int64)
     locals = [torch.tensor([[10 * (r % 4), 1]]) for r in range(8)]
-    picture = picture_of(DTensor(tuple(locals), type, SimulatedComm(MESH)))
+    picture = show(DTensor(tuple(locals), type, SimulatedComm(MESH)))
     (blocks,) = sections(picture, Blocks)
     drawn = [(p.label, c.label, c.values) for p in panels(blocks) for row in p.cells for c in row]
     assert drawn == [
@@ -219,7 +220,7 @@ def test_terms_of_a_pending_sum_have_their_own_values():
 
 def test_replicas_that_differ_are_told():
     locals = tuple(torch.full((2, 2), float(r == 5)) for r in range(8))
-    picture = picture_of(DTensor(locals, typed((4, 2), "dp"), SimulatedComm(MESH)))
+    picture = show(DTensor(locals, typed((4, 2), "dp"), SimulatedComm(MESH)))
     told = "not the same on all ranks: 5 hold other values than those shown"
     assert Note(told) in picture.description.sections
 
@@ -229,7 +230,7 @@ def test_values_that_cannot_be_read_are_not_drawn():
     comm = SimulatedComm(MESH)
     wrong = [None, "x", (torch.ones(2, 2),) * 3, (torch.ones(3, 2),) * 8, (object(),) * 8]
     for local in [*wrong, (torch.ones(2, 2, device="meta"),) * 8]:
-        (blocks,) = sections(picture_of(DTensor(local, type, comm)), Blocks)
+        (blocks,) = sections(show(DTensor(local, type, comm)), Blocks)
         assert not any(cell.values for cell in cells(blocks))
 
 
@@ -242,7 +243,7 @@ def test_on_a_real_mesh_the_values_are_those_of_this_rank(type, seed):
             return (value,)
 
     local = scatter(full_tensor(type, seed), type, seed)[type.mesh.position(Here.rank)]
-    picture = picture_of(DTensor(local, type, Here()))
+    picture = show(DTensor(local, type, Here()))
     told = Note(f"values are those that rank {Here.rank} holds")
     assert (told in picture.description.sections) == (type.numel > 0)
     for blocks in sections(picture, Blocks):
@@ -252,7 +253,7 @@ def test_on_a_real_mesh_the_values_are_those_of_this_rank(type, seed):
 def test_ranges_that_overlap_are_drawn_with_all_that_read_them():
     spans = Spans(0, (((0, 4),), ((3, 6),)))
     type = TensorType((8,), torch.float32, Layout(Mesh(x=2), [spans]))
-    (blocks,) = sections(picture_of(type), Blocks)
+    (blocks,) = sections(show(type), Blocks)
     (panel,) = panels(blocks)
     assert [(b.start, b.stop) for b in panel.cols] == [(0, 3), (3, 4), (4, 6), (6, 8)]
     assert [c and c.ranks for c in panel.cells[0]] == [(0,), (0, 1), (1,), None]
@@ -260,7 +261,7 @@ def test_ranges_that_overlap_are_drawn_with_all_that_read_them():
 
 @given(meshes())
 def test_each_rank_of_a_mesh_is_at_its_coordinates(mesh):
-    (blocks,) = sections(picture_of(mesh), Blocks)
+    (blocks,) = sections(show(mesh), Blocks)
     found = {}
     for panel in panels(blocks):
         for row, line in zip(panel.rows, panel.cells):
@@ -302,7 +303,7 @@ ANY = types(dtype=None) | redistributions().map(lambda pair: plan(*pair)) | mesh
 
 @given(ANY)
 def test_text_and_html_tell_the_same_facts(thing):
-    picture = picture_of(thing)
+    picture = show(thing)
     text, html = picture.text(400), html_texts(picture.html)
     for fact in facts_of(picture):
         assert fact in text
@@ -311,14 +312,14 @@ def test_text_and_html_tell_the_same_facts(thing):
 
 @given(ANY, st.integers(40, 130))
 def test_text_keeps_to_its_columns(thing, width):
-    text = picture_of(thing).text(width)
+    text = show(thing).text(width)
     assert max(map(len, text.split("\n"))) <= width
     assert text.isascii()
 
 
 @given(ANY)
 def test_html_and_svg_are_well_formed_and_need_nothing_else(thing):
-    picture = picture_of(thing)
+    picture = show(thing)
     for markup in (picture.html, picture.svg):
         root = ElementTree.fromstring(markup)
         for node in root.iter():
@@ -331,9 +332,7 @@ def test_html_and_svg_are_well_formed_and_need_nothing_else(thing):
 
 @given(types(dtype=None))
 def test_blocks_do_not_overlap_in_html(type):
-    for svg in ElementTree.fromstring(picture_of(type).html).iter(
-        "{http://www.w3.org/2000/svg}svg"
-    ):
+    for svg in ElementTree.fromstring(show(type).html).iter("{http://www.w3.org/2000/svg}svg"):
         boxes = []
         for group in svg.iter("{http://www.w3.org/2000/svg}g"):
             box = group.find("{http://www.w3.org/2000/svg}rect").attrib
@@ -348,7 +347,7 @@ def test_blocks_do_not_overlap_in_html(type):
 
 def test_names_are_escaped():
     mesh = Mesh.from_ranks([0, 1], ["<b>&"])
-    picture = picture_of(TensorType((4,), torch.int8, mesh.layout("<b>&")))
+    picture = show(TensorType((4,), torch.int8, mesh.layout("<b>&")))
     assert "<b>&=0" in html_texts(picture.html)
     assert ElementTree.fromstring(picture.svg) is not None
 
@@ -375,12 +374,12 @@ def test_colors_read_in_grey():
 
 
 def test_a_rank_keeps_its_color_through_a_plan():
-    found = picture_of(plan(typed((8, 16), "dp", tp="sum"), MESH.layout(None, "tp")))
+    found = show(plan(typed((8, 16), "dp", tp="sum"), MESH.layout(None, "tp")))
     colors = owners(found.description.sections)
     assert list(colors) == list(range(8))
     assert sorted(colors.values()) == list(colors.values())
     assert (colors[0], colors[7]) == (0.0, 1.0)
-    some = picture_of(Mesh.from_ranks([700, 5, 33], "x"))
+    some = show(Mesh.from_ranks([700, 5, 33], "x"))
     assert owners(some.description.sections) == {5: 0.0, 33: 0.5, 700: 1.0}
 
 
@@ -403,7 +402,7 @@ LARGE = (
 
 @pytest.mark.parametrize("thing", LARGE, ids=str)
 def test_a_mesh_of_many_ranks_gives_a_small_picture(thing):
-    picture = picture_of(thing)
+    picture = show(thing)
     assert len(picture.html) < 200_000
     assert len(picture.text().split("\n")) < 200
     for width in (40, 57, 80, 120):
@@ -419,7 +418,7 @@ def test_a_mesh_of_many_ranks_gives_a_small_picture(thing):
 @given(redistributions(cross_mesh=True))
 def test_a_plan_is_drawn_before_and_after_each_step(pair):
     found = plan(*pair)
-    picture = picture_of(found)
+    picture = show(found)
     blocks, moves = sections(picture, Blocks), sections(picture, Move)
     stages = [found.src, *(step.dst for step in found.steps)]
     assert [b.title.partition(": ")[2] for b in blocks] == list(map(str, stages))
@@ -432,7 +431,7 @@ def test_a_plan_is_drawn_before_and_after_each_step(pair):
 
 def test_a_program_is_drawn_with_all_its_lines():
     program = program_of_mlp()
-    picture = picture_of(program)
+    picture = show(program)
     (table,) = sections(picture, Table)
     lines = [line.strip() for line in str(program).split("\n")]
     assert [picture.description.title, *(row.cells[-1] for row in table.rows)] == lines
@@ -449,7 +448,7 @@ def test_a_long_program_is_drawn_with_its_costliest_lines():
         return x
 
     program = trace(deep, typed((8, 16), "dp"), typed((16, 16)))
-    (table,) = sections(picture_of(program), Table)
+    (table,) = sections(show(program), Table)
     folded = [row.cells[-1] for row in table.rows if row.cells[-1].startswith("...")]
     assert len(folded) > 1
     count = sum(int(text.split()[1]) for text in folded)
@@ -461,7 +460,7 @@ def test_seconds_are_those_of_the_cost_model():
     program = program_of_mlp()
     found = plan(typed((8, 16), "dp", tp="sum"), MESH.layout(None, "tp"))
     for thing in (program, found):
-        fast, slow = picture_of(thing).text(), picture_of(thing, GLOO).text()
+        fast, slow = show(thing).text(), show(thing, cost=GLOO).text()
         assert "cost model 'nccl'" in fast
         assert "cost model 'gloo'" in slow
         assert fast != slow
@@ -500,55 +499,46 @@ def test_exchanges_run_where_they_stand():
 
 
 def test_a_timeline_ends_with_its_last_line():
-    (timeline,) = sections(picture_of(program_of_mlp()), Timeline)
+    (timeline,) = sections(show(program_of_mlp()), Timeline)
     ends = [span.stop for lane in timeline.lanes for span in lane.spans]
     assert max(ends) == pytest.approx(timeline.stop)
     assert [lane.name for lane in timeline.lanes] == ["compute", "network"]
     assert all(0 <= s.start <= s.stop for lane in timeline.lanes for s in lane.spans)
 
 
-# --- seen once -------------------------------------------------------------------------------
+# --- a value ---------------------------------------------------------------------------------
 
 
-def run(source, mode="exec", capsys=None):
-    exec(compile(source, "<test>", mode), {"show": show, "MESH": MESH})
-    return capsys.readouterr().out
+def test_a_picture_is_a_value_that_prints(capsys):
+    picture = show(MESH)
+    assert isinstance(picture, Picture)
+    assert capsys.readouterr().out == ""
+    print(picture)
+    assert capsys.readouterr().out == repr(picture) + "\n" == MESH_TEXT + "\n"
 
 
-SEEN = (
-    ("show(MESH)", 1),
-    ("for _ in range(3): show(MESH)", 3),
-    ("p = show(MESH)", 0),
-    ("print(show(MESH))", 1),
-    ("p = show(MESH); print(p)", 1),
-    ("def f(): return show(MESH)\nprint(f())", 1),
-    ("def f(): show(MESH)\nf()", 1),
-    ("pictures = [show(MESH), show(MESH)]", 0),
-    ("show(MESH).text(60)", 0),
-    ("if show(MESH): pass", 0),
-)
+def test_a_picture_is_drawn_on_request(capsys):
+    for _ in range(3):
+        show(MESH).draw()
+    assert capsys.readouterr().out == (MESH_TEXT + "\n") * 3
 
 
-@pytest.mark.parametrize(("source", "times"), SEEN)
-def test_a_picture_is_seen_once_in_a_script(source, times, capsys):
-    assert run(source, capsys=capsys) == (MESH_TEXT + "\n") * times
+def test_a_kernel_draws_html(monkeypatch):
+    drawn = []
+    ipython = SimpleNamespace(
+        get_ipython=lambda: SimpleNamespace(kernel=None),
+        display=SimpleNamespace(display=drawn.append),
+    )
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    picture = show(MESH)
+    picture.draw()
+    assert drawn == [picture]
 
 
-def test_a_picture_is_seen_once_at_a_prompt(capsys):
-    assert run("show(MESH)", "single", capsys) == MESH_TEXT + "\n"
-    assert run("p = show(MESH)", "single", capsys) == ""
-
-
-def test_a_picture_is_seen_once_at_a_prompt_on_a_terminal(capsys, monkeypatch):
-    monkeypatch.setattr("fdtensor.inspect.pictures.picture._at_terminal", lambda: True)
-    assert run("show(MESH)", "single", capsys) == MESH_TEXT + "\n"
-    assert isinstance(show(MESH), Picture)
-
-
-def test_only_the_first_process_of_torchrun_shows(capsys, monkeypatch):
+def test_only_the_first_process_of_torchrun_draws(capsys, monkeypatch):
     monkeypatch.setenv("RANK", "3")
-    assert run("show(MESH)", capsys=capsys) == ""
-    assert run("print(show(MESH))", capsys=capsys) == MESH_TEXT + "\n"
+    show(MESH).draw()
+    assert capsys.readouterr().out == ""
 
 
 def test_a_terminal_gets_colors_and_lines():
@@ -559,7 +549,7 @@ def test_a_terminal_gets_colors_and_lines():
     def printed(**options):
         file = StringIO()
         console = Console(file=file, force_terminal=True, width=80, legacy_windows=False, **options)
-        console.print(picture_of(MESH))
+        console.print(show(MESH))
         return file.getvalue()
 
     assert "\x1b[" in printed(color_system="truecolor")
@@ -574,7 +564,7 @@ def test_a_terminal_gets_colors_and_lines():
 
 def test_notebooks_get_html_and_text():
     for thing in (typed((4,), "dp"), MESH, program_of_mlp()):
-        picture = picture_of(thing)
+        picture = show(thing)
         assert picture._repr_mimebundle_() == {
             "text/plain": str(picture),
             "text/html": picture.html,
@@ -582,11 +572,11 @@ def test_notebooks_get_html_and_text():
     type = typed((4,), "dp")
     x = distribute(torch.arange(4.0), type.layout, SimulatedComm(MESH))
     for thing in (type, x, plan(type, MESH.layout()), program_of_mlp()):
-        assert thing._repr_html_() == picture_of(thing).html
+        assert thing._repr_html_() == show(thing).html
 
 
 def test_pictures_are_saved(tmp_path):
-    picture = picture_of(typed((4, 4), "dp"))
+    picture = show(typed((4, 4), "dp"))
     for name in ("a.html", "a.svg", "a.txt"):
         picture.save(tmp_path / name)
     assert (tmp_path / "a.txt").read_text() == f"{picture}\n"
@@ -608,27 +598,27 @@ def test_what_has_no_picture_is_refused(tmp_path):
         show([1])
     assert str(error.value) == NO_PICTURE
     with pytest.raises(FdtensorError) as error:
-        picture_of(MESH).save("x.png")
+        show(MESH).save("x.png")
     assert str(error.value) == NO_ENDING
 
 
 def test_the_texts_of_pictures():
-    assert str(picture_of(MESH)) == MESH_TEXT
+    assert str(show(MESH)) == MESH_TEXT
     uneven = Layout(MESH, [StridedShard(0, 2), Ragged(1, (1, 0, 5, 3))])
-    assert str(picture_of(TensorType((6, 9), torch.float32, uneven))) == UNEVEN
+    assert str(show(TensorType((6, 9), torch.float32, uneven))) == UNEVEN
     deep = Mesh(dp=2, tp=2, pp=2)
-    assert str(picture_of(typed((4, 6, 8), "dp", "tp", mesh=deep, pp="sum"))) == DEEP
+    assert str(show(typed((4, 6, 8), "dp", "tp", mesh=deep, pp="sum"))) == DEEP
     comm = SimulatedComm(MESH)
     x = distribute(torch.arange(12).reshape(3, 4), MESH.layout("dp", "tp"), comm)
-    assert str(picture_of(x)) == VALUES
-    assert str(picture_of(plan(typed((8, 16), "dp", tp="sum"), MESH.layout(None, "tp")))) == PLAN
-    assert str(picture_of(program_of_mlp())) == PROGRAM
+    assert str(show(x)) == VALUES
+    assert str(show(plan(typed((8, 16), "dp", tp="sum"), MESH.layout(None, "tp")))) == PLAN
+    assert str(show(program_of_mlp())) == PROGRAM
 
 
 def test_any_dtype_can_be_drawn():
     for dtype in {*DTYPES, torch.float16, torch.float8_e4m3fn, torch.complex128}:
         x = distribute(torch.ones(3).to(dtype), MESH.layout("tp"), SimulatedComm(MESH))
-        (blocks,) = sections(picture_of(x), Blocks)
+        (blocks,) = sections(show(x), Blocks)
         ones = {v for cell in cells(blocks) for line in cell.values for v in line}
         assert ones == {"T" if dtype is torch.bool else "1+0j" if dtype.is_complex else "1"}
 

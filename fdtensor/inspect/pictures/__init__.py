@@ -1,12 +1,11 @@
-"""`show`: what a type, DTensor, mesh, plan or program looks like, in a terminal or a notebook."""
+"""`show`: the picture of a type, DTensor, mesh, plan or program, for a terminal or a notebook."""
 
 from __future__ import annotations
 
-import inspect
-from typing import Any, cast
+from typing import Any
 
 from fdtensor.inspect.pictures.facts import Description
-from fdtensor.inspect.pictures.picture import Picture, fate, seen
+from fdtensor.inspect.pictures.picture import Picture
 from fdtensor.inspect.pictures.plans import of_plan
 from fdtensor.inspect.pictures.programs import of_program
 from fdtensor.inspect.pictures.types import of_dtensor, of_mesh, of_type
@@ -19,7 +18,7 @@ from fdtensor.plans.planner import Plan
 from fdtensor.programs.program import Program
 from fdtensor.tensors.dtensor import DTensor
 
-__all__ = ["Picture", "picture_of", "show"]
+__all__ = ["Picture", "show"]
 
 
 def show(
@@ -35,19 +34,11 @@ def show(
       timeline of compute and communication. Seconds are those of `cost`, by default of the model
       that the plan or program was made for.
 
-    As a statement of its own it shows the picture: HTML in a notebook, colors in a terminal, plain
-    text in a file; among the processes of torchrun the first one shows it. A picture that is
-    assigned or passed on is not shown: print it, or `picture.save("x.html")` or `"x.svg"`.
+    A picture is a value: a notebook or a prompt displays it where it is the last line. Elsewhere
+    print it, or `show(x).draw()`, with colors in a terminal. `show(x).save("x.html")` or `"x.svg"`
+    writes a file.
     Raises `FdtensorError` for anything else.
     """
-    picture = picture_of(x, cost)
-    frame: Any = inspect.currentframe()
-    # at a prompt that has shown it already, None is what the prompt does not show again
-    return cast(Picture, seen(picture, fate(frame.f_back)))
-
-
-def picture_of(x: object, cost: CostModel | None = None) -> Picture:
-    """The picture of `x`, which is not shown."""
     return Picture(_described(x, cost))
 
 

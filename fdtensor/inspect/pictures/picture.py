@@ -1,13 +1,11 @@
-"""`Picture`: a description that prints as text and shows as HTML; how it is seen just once."""
+"""`Picture`: a description that prints as text, shows as HTML, and is saved as a file."""
 
 from __future__ import annotations
 
-import dis
 import os
 import sys
 from pathlib import Path
-from types import FrameType
-from typing import Any, Literal
+from typing import Any
 
 import attrs
 
@@ -17,7 +15,7 @@ from fdtensor.inspect.pictures.palette import color, ink
 from fdtensor.inspect.pictures.text import plain, text_lines
 from fdtensor.layouts.errors import FdtensorError
 
-__all__ = ["Picture", "fate", "seen"]
+__all__ = ["Picture"]
 
 COLUMNS = 100
 
@@ -29,7 +27,7 @@ _STYLES = {
 
 @attrs.frozen(repr=False)
 class Picture:
-    """What `show` returns: text in a terminal, HTML in a notebook, a file where it is saved."""
+    """The result of `show`: text that prints, HTML in a notebook, a file where it is saved."""
 
     description: Description
 
@@ -46,6 +44,24 @@ class Picture:
     def svg(self) -> str:
         """The picture as an SVG file."""
         return drawing(self.description)
+
+    def draw(self) -> None:
+        """Draws the picture: HTML in a notebook, colors in a terminal, plain text elsewhere.
+
+        Among the processes of torchrun the first one alone draws.
+        """
+        if os.environ.get("RANK", "0") != "0":
+            return
+        if hasattr(_shell(), "kernel"):
+            sys.modules["IPython"].display.display(self)
+            return
+        from rich.console import Console
+
+        console = Console()
+        if console.is_terminal:
+            console.print(self)
+        else:
+            print(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the picture to a file that ends with `.html`, `.svg` or `.txt`."""
@@ -92,67 +108,7 @@ class Picture:
             yield text
 
 
-Fate = Literal["dropped", "echoed", "kept"]
-
-
-def fate(frame: FrameType) -> Fate:
-    """What the caller in `frame` does with the result of the call that it is in.
-
-    It drops the value of a statement of its own, unless the line was typed at a prompt, which
-    echoes it; anything else keeps it.
-    """
-    for instruction in dis.get_instructions(frame.f_code):
-        if instruction.offset <= frame.f_lasti or instruction.opname == "CACHE":
-            continue
-        if instruction.opname == "POP_TOP":
-            return "dropped"
-        if instruction.opname == "PRINT_EXPR" or instruction.argrepr == "INTRINSIC_PRINT":
-            return "echoed"
-        break
-    return "kept"
-
-
-def seen(picture: Picture, fate: Fate) -> Picture | None:
-    """The picture, shown where the caller would not see it otherwise; None once a prompt has it.
-
-    Among the processes of torchrun the first one shows it.
-    """
-    if fate == "kept":
-        return picture
-    if fate == "echoed" and _quiet():
-        fate = "dropped"
-    if fate == "echoed" and not _at_terminal():
-        return picture
-    if os.environ.get("RANK", "0") == "0":
-        _draw(picture)
-    return None if fate == "echoed" else picture
-
-
 def _shell() -> Any:
     """The IPython that runs, or None."""
     ipython = sys.modules.get("IPython")
     return ipython.get_ipython() if ipython is not None else None
-
-
-def _quiet() -> bool:
-    """Whether IPython echoes nothing, since the line ends with a semicolon."""
-    quiet = getattr(sys.displayhook, "quiet", None)
-    return quiet is not None and bool(quiet())
-
-
-def _at_terminal() -> bool:
-    """Whether a prompt echoes to a terminal: that of Python, or of IPython without a kernel."""
-    return sys.stdout.isatty() and not hasattr(_shell(), "kernel")
-
-
-def _draw(picture: Picture) -> None:
-    if hasattr(_shell(), "kernel"):
-        sys.modules["IPython"].display.display(picture)
-        return
-    from rich.console import Console
-
-    console = Console()
-    if console.is_terminal:
-        console.print(picture)
-    else:
-        print(picture)
