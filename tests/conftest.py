@@ -1,12 +1,14 @@
 """What all tests share: pools of gloo ranks, how much of each law is tried, which worker runs it.
 
 By default a law is tried on a few examples: `max_examples` of hypothesis, and of a parametrized
-test with `@pytest.mark.few(n)` on `n` of its cases. With `--deep` all of them run, twenty times the
-examples, and the tests that are `@pytest.mark.deep` as a whole.
+test with `@pytest.mark.few(n)` on `n` of its cases; with `@pytest.mark.one_of("count")`, of the
+cases that differ in `count` alone, one of them runs, for the next such cases another one. With
+`--deep` all of them run, twenty times the examples, and the tests that are `@pytest.mark.deep`.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -58,7 +60,7 @@ def _few(items: Iterable[pytest.Item]) -> set[pytest.Item]:
     """What runs by default: none of a deep test, some cases of one of which few do."""
     kept: set[pytest.Item] = set()
     cases: dict[str, list[pytest.Item]] = {}
-    for item in items:
+    for item in _one_of(items):
         if item.get_closest_marker("few"):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
         elif not item.get_closest_marker("deep"):
@@ -68,6 +70,25 @@ def _few(items: Iterable[pytest.Item]) -> set[pytest.Item]:
         assert marker is not None
         kept.update(spread(some, *marker.args))
     return kept
+
+
+def _one_of(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
+    """Of the cases that differ only in the argument that `one_of` names one, each time the next."""
+    cases: dict[str, dict[str, list[pytest.Item]]] = {}
+    for item in items:
+        marker, params = item.get_closest_marker("one_of"), _params(item)
+        if marker is None or marker.args[0] not in params:
+            yield item
+            continue
+        rest = repr([id(value) for name, value in params.items() if name != marker.args[0]])
+        cases.setdefault(item.nodeid.partition("[")[0], {}).setdefault(rest, []).append(item)
+    for groups in cases.values():
+        for i, group in enumerate(groups.values()):
+            yield group[i % len(group)]
+
+
+def _params(item: pytest.Item) -> dict[str, Any]:
+    return item.callspec.params if hasattr(item, "callspec") else {}  # type: ignore[attr-defined]
 
 
 def _group(item: pytest.Item) -> str:

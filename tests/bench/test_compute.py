@@ -38,6 +38,7 @@ def found(alone: GlooPool) -> Found:
     return measure(alone, EFFORT)
 
 
+@pytest.mark.deep
 @pytest.mark.mesh
 def test_every_op_is_measured_with_and_without_its_backward(found):
     assert [row.op for row in found.ops] == [op.name for op in OPS]
@@ -45,12 +46,14 @@ def test_every_op_is_measured_with_and_without_its_backward(found):
         assert (row.both is None) == (row.first_both is None) == (row.op == "detach")
 
 
+@pytest.mark.deep
 @pytest.mark.mesh
 def test_gradients_of_weights_are_reduced_and_nothing_else_is_sent(found):
     assert {row.op for row in found.ops if row.collectives[0]} == PENDING
     assert {row.collectives[1] for row in found.ops} == {0}
 
 
+@pytest.mark.deep
 @pytest.mark.mesh
 def test_every_step_is_measured_in_every_way(found):
     wanted = [(model.name, way) for model in MODELS for way in WAYS]
@@ -58,6 +61,7 @@ def test_every_step_is_measured_in_every_way(found):
     assert all(row.to_local == 1 for row in found.steps if row.way == "local")
 
 
+@pytest.mark.deep
 @pytest.mark.mesh
 @pytest.mark.parametrize(("model", "by_hand"), [("mlp", 2), ("block", 4)])
 def test_no_way_has_fewer_collectives_than_megatron_and_programs_no_more(found, model, by_hand):
@@ -68,6 +72,7 @@ def test_no_way_has_fewer_collectives_than_megatron_and_programs_no_more(found, 
     assert min(counts.values()) >= by_hand
 
 
+@pytest.mark.deep
 @pytest.mark.mesh
 def test_a_program_has_about_the_ops_of_the_blocks_of_one_rank(found):
     ops = {(row.model, row.way): row.ops for row in found.steps}
@@ -75,12 +80,14 @@ def test_a_program_has_about_the_ops_of_the_blocks_of_one_rank(found):
         assert ops[model.name, "program"] <= 1.1 * ops[model.name, "local"]
 
 
+@pytest.mark.deep
 @pytest.mark.mesh
 def test_a_look_at_indices_takes_one_collective_at_most(found):
     assert [row.op for row in found.checks] == [lookup.name for lookup in LOOKUPS]
     assert all(0 <= after - before <= 1 for before, after in (r.collectives for r in found.checks))
 
 
+@pytest.mark.deep
 @pytest.mark.mesh
 def test_every_mesh_is_traced(found):
     assert [row.mesh for row in found.traces] == [repr(mesh) for mesh in MESHES]
@@ -89,6 +96,7 @@ def test_every_mesh_is_traced(found):
         assert row.eqns > row.collectives > 0
 
 
+@pytest.mark.deep
 @pytest.mark.mesh
 def test_tables_have_a_row_for_everything_and_it_goes_to_json(found):
     console = Console(width=200, file=StringIO())

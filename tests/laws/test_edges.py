@@ -88,6 +88,7 @@ ORDERS = {
 }
 
 
+@pytest.mark.few(30)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("op", SOLVERS)
 @pytest.mark.parametrize("degree", [0, 1, 2])

@@ -67,6 +67,7 @@ def check(name, place):
     return program
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_module_gives_the_results_and_gradients_of_one_process(name):
     @few
@@ -77,6 +78,7 @@ def test_a_module_gives_the_results_and_gradients_of_one_process(name):
     law()
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_and_new_buffers_lie_as_what_they_are_of(name):
     mesh = Mesh(dp=2, tp=2)

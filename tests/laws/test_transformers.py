@@ -65,6 +65,7 @@ def spread(tensors, comm):
     return {name: distribute(t, layouts[name], comm) for name, t in tensors.items()}
 
 
+@pytest.mark.few(4)
 @pytest.mark.filterwarnings("ignore::UserWarning:transformers.*")
 @pytest.mark.parametrize("name", MODELS)
 def test_a_published_model_has_the_loss_and_gradient_of_one_process(name):

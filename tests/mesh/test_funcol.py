@@ -53,6 +53,7 @@ from fdtensor.runtime.funcol import FuncolComm
 from fdtensor.runtime.interpreter import run_fused
 from fdtensor.testing.strategies import redistributions
 from fdtensor.testing.values import full_tensor, scatter
+from tests.support.depth import times
 
 pytestmark = [
     pytest.mark.mesh,
@@ -223,7 +224,7 @@ def test_ranks_get_what_the_simulator_gives_in_every_kind_of_dtype(pool4, some):
     check(pool4, some)
 
 
-@settings(max_examples=10)
+@settings(max_examples=times(4, 50))
 @given(some=st.lists(cases(8), min_size=1, max_size=8))
 def test_eight_ranks_get_what_the_simulator_gives(pool8, some):
     check(pool8, some)
@@ -300,6 +301,7 @@ def test_every_collective_moves_every_dtype(pool4):
     check(pool4, [case(one, 1) for dtype in DTYPES for one in moves(dtype)])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("stored", STORED[1:])
 def test_every_collective_takes_any_strides(pool4, stored):
     dtypes = torch.int64, torch.int16, torch.complex64

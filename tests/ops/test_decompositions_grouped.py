@@ -9,6 +9,7 @@ from fdtensor import SimulatedComm, TensorType, distribute, spmd, trace, verify
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.ops.decompositions.grouped import GROUPED_MM, GROUPED_OUTER
 from fdtensor.testing import assert_same_on_every_layout
+from tests.support.depth import times
 
 few = settings(max_examples=max(3, settings.default.max_examples // 10))
 
@@ -79,7 +80,7 @@ def test_it_is_what_torch_computes_with_its_derivatives(kind):
     def product(x, w):
         return torch.nn.functional.grouped_mm(x, w, offs=ends)
 
-    assert_same_on_every_layout(product, x, w, grad=True, max_examples=10)
+    assert_same_on_every_layout(product, x, w, grad=True, max_examples=times(4, 40))
 
 
 def test_experts_stay_where_they_are():

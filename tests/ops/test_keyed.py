@@ -352,6 +352,7 @@ WANTED = functools.cache(
 )
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("again", [False, True], ids=["kept", "checkpointed"])
 @pytest.mark.parametrize("dims", DIMS)
 def test_a_model_with_dropout_has_one_loss_and_one_gradient_under_every_layout(dims, again):

@@ -331,6 +331,7 @@ APART = {
 """Ops that have no rows, only pieces that do."""
 
 
+@pytest.mark.one_of("count")
 @pytest.mark.parametrize("count", [2, 3, 4])
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.__name__)
 def test_every_row_holds_on_blocks(family, count):

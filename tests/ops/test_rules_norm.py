@@ -230,6 +230,7 @@ def kernel():
         yield
 
 
+@pytest.mark.one_of("count")
 @pytest.mark.parametrize("count", [2, 3, 4])
 @pytest.mark.parametrize("op", SAMPLES, ids=str)
 def test_every_row_holds_on_blocks(op, count):

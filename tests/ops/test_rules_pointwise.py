@@ -16,6 +16,7 @@ aten = torch.ops.aten
 MAX, MIN = Partial("max"), Partial("min")
 SHAPES = [(4, 6), (5, 3), (2, 1), (0, 3), (7,), ()]
 COUNTS = [2, 3, 4]
+pytestmark = pytest.mark.one_of("count")
 
 
 def ints(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:

@@ -149,6 +149,7 @@ SAMPLES = {
 DECOMPOSED = [op for op in SAMPLES if op in DECOMPOSITIONS]
 
 
+@pytest.mark.one_of("count")
 @pytest.mark.parametrize("count", [2, 3, 4])
 @pytest.mark.parametrize("op", SAMPLES, ids=str)
 def test_every_row_holds_on_blocks(op, count):

@@ -25,6 +25,7 @@ from fdtensor.testing.strategies import types
 
 aten = torch.ops.aten
 COUNTS = [2, 3, 4]
+pytestmark = pytest.mark.one_of("count")
 
 
 def ints(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fdtensor import Mesh, SimulatedComm, TraceError, call, distribute, spmd
+from tests.support.depth import times
 
 SEED = int(os.environ.get("FDTENSOR_SEED", "0"))
 MESH = Mesh(b=2)
@@ -80,7 +81,7 @@ def test_a_method_in_place_writes_what_torch_does_or_is_refused(name):
     wrong, some = [], random.Random(f"{name} {SEED}")
     for dtype in DTYPES:
         for target, view in TARGETS.items():
-            for said, operands in some.sample(sorted(OPERANDS.items()), 3):
+            for said, operands in some.sample(sorted(OPERANDS.items()), times(1, 3)):
 
                 def f(x, dtype=dtype, view=view, operands=operands):
                     written = x.to(dtype, copy=True)
@@ -350,6 +351,7 @@ WAYS = {
 }
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("base", BASES)
 def test_a_write_to_a_part_is_right_in_whatever_order_elements_lie(base, way):
