@@ -24,7 +24,7 @@ _PIPE_BYTES = 1 << 20
 
 
 def listen(workers: Sequence[Worker], timeout: float, grace: float) -> tuple[dict[int, Any], str]:
-    """What each rank has answered, or the `Failure` that it was, and how long was waited.
+    """The answer of each rank, or its `Failure`, and how long the caller waited.
 
     Shows what they print meanwhile. When one has failed, the others have `grace` seconds.
     """

@@ -42,7 +42,7 @@ class WorkerError(RuntimeError):
 
 @attrs.frozen
 class Failure:
-    """What happened on a rank, as the end of a sentence, the whole story, and the pickled error."""
+    """A failure on a rank: the end of a sentence, the traceback, and the pickled error."""
 
     what: str
     text: str
@@ -50,7 +50,7 @@ class Failure:
 
     @property
     def raised(self) -> str:
-        """What kind of error the rank raised; empty if it did not."""
+        """The kind of error that the rank raised; empty if it raised none."""
         return self.what.partition(":")[0] if self.what.startswith("raised ") else ""
 
 

@@ -87,7 +87,7 @@ class LocalCluster:
         weakref.finalize(self, stop, self._workers, os.getpid())
 
     def run(self, fn: Callable[..., T], *args: object, timeout: float | None = None) -> list[T]:
-        """What `fn(*args)` returns on each rank, in the order of the ranks.
+        """The results of `fn(*args)` on each rank, in the order of the ranks.
 
         The default process group is up. Functions of notebooks, scripts and modules that are not
         installed travel by value, closures included; what they import is imported on the rank.
@@ -126,7 +126,7 @@ class LocalCluster:
 
     @property
     def state(self) -> State:
-        """What the rank keeps, as attributes, inside of a function that it runs."""
+        """The attributes that the rank keeps, inside of a function that it runs."""
         raise _elsewhere("state")
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What travels between a caller and its ranks: calls and answers, and the DTensors in them.
+"""The messages between a caller and its ranks: calls and answers, and the DTensors in them.
 
 What is simulated in the caller is real on the ranks, and the other way round. A DTensor of a call
 becomes on each rank that rank's block of it; one that all ranks return comes back as one DTensor,
@@ -47,7 +47,7 @@ Side = tuple[Mesh, Check]
 
 @attrs.frozen(eq=False)
 class Block:
-    """What one rank holds of a DTensor, on its way: a leaf, for autograd ends at the crossing."""
+    """The block of a DTensor on one rank, on its way: a leaf, for autograd ends at the crossing."""
 
     type: TensorType
     side: Side

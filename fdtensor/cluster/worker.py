@@ -38,7 +38,7 @@ __all__ = ["State", "ThisRank", "join", "serve", "this_rank"]
 
 
 class State:
-    """What functions keep on their rank from one call to the next, as attributes."""
+    """The attributes that functions keep on their rank from one call to the next."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
@@ -48,7 +48,7 @@ class State:
 
 
 class ThisRank:
-    """What `cluster` is inside of a function that runs on a rank."""
+    """`cluster`, inside of a function that runs on a rank."""
 
     def __init__(self, rank: int, n: int) -> None:
         self.rank = rank
@@ -152,7 +152,7 @@ def _place() -> str:
 
 
 def _answer(head: bytes, body: bytes) -> bytes:
-    """What the call returns, with the blocks of its DTensors, or the `Failure` that it is."""
+    """The result of the call, with the blocks of its DTensors, or its `Failure`."""
     try:
         sys.path[:], sources, blocks = pickle.loads(head)
         for file, lines in sources.items():

@@ -103,7 +103,7 @@ def chunk(size: int, count: int, index: int) -> tuple[int, int]:
 
 
 def cut(intervals: Intervals, placement: Cut, count: int, index: int) -> Intervals:
-    """What index `index`, of `count`, keeps of the intervals."""
+    """The intervals that index `index`, of `count`, keeps."""
     size = length(intervals)
     match placement:
         case Shard():

@@ -24,5 +24,5 @@ def displays(kind: Kind) -> Callable[[F], F]:
 
 
 def display(kind: Kind, value: Any, *args: Any) -> Any:
-    """What the registered function of this kind gives for a value."""
+    """The display of a value by the registered function of this kind."""
     return _DISPLAYS[kind](value, *args)

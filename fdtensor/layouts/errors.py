@@ -24,7 +24,7 @@ __all__ = [
 
 
 class FdtensorError(ValueError):
-    """What is wrong with the values at hand, as a sentence, facts and a hint.
+    """The error of this library: one sentence with the values, facts and a hint.
 
     `sentence` ends with a full stop and holds the offending values; each of `facts` becomes one
     aligned line; `hint` says what to do. A fact of several lines is indented as a block.

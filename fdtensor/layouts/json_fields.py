@@ -17,7 +17,7 @@ MOST_CHARACTERS = 1 << 25
 
 
 class Malformed(Exception):
-    """What a text says is not what belongs there."""
+    """A text that has something else than what belongs in its place."""
 
 
 def parsed(text: object) -> Any:

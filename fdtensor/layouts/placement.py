@@ -192,7 +192,7 @@ Cut = Shard | StridedShard | Ragged | Spans
 """A placement that gives each rank a part of one dim."""
 
 Placement = Replicate | Cut | Partial
-"""What one mesh axis does to a tensor."""
+"""The placement of a tensor on one mesh axis."""
 
 
 _NOTATION = re.compile(

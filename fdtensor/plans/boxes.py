@@ -18,7 +18,7 @@ from fdtensor.layouts.blocks import Box, Intervals, length
 __all__ = ["Boxes", "Part", "Views", "boxes_in", "contiguous", "cut", "pack_into", "packed"]
 
 Index = tuple[slice, ...]
-"""What a rectangle of a tensor is, without the dims at the end that it takes whole."""
+"""A rectangle of a tensor, without the dims at the end that it takes whole."""
 
 Views = Sequence[torch.Tensor]
 """A part of a tensor: a view of each of its rectangles, the last dim fastest."""

@@ -136,7 +136,7 @@ def _pieces(type: NormalType) -> int:
 
 
 def _right(src: TensorType, dst: TensorType) -> str:
-    """What would take `src` to `dst`, as a message shows it."""
+    """The one step that takes `src` to `dst`, as text for a message."""
     if not _of_one_tensor(src, dst):
         return "nothing, they are not of one tensor that can be moved"
     found = named(src, dst)

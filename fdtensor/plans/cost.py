@@ -38,7 +38,7 @@ def _number(value: Any, least: float) -> float:
 
 
 def _table(*kinds: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
-    """What makes tuples of rows, each a name and its numbers."""
+    """Returns the converter of rows, each a name and its numbers, to tuples."""
 
     def convert(rows: Any) -> tuple[Any, ...]:
         try:

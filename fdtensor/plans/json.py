@@ -220,7 +220,7 @@ _FIELDS: dict[str, Callable[[Any, str], Any]] = {
     "way": word,
     "pieces": whole,
 }
-"""What the fields of collectives are, by their names."""
+"""The types of the fields of collectives, by name."""
 
 
 def cost_of(tree: Any) -> CostModel:

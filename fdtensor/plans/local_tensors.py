@@ -1,4 +1,4 @@
-"""What is done with local tensors everywhere: copies, memory of their own, empty blocks."""
+"""Local tensors: copies, memory of their own, empty blocks."""
 
 from __future__ import annotations
 

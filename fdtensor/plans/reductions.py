@@ -1,4 +1,4 @@
-"""What terms are reduced by: adding one to a total in place, identity elements, averages."""
+"""Reductions of terms: adding one to a total in place, identity elements, averages."""
 
 from __future__ import annotations
 

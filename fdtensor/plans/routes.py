@@ -35,7 +35,7 @@ class Message:
 
 @attrs.frozen
 class Route:
-    """What one rank does in an exchange.
+    """The part of one rank in an exchange.
 
     `kept` is what it already holds, as positions in the source and in the destination block that
     go interval by interval together, or None. `shape` is that of its destination block, None where
@@ -52,7 +52,7 @@ class Route:
 
 @functools.lru_cache(maxsize=8192)
 def route(moves: Movement, rank: int) -> Route:
-    """What `rank` sends, receives and keeps. Time: linear in its messages."""
+    """The messages that `rank` sends, receives and keeps. Time: linear in their number."""
     before, after = moves.src.mesh.coord(rank), moves.dst.mesh.coord(rank)
     kept = None
     if before is not None and after is not None:

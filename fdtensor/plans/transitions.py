@@ -97,7 +97,7 @@ _KINDS = _kinds()
 
 
 def _change(a: NormalType, b: NormalType, axis: int) -> tuple[str, str] | None:
-    """What an axis does before and after, or None where it stays as it is."""
+    """The placements of an axis before and after, or None where it stays as it is."""
     if a.mesh.sizes[axis] == 1:
         return None
     before, after = a.type.layout.placements[axis], b.type.layout.placements[axis]

@@ -16,7 +16,7 @@ _MOVED = {
     torch.uint8, torch.int8, torch.int32, torch.int64,
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
 }  # fmt: skip
-"""What gloo and NCCL both move as it is."""
+"""The dtypes that gloo and NCCL both move as they are."""
 
 _BY_SIZE = {1: torch.uint8, 2: torch.float16, 4: torch.int32, 8: torch.int64}
 

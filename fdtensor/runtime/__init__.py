@@ -1,4 +1,4 @@
-"""What runs plans and programs: one interpreter, on real ranks or on all of them in one process.
+"""Running plans and programs: one interpreter, on real ranks or on all of them in one process.
 
 It imports from `layouts`, `plans`, `ops` and `programs`, and it alone talks through
 `torch.distributed`. It offers `Comm` with its two kinds, `FuncolComm` and `SimulatedComm`, `run`

@@ -45,11 +45,11 @@ class Comm(Protocol[Value]):
     mesh: Mesh
     """The ranks that it has."""
     cost: CostModel
-    """What plans and programs are priced by."""
+    """The cost model of plans and programs."""
     check: Check
     """When ranks agree that they run the same."""
     agreed: set[Any]
-    """What its ranks have agreed on."""
+    """The digests that its ranks have agreed on."""
     compiled: dict[Any, Any]
     """The functions of local tensors that programs have become on it."""
 
@@ -78,7 +78,7 @@ class Comm(Protocol[Value]):
         ...
 
     def mistake(self, value: Value, type: TensorType) -> str | None:
-        """What is wrong with `value` as a tensor of `type`, in a few words; None if nothing is."""
+        """The misfit of `value` as a tensor of `type`, in a few words; None if it fits."""
         ...
 
     def each(self, type: TensorType, make: Callable[[int], torch.Tensor]) -> Value:
@@ -127,7 +127,7 @@ def inside(comm: Comm[Any], mesh: Mesh | None = None) -> bool:
 
 
 def speaker(comm: Comm[Any]) -> str:
-    """What begins a sentence that this process tells the others: `rank 3: `, or nothing."""
+    """The beginning of a sentence that this process tells the others: `rank 3: `, or nothing."""
     return "" if comm.rank is None else f"rank {comm.rank}: "
 
 
@@ -156,7 +156,7 @@ def misfit(about: str, mistake: str) -> CommError:
 
 
 def mistakes(local: object, type: TensorType, rank: int, device: torch.device) -> str | None:
-    """What is wrong with a local tensor of `type` on `rank`; None where nothing is."""
+    """The misfit of a local tensor of `type` on `rank`; None where it fits."""
     expected = _expected(type, rank)
     if expected is None:
         return None
@@ -176,7 +176,7 @@ def mistakes(local: object, type: TensorType, rank: int, device: torch.device) -
 
 
 def other_kind(tensor: torch.Tensor) -> str | None:
-    """What a tensor is that has no block of plain memory: `a nested tensor`, `a MaskedTensor`."""
+    """The kind of a tensor without a block of plain memory: `a nested tensor`, `a MaskedTensor`."""
     if tensor.is_nested:
         return "a nested tensor"
     kind: Any = type(tensor)

@@ -43,7 +43,7 @@ class RecordedWorld:
 def lower_steps(
     steps: tuple[Step, ...], rank: int, backend: str = "gloo", device: str = "cpu"
 ) -> Graph:
-    """What `rank` calls for steps that travel together: a graph from its blocks to the new ones."""
+    """The calls of `rank` for steps that travel together, as a graph from old to new blocks."""
     world = RecordedWorld(rank, backend, torch.device(device))
     blocks = [Full(step.src.local_shape(rank), step.src.dtype) for step in steps]
 

@@ -224,7 +224,7 @@ def from_start(tensor: torch.Tensor) -> torch.Tensor:
 
 
 BY_HAND = (in_rows, from_start)
-"""What lines call beside ops: of the same values, in memory as an op wants it."""
+"""The functions that lines call beside ops: the same values, in memory as an op wants them."""
 
 _CONTIGUOUS = aten.contiguous.default
 

@@ -1,4 +1,4 @@
-"""What is the same on which ranks while a module runs: `watched`, `mark`, `same_along`.
+"""Tensors that are the same along mesh axes while a module runs: `watched`, `mark`, `same_along`.
 
 Inputs of the module are marked, by their types or by what the caller promises, and what is computed
 of them is followed op by op: it is the same along an axis where all of its operands that are known
@@ -46,7 +46,7 @@ _DIFFERENT = {
 
 
 class _Known(TorchDispatchMode):
-    """What is known of memories, by their number, and follows what ops make of them."""
+    """The mesh axes along which memories are the same, kept up with the ops that run."""
 
     def __init__(self) -> None:
         super().__init__()

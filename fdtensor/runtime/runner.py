@@ -139,7 +139,7 @@ def run_locally(program: Program, values: Sequence[Any], comm: Any) -> Sequence[
 
 
 def runner_of(program: Program, comm: Any) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """What `run_locally` does for a program on a Comm, worked out once."""
+    """The work of `run_locally` for a program on a Comm, prepared once."""
     if comm.rank is None or not inside(comm, program.mesh) or program.constants:
         return lambda values: run_locally(program, values, comm)
     function = as_traced(compiled(program, comm))

@@ -77,7 +77,7 @@ def train(mesh: Mesh, options: argparse.Namespace) -> int:
 
 @attrs.frozen
 class _Show:
-    """What is run and printed: `every` steps a line, and the program in full or in short."""
+    """The run and its print: `every` steps a line, and the program in full or in short."""
 
     every: int
     in_full: bool

@@ -117,7 +117,7 @@ def types(job: Job, mesh: Mesh) -> tuple[Any, Any, TensorType, TensorType]:
 
 
 def pin(mesh: Mesh) -> Pin:
-    """What the model calls on its activations, to pin their layouts."""
+    """The function that the model calls on its activations, to pin their layouts."""
     return lambda x, name: constrain(x, activation_layout(mesh, name))
 
 

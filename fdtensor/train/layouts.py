@@ -42,7 +42,7 @@ ACTIVATIONS: Mapping[tuple[str, str], Placement] = {
     ("sp", "hidden"): Shard(2),
     ("sp", "residual"): Shard(1),  # the sequence
 }
-"""What tp and sp do to an activation; the batch is its first dim."""
+"""The placements of an activation on tp and sp; the batch is its first dim."""
 
 STYLES = ("dp", "fsdp", "tp", "sp")
 """The names that a mesh axis may have."""

@@ -53,7 +53,7 @@ def _over_copies(best: Plan) -> Plan | None:
 
 
 def _why(best: Plan, others: list[Plan]) -> list[str]:
-    """What the bound is, whether the plan reaches it, and why it was taken."""
+    """The bound, whether the plan reaches it, and why the plan was taken."""
     bound, received = best.lower_bound_bytes, best.received_bytes
     if received == 0:
         return ["nothing is sent: every rank has what it wants, or can make it"]

@@ -90,7 +90,7 @@ def _of_value(program: Program, name: str) -> str:
 
 
 def _asked_for(program: Program, v: Var) -> Iterator[str]:
-    """What the caller and the function said of a value's layout."""
+    """The layouts of a value that the caller or the function asked for."""
     if program.origin is None:
         return
     origin: Origin = program.origin

@@ -1,4 +1,4 @@
-"""What a picture says, without a look: panels of blocks, tables, and lanes of a timeline.
+"""The contents of a picture, without their look: panels of blocks, tables, lanes of a timeline.
 
 Text and HTML are both made from these records, so that they tell the same.
 """
@@ -89,7 +89,7 @@ class Blocks:
 
 @attrs.frozen
 class Move:
-    """What happens between the blocks before it and those after it."""
+    """The step between the blocks before it and those after it."""
 
     title: str
     detail: str
@@ -124,7 +124,7 @@ class Table:
 
 @attrs.frozen
 class Span:
-    """What a lane does from `start` to `stop`, in seconds."""
+    """The work of a lane from `start` to `stop`, in seconds."""
 
     start: float
     stop: float
@@ -134,7 +134,7 @@ class Span:
 
 @attrs.frozen
 class Lane:
-    """What one thing does in the course of time."""
+    """The work of compute or of the network in the course of time."""
 
     name: str
     spans: tuple[Span, ...]

@@ -1,4 +1,4 @@
-"""Who holds what: the dims of a type as runs of indices and their coordinates; ranks as text."""
+"""The holders of indices: the dims of a type as runs with their coordinates; ranks as text."""
 
 from __future__ import annotations
 

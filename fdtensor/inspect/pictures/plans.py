@@ -28,7 +28,7 @@ def of_plan(plan: Plan, cost: CostModel | None = None) -> Description:
 
 
 def _bytes(plan: Plan) -> Table:
-    """What the busiest rank receives, beside the bound."""
+    """The bytes that the busiest rank receives, beside the bound."""
     most, least = plan.received_bytes, plan.lower_bound_bytes
     reached = "reached" if most <= least else f"{bytes_text(most - least)} less"
     rows = (

@@ -80,13 +80,13 @@ def of_mesh(mesh: Mesh) -> Description:
 
 
 def axes_of(type: TensorType) -> tuple[tuple[str, str], ...]:
-    """What each axis of the mesh does to the tensor, in words."""
+    """The placement of each mesh axis, in words."""
     mesh = type.mesh
     return tuple((f"{a}={mesh.axis_size(a)}", _does(type, a)) for a in mesh.axes)
 
 
 def legend(*types: TensorType) -> tuple[Note, ...]:
-    """What is written in the blocks of these types; nothing where they have no elements."""
+    """The text in the blocks of these types; nothing where they have no elements."""
     held, terms = "the ranks that hold it", "+, and the ranks that hold its terms"
     kinds = dict.fromkeys(terms if type.layout.partial else held for type in types if type.numel)
     return (Note(f"in each block: {', or '.join(kinds)}"),) if kinds else ()

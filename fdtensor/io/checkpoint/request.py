@@ -54,7 +54,7 @@ class Request:
 
 
 def request(like: Any, contents: Contents, comm: Comm[Any], strict: bool, where: str) -> Request:
-    """What a pytree asks of files with these contents.
+    """The request that a pytree makes of files with these contents.
 
     A leaf is the type or layout of a DTensor, a DTensor or tensor that it is like, or anything else
     for an object. A layout, or a function of name and `Stored` that gives one, may stand for all
@@ -111,7 +111,7 @@ def _is_function(value: object) -> bool:
 def _matched(
     value: Any, name: str, stored: Stored | None, comm: Comm[Any]
 ) -> tuple[str | None, Asked]:
-    """What is wrong with a leaf that stands for an entry, if anything is, and what it asks for."""
+    """The fault of a leaf that stands for an entry, if it has one, and its request."""
     rule = _is_rule(value)
     tensor = rule or isinstance(value, (TensorType, DTensor, torch.Tensor))
     if stored is None:

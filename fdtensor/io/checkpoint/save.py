@@ -38,7 +38,7 @@ from fdtensor.tensors.dtensor import DTensor
 __all__ = ["OnDifference", "save_checkpoint"]
 
 OnDifference = Literal["error", "warn", "ignore"]
-"""What happens where ranks differ in what they claim to hold alike."""
+"""The response where ranks differ in values that are said to be replicated."""
 
 SHOWN = 12
 """How many entries an error names."""
@@ -181,7 +181,7 @@ def _reduced(type: TensorType) -> Layout:
 
 @attrs.frozen
 class _Pieces:
-    """What this process holds of a tensor, as rectangles: what DCP calls a checkpointable value."""
+    """The rectangles of a tensor on this process: a checkpointable value, in the words of DCP."""
 
     type: TensorType
     pieces: Mapping[tuple[int, ...], torch.Tensor]

@@ -33,7 +33,7 @@ class Stored:
 
 @attrs.frozen(repr=False)
 class Contents(Mapping[str, Stored | None]):
-    """What files hold, by name: a `Stored`, or None for what is no tensor. Prints as a table."""
+    """The contents of files by name: a `Stored`, or None for an object. Prints as a table."""
 
     entries: Mapping[str, Stored | None]
     paths: Mapping[str, Path] = attrs.field(factory=dict, eq=False)

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def together(about: str, comm: Comm[Any], make: Callable[[], T]) -> T:
-    """What `make` gives on this rank. Collective: where it raises on one rank, all ranks raise.
+    """The result of `make` on this rank. Collective: where it raises on one rank, all ranks raise.
 
     A rank that has an error of its own raises that one, the others a `CheckpointError` about it.
     """
@@ -47,7 +47,7 @@ def together(about: str, comm: Comm[Any], make: Callable[[], T]) -> T:
 
 
 def gathered(value: T, comm: Comm[Any]) -> list[T]:
-    """What each rank of a real Comm has, in the order of ranks. Collective."""
+    """The values of all ranks of a real Comm, in the order of ranks. Collective."""
     ranks = tuple(sorted(comm.mesh.order))
     values: list[Any] = [None] * len(ranks)
     dist.all_gather_object(values, value, group=_group(ranks))

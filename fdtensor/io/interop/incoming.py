@@ -113,7 +113,7 @@ def meant(dtensor: TorchDTensor) -> TensorType:
 
 
 def _settled(arriving: dict[int, _Arriving], check: Check | None) -> dict[int, TensorType]:
-    """What each one is. All ranks agree on that, once for all tensors of a mesh."""
+    """The type of each arriving tensor. All ranks agree on it, once for all tensors of a mesh."""
     settled: dict[int, TensorType] = {}
     groups: dict[tuple[Comm[Any], Mesh], list[int]] = {}
     for i, x in arriving.items():

@@ -76,7 +76,7 @@ class _Leaving:
 
     x: DTensor[Any]
     to: TensorType
-    """What it is redistributed to before."""
+    """The type that it is redistributed to before."""
     type: TensorType
     """The same blocks on the mesh that torch has."""
     device_mesh: DeviceMesh | None

@@ -70,7 +70,7 @@ class World(Protocol):
 
 @attrs.frozen(eq=False)
 class Change:
-    """What differs between two types, where all axes that change do so alike."""
+    """The difference of two types, where all axes that change do so alike."""
 
     src: NormalType
     dst: NormalType
@@ -92,7 +92,7 @@ class Collective(Record):
     __slots__ = ()
 
     name: ClassVar[str]
-    """What it is called where it is printed and counted."""
+    """The name in print and in counts."""
     change: ClassVar[tuple[str, str] | None] = None
     """Between which kinds of placement it goes, as in `("shard", "replicate")`."""
 
@@ -163,7 +163,7 @@ class Collective(Record):
         return 2 * step.dst.local_nbytes(step.dst.mesh.order[0])
 
     def bundle(self, step: Step) -> Any:
-        """What steps must share to travel as one; None for a step that travels alone."""
+        """The key that steps share if they travel as one; None for a step that travels alone."""
         del step
         return None
 

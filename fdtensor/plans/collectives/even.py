@@ -40,7 +40,7 @@ class Call:
     """The rows of what a rank gives, or 0 where there are no blocks of it."""
 
     def packed(self, block: torch.Tensor) -> torch.Tensor:
-        """What a rank gives, contiguous."""
+        """The tensor that a rank gives, contiguous."""
         block = plain(block)
         return block.contiguous() if self.before is None else split(block, self.before)
 
@@ -66,7 +66,7 @@ class Even(Collective):
     """Whether a rank gets one block, or one from each rank."""
 
     def reduction(self) -> ReduceOp | None:
-        """What the blocks that meet are reduced by; None where they are put together."""
+        """The reduction of the blocks that meet; None where they are put together."""
         return None
 
     def tilings(self, step: Step, rank: int) -> tuple[Tiling | None, Tiling | None]:

@@ -62,7 +62,7 @@ def is_local(step: Step) -> bool:
 
 
 def local_step(step: Step, rank: int, block: torch.Tensor) -> torch.Tensor:
-    """What `rank` holds after a step that needs no traffic; never an alias of `block`.
+    """The block of `rank` after a step that needs no traffic; never an alias of `block`.
 
     A rank in neither mesh gets `block` back.
     """
@@ -76,7 +76,7 @@ def local_step(step: Step, rank: int, block: torch.Tensor) -> torch.Tensor:
 
 @attrs.frozen(eq=False)
 class Common:
-    """What a rank holds before and after a local step: a part of either block."""
+    """The elements that a rank holds before and after a local step: a part of either block."""
 
     shape: tuple[int, ...]
     """That of its new block."""
@@ -91,7 +91,7 @@ class Common:
 
 @functools.lru_cache(maxsize=8192)
 def common(step: Step, rank: int) -> Common:
-    """What a rank in both meshes holds before and after a step."""
+    """The elements that a rank in both meshes holds before and after a step."""
     src, dst = step.src, step.dst
     before, after = src.mesh.coord(rank), dst.mesh.coord(rank)
     assert before is not None

@@ -40,7 +40,7 @@ class MessageView:
 
 @attrs.frozen(eq=False)
 class ExchangeRound:
-    """What one rank does in one round of an exchange.
+    """The part of one rank in one round of an exchange.
 
     There is at most one message for each peer; those that arrive are in the order of their terms.
     """

@@ -26,7 +26,7 @@ class Scale(Local):
 
     axes: Axes
     reduce_op: ReduceOp
-    """What is pending afterwards."""
+    """The reduction that is pending afterwards."""
 
     name = "scale"
     change = ("partial", "partial")
