@@ -351,7 +351,7 @@ WAYS = {
 }
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(10)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("base", BASES)
 def test_a_write_to_a_part_is_right_in_whatever_order_elements_lie(base, way):
@@ -469,6 +469,7 @@ IN_PLACE = {
 }
 
 
+@pytest.mark.few(80)
 @pytest.mark.parametrize("write", IN_PLACE)
 @pytest.mark.parametrize("view", ORDERED)
 @pytest.mark.parametrize("copy", ["contiguous", "flatten"])

@@ -31,7 +31,7 @@ from fdtensor.tensors.spmd import spmd
 from fdtensor.testing.strategies import layouts
 
 MESH = Mesh(dp=2, tp=3)
-few = settings(max_examples=settings.default.max_examples // 3)
+few = settings(max_examples=settings.default.max_examples // 6)
 
 
 @pytest.fixture(autouse=True)

@@ -320,6 +320,7 @@ def alike(wanted, found):
     assert pairs
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_together_give_what_one_device_gives(name):
     case = CASES[name]
@@ -580,6 +581,7 @@ def splits_and_runs(name):
         )
 
 
+@pytest.mark.few(2)
 @pytest.mark.mesh
 @pytest.mark.parametrize(
     "name", ["an mlp", "one axis of two", "any batch of four", "sequence parallel"]

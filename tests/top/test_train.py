@@ -180,6 +180,7 @@ def test_a_small_model_learns():
     assert sum(found[-5:]) / 5 < 3.6
 
 
+@pytest.mark.deep
 @pytest.mark.slow
 def test_the_default_model_learns_in_200_steps():
     found = list(plain_losses(Job()))
