@@ -11,7 +11,7 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tree import flatten
 from fdtensor.runtime.comm import speaker
 from fdtensor.runtime.interpreter import digest_of
-from fdtensor.tensors.dtensor import DTensor
+from fdtensor.tensors.dtensor import DTensor, is_dtensor
 
 __all__ = ["agreed", "comm_of", "told", "union_of"]
 
@@ -54,7 +54,7 @@ def agreed(about: str, tensors: Sequence[DTensor[Any]], key: Hashable = ()) -> N
 
 def told(about: str, tree: Any, error: FdtensorError) -> None:
     """Lets the other ranks fail too where one has a mistake, if they wait for it to agree."""
-    leaves = flatten(tree, is_leaf=lambda x: isinstance(x, DTensor))[0]
+    leaves = flatten(tree, is_leaf=is_dtensor)[0]
     tensors = [x for x in leaves if isinstance(x, DTensor)]
     with contextlib.suppress(CommError):
         comm: Any = comm_of(tensors) if tensors else None

@@ -17,10 +17,11 @@ from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.torch_private import transforms_active
 from fdtensor.ops.ambient import settings, unusual
 from fdtensor.programs.options import Check, OnMissingRule, Options, Plain
+from fdtensor.tensors.calls.entry import Entry
+from fdtensor.tensors.calls.function import CACHED, Spmd
+from fdtensor.tensors.calls.python_state import reader_of
 from fdtensor.tensors.dtensor import DTensor
 from fdtensor.tensors.foreach import by_comm, is_foreach
-from fdtensor.tensors.python_state import reader_of
-from fdtensor.tensors.spmd import CACHED, Entry, Spmd
 
 __all__ = ["call"]
 

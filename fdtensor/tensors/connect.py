@@ -20,7 +20,7 @@ from fdtensor.runtime.comm import Check, Comm
 from fdtensor.runtime.interpreter import run, run_fused
 from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.tensors.distribution import distribute, from_local, shards
-from fdtensor.tensors.dtensor import DTensor
+from fdtensor.tensors.dtensor import DTensor, is_dtensor
 
 __all__ = ["connect", "distribute", "from_local", "redistribute", "shards"]
 
@@ -64,7 +64,7 @@ def redistribute(tree: Tree, layouts: Any, *, max_bytes: int | None = None) -> T
     if isinstance(tree, DTensor):
         moved: Any = tree.redistribute(layouts, max_bytes=max_bytes)
         return moved
-    leaves, spec = flatten(tree, is_leaf=_is_dtensor)
+    leaves, spec = flatten(tree, is_leaf=is_dtensor)
     skeleton = unflatten(spec, range(len(leaves)))
     try:
         wanted = broadcast_prefix(layouts, skeleton, _is_target)
@@ -122,10 +122,6 @@ def _cut_ways(type: TensorType) -> int:
         for axis in type.layout.cuts(d):
             ways *= type.mesh.axis_size(axis)
     return ways
-
-
-def _is_dtensor(node: object) -> bool:
-    return isinstance(node, DTensor)
 
 
 def _is_target(node: object) -> bool:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic
+from typing import TYPE_CHECKING, Any, Generic
 
 import attrs
 import torch
@@ -21,7 +21,7 @@ from fdtensor.runtime.autograd import shared, tracked
 from fdtensor.runtime.comm import Comm, Value
 from fdtensor.runtime.interpreter import run
 
-__all__ = ["DTensor"]
+__all__ = ["DTensor", "is_dtensor"]
 
 _STATIC = {"pytree_node": False}
 
@@ -139,3 +139,8 @@ class DTensor(Generic[Value], _LikeTensor):
 
 
 register(DTensor)
+
+
+def is_dtensor(node: Any) -> bool:
+    """Whether a node of a pytree is a DTensor, and so a leaf to what computes with DTensors."""
+    return node.__class__ is DTensor

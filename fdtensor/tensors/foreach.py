@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fdtensor.layouts.torch_private import FOREACH
-from fdtensor.tensors.dtensor import DTensor
+from fdtensor.tensors.dtensor import is_dtensor
 
 __all__ = ["by_comm", "is_foreach"]
 
@@ -23,10 +23,10 @@ def by_comm(run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     Lists as long as the first are taken apart with it, of tensors or of numbers.
     """
     operands = (*args, *kwargs.values())
-    first = next((a for a in operands if _is_list(a) and any(map(_is_dtensor, a))), ())
+    first = next((a for a in operands if _is_list(a) and any(map(is_dtensor, a))), ())
     places: dict[Any, list[int]] = {}
     for i, x in enumerate(first):
-        places.setdefault(x.comm if _is_dtensor(x) else None, []).append(i)
+        places.setdefault(x.comm if is_dtensor(x) else None, []).append(i)
     if len(places) < 2:
         return None
     results: list[Any] = [None] * len(first)
@@ -40,10 +40,6 @@ def by_comm(run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             for i, result in zip(indices, part_results, strict=True):
                 results[i] = result
     return results
-
-
-def _is_dtensor(x: Any) -> bool:
-    return isinstance(x, DTensor)
 
 
 def _is_list(x: Any) -> bool:

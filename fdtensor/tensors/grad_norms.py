@@ -24,7 +24,7 @@ from fdtensor.runtime.interpreter import run
 from fdtensor.tensors.agreement import agreed, comm_of, union_of
 from fdtensor.tensors.blockwise import remember
 from fdtensor.tensors.connect import redistribute
-from fdtensor.tensors.dtensor import DTensor
+from fdtensor.tensors.dtensor import DTensor, is_dtensor
 
 __all__ = [
     "clip_grad_norm",
@@ -153,7 +153,7 @@ def found_inf(tree: Any) -> bool:
 def _leaves(tree: Any) -> tuple[list[Any], Any]:
     """The leaves of a pytree, or of what can be gone through, such as the values of a dict."""
     entries = list(tree) if isinstance(tree, (Iterator, ValuesView)) else tree
-    leaves, spec = flatten(entries, is_leaf=lambda x: isinstance(x, DTensor))
+    leaves, spec = flatten(entries, is_leaf=is_dtensor)
     for leaf, path in zip(leaves, paths(spec, "tree"), strict=True):
         if isinstance(leaf, torch.Tensor):
             raise ValueTreeError(

@@ -19,8 +19,8 @@ from fdtensor.ops.random_key import key_type
 from fdtensor.programs.options import Options
 from fdtensor.programs.program import Program
 from fdtensor.runtime.comm import Comm
+from fdtensor.tensors.calls.function import Spmd
 from fdtensor.tensors.distribution import distribute
-from fdtensor.tensors.spmd import Spmd
 
 __all__ = ["initialize"]
 

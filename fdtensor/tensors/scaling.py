@@ -22,7 +22,7 @@ from fdtensor.plans.planner import plan
 from fdtensor.runtime.comm import Comm
 from fdtensor.runtime.interpreter import run
 from fdtensor.tensors.call import call
-from fdtensor.tensors.dtensor import DTensor
+from fdtensor.tensors.dtensor import DTensor, is_dtensor
 from fdtensor.tensors.grad_norms import found_inf
 
 __all__ = ["GradScaler", "LossScale"]
@@ -64,7 +64,7 @@ class LossScale:
 
         Collective; see `found_inf`.
         """
-        leaves, spec = flatten(grads, is_leaf=lambda x: isinstance(x, DTensor))
+        leaves, spec = flatten(grads, is_leaf=is_dtensor)
         skip = found_inf(grads)
         return unflatten(spec, [self._unscaled(x) for x in leaves]), skip
 

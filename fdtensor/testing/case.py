@@ -14,9 +14,9 @@ from fdtensor.layouts.placement import Replicate
 from fdtensor.layouts.tree import argument, flatten, paths, unflatten
 from fdtensor.programs.options import OnMissingRule, Options
 from fdtensor.programs.recording import name_of
+from fdtensor.tensors.calls.function import Spmd
 from fdtensor.tensors.distribution import from_local
-from fdtensor.tensors.dtensor import DTensor
-from fdtensor.tensors.spmd import Spmd
+from fdtensor.tensors.dtensor import DTensor, is_dtensor
 from fdtensor.testing.layout_case import alone
 
 __all__ = ["Case", "Outcome"]
@@ -132,7 +132,7 @@ class Case:
             leaves_held += leaves
         args, kwargs = self.arguments(inputs, self.key)
         before = [[t.detach().clone() for t in comm.leaves(x.local)] for x in inputs]
-        out, tree = flatten(function(*args, **kwargs), is_leaf=_is_dtensor)
+        out, tree = flatten(function(*args, **kwargs), is_leaf=is_dtensor)
         faults = tuple(self._faults(inputs, before, out))
         out = [_settled(x) if isinstance(x, DTensor) else x for x in out]
         results = [_whole(x) for x in out if isinstance(x, DTensor)] if self.grad else []
@@ -194,10 +194,6 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors have the same bits, nan among them."""
     fresh = (t.clone(memory_format=torch.contiguous_format).reshape(-1) for t in (a, b))
     return torch.equal(*(t.view(torch.uint8) for t in fresh))
-
-
-def _is_dtensor(leaf: object) -> bool:
-    return isinstance(leaf, DTensor)
 
 
 def _smooth(tensor: torch.Tensor | DTensor[Any]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fdtensor.layouts.errors import FdtensorError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.programs.program import Program
-from fdtensor.tensors.spmd import Spmd
+from fdtensor.tensors.calls.function import Spmd
 from fdtensor.testing.case import Case
 from fdtensor.testing.checker import CaseFailure
 from fdtensor.testing.compare import Difference

@@ -31,7 +31,7 @@ from fdtensor.layouts.torch_private import (
 from fdtensor.ops.notation.core import rule_of
 from fdtensor.ops.random_bits import Key
 from fdtensor.programs.options import Options
-from fdtensor.tensors.spmd import Spmd
+from fdtensor.tensors.calls.function import Spmd
 
 __all__ = ["Names", "literal"]
 

@@ -25,7 +25,8 @@ from fdtensor.ops.notation.core import Halo
 from fdtensor.parallel.styles import Role
 from fdtensor.programs.options import Like, Options
 from fdtensor.programs.program import Together
-from fdtensor.tensors.spmd import Entry, Spmd
+from fdtensor.tensors.calls.entry import Entry
+from fdtensor.tensors.calls.function import Spmd
 from fdtensor.testing import Strides
 from fdtensor.testing.discovery import SampleGroup
 from fdtensor.testing.row_checks import Wrong
@@ -36,7 +37,8 @@ MODULES = (
     *("fdtensor", "fdtensor.testing", "fdtensor.testing.discovery", "fdtensor.testing.row_checks"),
     *("fdtensor.layouts.errors", "fdtensor.layouts.placement", "fdtensor.layouts.text"),
     *("fdtensor.ops.graph", "fdtensor.ops.rules", "fdtensor.programs.options"),
-    *("fdtensor.programs.program", "fdtensor.tensors.random", "fdtensor.tensors.spmd"),
+    *("fdtensor.programs.program", "fdtensor.tensors.random"),
+    *("fdtensor.tensors.calls.entry", "fdtensor.tensors.calls.function"),
     *("fdtensor.parallel.styles", "fdtensor.io.checkpoint", "fdtensor.io.interop"),
     *("fdtensor.inspect.pictures", "fdtensor.train"),
 )

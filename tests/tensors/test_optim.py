@@ -20,13 +20,14 @@ from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.tensors import optim as kinds
 from fdtensor.tensors.blockwise import NOT_BY_ELEMENT
 from fdtensor.tensors.call import call
+from fdtensor.tensors.calls.function import Spmd
 from fdtensor.tensors.distribution import distribute
 from fdtensor.tensors.dtensor import DTensor
 from fdtensor.tensors.grad_norms import clip_grad_norm, gradients
 from fdtensor.tensors.optim import states
 from fdtensor.tensors.optim.numbers import Numbers, greatest, least
 from fdtensor.tensors.scaling import LossScale
-from fdtensor.tensors.spmd import Spmd, spmd
+from fdtensor.tensors.spmd import spmd
 from fdtensor.testing.strategies import meshes, types
 from fdtensor.testing.values import gather_full, scatter
 

@@ -12,9 +12,9 @@ from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.placement import Cut, Replicate
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.programs.options import Options
+from fdtensor.tensors.calls.function import Spmd
 from fdtensor.tensors.optim.special import State
 from fdtensor.tensors.optim.update import Kind, fresh, shapes, stepped
-from fdtensor.tensors.spmd import Spmd
 
 __all__ = ["Settings", "fresh_program", "settings", "state_types", "step_program"]
 

@@ -25,7 +25,7 @@ from fdtensor.runtime.comm import Comm
 from fdtensor.runtime.interpreter import digest_of
 from fdtensor.runtime.replication import mark
 from fdtensor.tensors.connect import redistribute
-from fdtensor.tensors.dtensor import DTensor
+from fdtensor.tensors.dtensor import DTensor, is_dtensor
 from fdtensor.tensors.shard_map.joint import Kind, Program, joint
 from fdtensor.tensors.shard_map.places import Call, Place, RealPlace, Table, at
 from fdtensor.tensors.shard_map.varying import enter, is_tracked, leave, replicated
@@ -76,11 +76,11 @@ def shard_map(
 
     @functools.wraps(f)
     def mapped(*args: Any) -> Any:
-        leaves, spec = flatten(args, is_leaf=_is_dtensor)
+        leaves, spec = flatten(args, is_leaf=is_dtensor)
         comm = _checked(leaves, paths(spec, "args"), mesh)
         _check_captured(f)
         leaves = _laid_out(leaves, spec, ins)
-        places = [i for i, leaf in enumerate(leaves) if _is_dtensor(leaf)]
+        places = [i for i, leaf in enumerate(leaves) if is_dtensor(leaf)]
         run = _Run(f, mesh, outs, leaves, spec, places)
         values = [leaves[i].to_local() for i in places]
         wrong = [comm.mistake(v, leaves[i].type) for v, i in zip(values, places, strict=True)]
@@ -168,7 +168,7 @@ def _here(
             hint="Call it on the ranks of the mesh only.",
         )
     types = tuple([run.leaves[i].type for i in run.places])
-    plain = [leaf for leaf in run.leaves if not _is_dtensor(leaf)]
+    plain = [leaf for leaf in run.leaves if not is_dtensor(leaf)]
     key: Any = (types, flags, run.tree, tuple([(type(leaf), leaf) for leaf in plain]))
     try:
         trusted = None if comm.check == "always" else known.get(key)
@@ -195,7 +195,7 @@ def _here(
 
 def _checked(leaves: Sequence[Any], where: Sequence[str], mesh: Mesh) -> Comm[Any]:
     """The Comm of the arguments; raises where they do not fit the mesh or each other."""
-    first = next((leaf for leaf in leaves if _is_dtensor(leaf)), None)
+    first = next((leaf for leaf in leaves if is_dtensor(leaf)), None)
     if first is None:
         raise ValueTreeError(
             "shard_map has no DTensor among its arguments, so no Comm to run on.",
@@ -205,9 +205,9 @@ def _checked(leaves: Sequence[Any], where: Sequence[str], mesh: Mesh) -> Comm[An
     for leaf, name in zip(leaves, where, strict=True):
         if isinstance(leaf, torch.Tensor):
             problems[name] = "a plain tensor: distribute(tensor, layout, comm) makes a DTensor."
-        elif _is_dtensor(leaf) and leaf.mesh is not mesh:
+        elif is_dtensor(leaf) and leaf.mesh is not mesh:
             problems[name] = f"a DTensor on {leaf.mesh!r}: redistribute it to this mesh."
-        elif _is_dtensor(leaf) and leaf.comm is not first.comm:
+        elif is_dtensor(leaf) and leaf.comm is not first.comm:
             problems[name] = f"a DTensor on another Comm: {leaf.comm!r}."
     if problems:
         raise ValueTreeError(
@@ -240,7 +240,7 @@ def _laid_out(leaves: Sequence[Any], spec: Any, ins: Any) -> list[Any]:
     wanted = _prefixed(ins, spec, len(leaves), "in_layouts", "the arguments")
     out, moving = list(leaves), []
     for i, (leaf, layout) in enumerate(zip(leaves, wanted, strict=True)):
-        if _is_dtensor(leaf) and layout is not _GIVEN and layout is not leaf.layout:
+        if is_dtensor(leaf) and layout is not _GIVEN and layout is not leaf.layout:
             moving.append(i)
     moved = redistribute([out[i] for i in moving], [wanted[i] for i in moving]) if moving else ()
     for i, leaf in zip(moving, moved, strict=True):
@@ -283,10 +283,6 @@ def _prefixed(prefix: Any, spec: Any, count: int, name: str, what: str) -> list[
 
 def _is_layout(node: object) -> bool:
     return isinstance(node, Layout) or node is _GIVEN
-
-
-def _is_dtensor(node: object) -> bool:
-    return isinstance(node, DTensor)
 
 
 # --- results ---------------------------------------------------------------------------------

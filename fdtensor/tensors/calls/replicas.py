@@ -13,11 +13,14 @@ from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten, unflatten
+from fdtensor.ops.graph import Full
 from fdtensor.ops.randomness import Drawing
 from fdtensor.plans.local_tensors import empty
+from fdtensor.programs.options import Options
+from fdtensor.programs.out_layouts import as_arguments, asked_layouts, resolved
 from fdtensor.programs.tracer import one_mesh
 from fdtensor.runtime.comm import inside
-from fdtensor.tensors.dtensor import DTensor
+from fdtensor.tensors.dtensor import DTensor, is_dtensor
 
 __all__ = ["ANSWERS", "on_replicas", "placed", "replica"]
 
@@ -59,9 +62,26 @@ def on_replicas(f: Callable[..., Any], leaves: Sequence[Any], spec: Any, comm: A
     return unflatten(tree, outs)
 
 
-def placed(result: Any, layouts: Sequence[Layout | None]) -> Any:
+def placed(
+    f: Callable[..., Any], result: Any, leaves: Sequence[Any], spec: Any, options: Options
+) -> Any:
+    """What `f` returned for these arguments, in the layouts that the options ask for.
+
+    Where they leave that open, what is shaped like an argument gets its layout, unless `quiet`.
+    """
+    outs, tree = flatten(result, is_leaf=is_dtensor)
+    types = [leaf.type if isinstance(leaf, DTensor) else None for leaf in leaves]
+    if options.out_layouts is not None:
+        return _moved(result, asked_layouts(tree, resolved(options.out_layouts, f, spec, types)))
+    if options.quiet:
+        return result
+    fulls = [Full(o.shape, o.dtype) if isinstance(o, DTensor) else None for o in outs]
+    return _moved(result, as_arguments(fulls, tree, types, spec))
+
+
+def _moved(result: Any, layouts: Sequence[Layout | None]) -> Any:
     """A pytree whose DTensors have the layout that stands for their leaf, where one does."""
-    leaves, tree = flatten(result, is_leaf=lambda node: isinstance(node, DTensor))
+    leaves, tree = flatten(result, is_leaf=is_dtensor)
     moved = [x if a is None else x.redistribute(a) for x, a in zip(leaves, layouts, strict=True)]
     return unflatten(tree, moved)
 

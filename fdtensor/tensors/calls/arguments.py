@@ -1,0 +1,92 @@
+"""What a function of DTensors is given: plain tensors and keys become DTensors, or are refused."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fdtensor.layouts.errors import CommError, FdtensorError, TraceError, ValueTreeError
+from fdtensor.layouts.torch_private import transforms_active
+from fdtensor.layouts.tree import argument, paths
+from fdtensor.ops.random_key import key_type
+from fdtensor.programs.options import Check, Plain
+from fdtensor.programs.tracer import one_mesh
+from fdtensor.runtime.comm import speaker
+from fdtensor.runtime.interpreter import digest_of
+from fdtensor.tensors.calls.replicas import replica
+from fdtensor.tensors.calls.text import shown
+from fdtensor.tensors.dtensor import DTensor
+
+__all__ = ["distributed", "distributed_key", "refuse_untraceable", "tell"]
+
+
+def distributed(f: Callable[..., Any], leaves: Sequence[Any], spec: Any, plain: Plain) -> list[Any]:
+    """The arguments with plain tensors as replicated ones, where they may be.
+
+    Those of one element may, and with `plain="replicate"` all.
+    """
+    known = [leaf for leaf in leaves if isinstance(leaf, DTensor)]
+    if not known:
+        return list(leaves)
+    mesh, comm = one_mesh([leaf.type for leaf in known]), known[0].comm
+    taken = []
+    for name, leaf in zip(paths(spec, "args"), leaves, strict=True):
+        if isinstance(leaf, torch.Tensor):
+            if leaf.numel() != 1 and plain != "replicate":
+                raise ValueTreeError(
+                    f"{argument(name)} is a plain tensor of shape {tuple(leaf.shape)} beside "
+                    f"DTensors.",
+                    function=shown(f),
+                    mesh=mesh,
+                    hint="Distribute it first: distribute(tensor, layout, comm), or pass "
+                    'plain="replicate" if every rank holds the same one.',
+                )
+            type = replica(leaf, mesh)
+            leaf = DTensor(comm.value([leaf] * comm.width(type)), type, comm)
+        taken.append(leaf)
+    return taken
+
+
+def distributed_key(
+    key: Any, known: Sequence[DTensor[Any]], check: Check | None, is_first: bool
+) -> DTensor[Any]:
+    """A random key beside `known` arguments, on every rank; they agree on it at the first call."""
+    comm = known[0].comm
+    type = key_type(one_mesh([leaf.type for leaf in known]))
+    check = check or comm.check
+    if check == "always" or (check != "never" and is_first):
+        words = key.tolist() if isinstance(key, torch.Tensor) else [key.high, key.low]
+        comm.agree("this key", digest_of(repr(words)), [type.mesh], None)
+    device = comm.device
+    whole = key.to(device, torch.int64) if isinstance(key, torch.Tensor) else key.tensor(device)
+    return DTensor(comm.value([whole] * comm.width(type)), type, comm)
+
+
+def tell(error: FdtensorError, leaves: Sequence[Any], check: Check | None) -> None:
+    """Lets the other ranks fail too, where they wait to agree on a first program."""
+    known = next((leaf for leaf in leaves if isinstance(leaf, DTensor)), None)
+    if known is None or isinstance(error, CommError):
+        return
+    comm: Any = known.comm
+    if (check or comm.check) == "never":
+        return
+    with contextlib.suppress(CommError):
+        mistake = f"{speaker(comm)}{error.sentence.removesuffix('.')}"
+        comm.agree("this program", digest_of(error.sentence), [known.mesh], mistake)
+
+
+def refuse_untraceable(f: Callable[..., Any], leaves: Sequence[Any]) -> None:
+    """Raises where no program can be made for a call with these arguments."""
+    if transforms_active():
+        raise TraceError(
+            f"a transform of torch.func surrounds {shown(f)}.",
+            hint="Put it inside: spmd(torch.func.grad(f)), or use .backward() outside.",
+        )
+    if any(isinstance(leaf, torch.Generator) for leaf in leaves):
+        raise TraceError(
+            f"{shown(f)} was given a generator, from which each rank would draw its own numbers.",
+            hint="Draw the numbers once, distribute them, and pass them in.",
+        )

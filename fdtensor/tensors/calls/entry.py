@@ -1,0 +1,106 @@
+"""`Entry`: what is known of a call with certain types, and how it is made."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+
+from fdtensor.layouts.errors import TraceError
+from fdtensor.layouts.progress import working
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.programs.options import Check, Options
+from fdtensor.programs.program import Program
+from fdtensor.programs.recording import name_of
+from fdtensor.programs.tracer import Traced, traced
+from fdtensor.runtime.interpreter import admit
+from fdtensor.runtime.replication import mark, watching
+from fdtensor.runtime.runner import runner_of
+from fdtensor.tensors.calls.key import requires_grad
+from fdtensor.tensors.calls.text import shown
+from fdtensor.tensors.dtensor import DTensor
+from fdtensor.tensors.vjp import Adjoint, adjoint
+
+__all__ = ["Entry", "agree", "agreed_entry", "traced_call"]
+
+
+@attrs.frozen(eq=False)
+class Entry:
+    """What is known of a call with certain types."""
+
+    traced: Traced | None
+    """None where the function cannot be traced and runs on replicated operands."""
+    comm: Any
+    go: Callable[[Sequence[Any]], Sequence[Any]] = list
+    """The values of the outputs for those of the inputs."""
+    types: tuple[TensorType, ...] = ()
+    """Those of the outputs."""
+    first: Program | None = None
+    """What ranks agree on: the program, or its forward where derivatives are wanted."""
+
+    def result(self, outs: Sequence[Any], comm: Any) -> Any:
+        """What the function returns, with these values."""
+        assert self.traced is not None
+        if watching():
+            for out, type in zip(outs, self.types, strict=True):
+                mark(comm.leaves(out), type)
+        tensors = [DTensor(out, type, comm) for out, type in zip(outs, self.types, strict=True)]
+        for i in self.traced.leaves:
+            tensors[i] = tensors[i].detach().requires_grad_()
+        return tensors[0] if self.traced.bare else self.traced.result(tensors)
+
+
+def traced_call(
+    f: Callable[..., Any],
+    options: Options,
+    leaves: Sequence[Any],
+    spec: Any,
+    comm: Any,
+    again: Callable[..., Any] | None,
+) -> tuple[Traced, Adjoint | None]:
+    """The program of a call, and its adjoint where derivatives are wanted.
+
+    `again(g)` makes a differentiable function of DTensors of a plain one; None wants no derivative.
+    """
+    __tracebackhide__ = True
+    types = [leaf.type if isinstance(leaf, DTensor) else None for leaf in leaves]
+    make = functools.partial(traced, cost=comm.cost, device=comm.device or "cpu")
+    with working(f"tracing {name_of(f)}"):
+        program = make(f, spec, leaves, types, options)
+    if again is None:
+        return program, None
+    _refuse_tracked(f, program.program)
+    tracked = [requires_grad(leaf.local) for leaf in leaves if isinstance(leaf, DTensor)]
+    with working(f"tracing the backward of {name_of(f)}"):
+        both = adjoint(f, spec, leaves, types, program, tracked, options, make, again)
+    return program, both
+
+
+def agreed_entry(
+    program: Traced, both: Adjoint | None, leaves: Sequence[Any], comm: Any, check: Check | None
+) -> Entry:
+    """The entry of a call that runs this program, or both halves; all ranks agree on it."""
+    first = program.program if both is None else both.forward  # so ranks agree on gradients too
+    agree(first, leaves, comm, check)
+    go = runner_of(first, comm) if both is None else both.runner(comm)
+    return Entry(program, comm, go, program.program.out_types, first)
+
+
+def agree(program: Program, leaves: Sequence[Any], comm: Any, check: Check | None) -> None:
+    """Agrees with the other ranks on what runs; they fail together where one differs."""
+    values = [leaf.local for leaf in leaves if isinstance(leaf, DTensor)]
+    admit(program, comm, program.in_types, values, check)
+
+
+def _refuse_tracked(f: Callable[..., Any], program: Program) -> None:
+    """Raises for a derivative that would miss tensors that the function closes over."""
+    for _, tensor in program.constants:
+        if tensor.requires_grad:
+            raise TraceError(
+                f"{shown(f)} closes over a tensor that requires grad, of shape "
+                f"{tuple(tensor.shape)}, and would give it none.",
+                hint="Pass it as an argument (torch.func.functional_call for a module), or "
+                "detach it.",
+            )

@@ -1,0 +1,216 @@
+"""`Spmd`: a function of DTensors, and what earlier calls of it have made."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+import attrs
+import torch
+
+from fdtensor.layouts.errors import DataDependentError, FallbackWarning, FdtensorError
+from fdtensor.layouts.opaque import opaque
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.tree import flatten, key_orders, unflatten
+from fdtensor.ops.random_bits.keys import AnyKey
+from fdtensor.ops.random_key import is_key, with_random_key
+from fdtensor.programs.options import Options
+from fdtensor.programs.program import Program
+from fdtensor.programs.recording import name_of
+from fdtensor.programs.tracer import is_typed, trace
+from fdtensor.tensors.calls.arguments import distributed, distributed_key, refuse_untraceable, tell
+from fdtensor.tensors.calls.entry import Entry, agree, agreed_entry, traced_call
+from fdtensor.tensors.calls.key import call_key
+from fdtensor.tensors.calls.python_state import reader_of
+from fdtensor.tensors.calls.replicas import ANSWERS, on_replicas, placed
+from fdtensor.tensors.calls.text import shown
+from fdtensor.tensors.dtensor import DTensor, is_dtensor
+
+__all__ = ["CACHED", "Spmd"]
+
+P = ParamSpec("P")
+R = TypeVar("R", covariant=True)
+
+CACHED = 4096
+"""How many programs a function keeps."""
+
+
+class Spmd(Generic[P, R]):
+    """A function of DTensors made of a plain torch function; one program for each set of types."""
+
+    def __init__(self, f: Callable[P, Any], options: Options | None = None) -> None:
+        self.f = f
+        self.options = options or Options()
+        self.reads = reader_of(f)
+        """What it reads besides its arguments, as a part of the key of a program."""
+        self.programs: OrderedDict[Any, Entry] = OrderedDict()
+        self.derived: dict[Any, Spmd[..., Any]] = {}
+        self.keyed: Spmd[..., Any] | None = None
+        """The same of the function with a key."""
+        self.last: Entry | None = None
+        """What the last call ran."""
+        self.reasons: set[str] = set()
+        """Why it runs on replicated operands, as far as it was said."""
+        functools.update_wrapper(self, f, updated=())
+
+    def __reduce__(self) -> Any:
+        name = getattr(self, "__qualname__", "spmd")
+        with contextlib.suppress(AttributeError):
+            if attrgetter(name)(sys.modules.get(self.__module__)) is self:
+                return name  # as a decorator it has taken the place of its function
+        return Spmd, (self.f, self.options)
+
+    def __repr__(self) -> str:
+        return shown(self.f)
+
+    @opaque
+    def trace(self, *args: Any, **kwargs: Any) -> Program:
+        """The program that a call with these arguments runs: a call does not trace it again.
+
+        Of DTensors it is collective, as a call is. Types are enough, for a look without processes.
+        """
+        drawing = self._drawing(args, kwargs)
+        if drawing is not None:
+            return drawing.trace(*args, **kwargs)
+        leaves, spec = flatten((args, kwargs), is_leaf=is_typed)
+        if any(isinstance(leaf, DTensor) for leaf in leaves):
+            entry = self._entry(leaves, spec, key_orders((args, kwargs)))
+            if entry.traced is None:
+                raise DataDependentError(
+                    f"{self!r} has no program: what it gives depends on the values of tensors.",
+                    hint="A call runs it on replicated operands.",
+                )
+            return entry.traced.program
+        options = self.options
+        return trace(
+            self.f,
+            *args,
+            out_layouts=options.out_layouts,
+            regather=options.regather,
+            on_missing_rule=options.on_missing_rule,
+            check_indices=options.check_indices,
+            reduce_dtype=options.reduce_dtype,
+            **kwargs,
+        )
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    @overload
+    def __call__(self, *args: Any, key: AnyKey | DTensor[Any], **kwargs: Any) -> R: ...
+
+    @opaque
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        if "key" in kwargs:
+            drawing = self._drawing(args, kwargs)
+            if drawing is not None:
+                return drawing(*args, **kwargs)
+        leaves, spec = flatten((args, kwargs), is_leaf=is_dtensor)
+        try:
+            if any(isinstance(leaf, torch.Tensor) for leaf in leaves):
+                leaves = distributed(self.f, leaves, spec, self.options.plain)
+            entry = self.last = self._entry(leaves, spec, key_orders((args, kwargs)))
+        except FdtensorError as error:
+            self._tell(leaves, error)
+            raise
+        if entry.traced is None:
+            return self._on_replicas(leaves, spec, entry.comm)
+        return entry.result(
+            entry.go([x.local for x in leaves if x.__class__ is DTensor]), entry.comm
+        )
+
+    def _drawing(self, args: Any, kwargs: dict[str, Any]) -> Spmd[..., Any] | None:
+        """What to call where random ops are to draw from `kwargs["key"]`, which becomes a DTensor.
+
+        None where there is no key, or it is just an argument of the function.
+        """
+        if "key" not in kwargs:
+            return None
+        leaves, _ = flatten((args, kwargs), is_leaf=is_dtensor)
+        try:
+            if not is_key(self.f, kwargs["key"]):
+                return None
+        except FdtensorError as error:
+            self._tell(leaves, error)
+            raise
+        if self.keyed is None:
+            self.keyed = Spmd(with_random_key(self.f), self.options)
+        known = [leaf for leaf in leaves if isinstance(leaf, DTensor)]
+        key = kwargs["key"]
+        if known and not isinstance(key, (DTensor, TensorType)):
+            first = not self.keyed.programs
+            kwargs["key"] = distributed_key(key, known, self.options.check, first)
+        return self.keyed
+
+    def _entry(self, leaves: Sequence[Any], spec: Any, orders: Any) -> Entry:
+        """What is known of a call with these arguments, worked out at the first of its kind."""
+        __tracebackhide__ = True
+        key = call_key(self.f, self.reads and self.reads(), leaves, spec, orders)
+        entry = self.programs.get(key)
+        if entry is None:
+            comm, grads = key[:2]
+            entry = self.programs[key] = self._new(leaves, spec, comm, grads)
+            if len(self.programs) > CACHED:
+                self.programs.popitem(last=False)
+        elif entry.first is not None and (self.options.check or entry.comm.check) == "always":
+            agree(entry.first, leaves, entry.comm, self.options.check)
+        return entry
+
+    def _new(self, leaves: Sequence[Any], spec: Any, comm: Any, grads: bool) -> Entry:
+        """What is to be known of calls like this one, agreed on by all ranks."""
+        __tracebackhide__ = True
+        refuse_untraceable(self.f, leaves)
+        again = self._again if grads else None
+        try:
+            program, both = traced_call(self.f, self.options, leaves, spec, comm, again)
+        except DataDependentError as error:
+            if self.options.on_data_dependent == "error":
+                raise
+            self._warn(error)
+            return Entry(None, comm)
+        return agreed_entry(program, both, leaves, comm, self.options.check)
+
+    def _warn(self, error: DataDependentError) -> None:
+        """Says that the function runs on replicated operands, once for each reason."""
+        reason = f"{error.sentence} {error.facts.get('line', '')}".rstrip()
+        if self.options.quiet or reason in self.reasons:
+            return
+        self.reasons.add(reason)
+        text = f"{name_of(self.f)} runs on replicated operands, whole on every rank: {reason}"
+        warnings.warn(text, FallbackWarning, stacklevel=5)
+
+    def _again(
+        self, g: Any, types: Any, values: Any, ct_types: Any, cts: Any, layouts: Any, comm: Any
+    ) -> list[Any]:
+        """The cotangents of inputs as values with derivatives of their own."""
+        known = self.derived.get(g)
+        if known is None:
+            options = attrs.evolve(self.options, out_layouts=layouts)
+            known = self.derived[g] = Spmd(g, options)
+        tensors = [DTensor(v, t, comm) for v, t in zip(values, types, strict=True)]
+        cotangents = [DTensor(v, t, comm) for v, t in zip(cts, ct_types, strict=True)]
+        return [grad.local for grad in known(tensors, cotangents)[1]]
+
+    def _on_replicas(self, leaves: Sequence[Any], spec: Any, comm: Any) -> Any:
+        """The function on the full tensors, which every rank gathers."""
+        answer = ANSWERS.get(self.f)
+        if answer is None:
+            result = on_replicas(self.f, leaves, spec, comm)
+            return placed(self.f, result, leaves, spec, self.options)
+        args, kwargs = unflatten(spec, leaves)  # one number decides: no need to gather the operands
+        equal = Spmd(answer, attrs.evolve(self.options, out_layouts=None))(*args, **kwargs)
+        if not isinstance(equal, DTensor):
+            return equal
+        return on_replicas(torch.Tensor.item, *flatten(((equal,), {}), is_leaf=is_dtensor), comm)
+
+    def _tell(self, leaves: Sequence[Any], error: FdtensorError) -> None:
+        """Lets the other ranks fail too, where this is the first call."""
+        if not self.programs:
+            tell(error, leaves, self.options.check)

@@ -1,0 +1,71 @@
+"""`call_key`: what calls have in common that run the same program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fdtensor.layouts.errors import CommError, TraceError
+from fdtensor.layouts.tree import argument, paths
+from fdtensor.ops.ambient import ambient
+from fdtensor.tensors.calls.python_state import argument_key
+from fdtensor.tensors.calls.text import shown
+from fdtensor.tensors.dtensor import DTensor
+
+__all__ = ["call_key", "requires_grad"]
+
+
+def call_key(
+    f: Callable[..., Any], reads: Any, leaves: Sequence[Any], spec: Any, orders: Any
+) -> tuple[Any, ...]:
+    """The key of a call with these arguments: their Comm, whether it wants derivatives, the rest.
+
+    `reads` is the key of what `f` reads besides them, and `orders` that of their dicts.
+    """
+    __tracebackhide__ = True
+    first_places: tuple[int, ...] = ()
+    if len(set(map(id, leaves))) < len(leaves):  # a write to a tensor given twice shows in both
+        ids = [id(leaf) for leaf in leaves if leaf.__class__ is DTensor]
+        first_places = tuple(map(ids.index, ids)) if len(set(ids)) < len(ids) else ()
+    key: list[Any] = [spec, orders, first_places, reads]
+    comm, grads = None, False
+    for leaf in leaves:
+        if leaf.__class__ is DTensor:
+            comm = comm or leaf.comm
+            if leaf.comm is not comm:
+                raise _other_comm(f, leaf, comm, leaves, spec)
+            key.append(leaf.type)
+            grads = grads or requires_grad(leaf.local)
+        else:
+            key.append(argument_key(leaf))
+    if comm is None:
+        raise TraceError(
+            f"no argument of {shown(f)} is a DTensor.",
+            hint="Make one with distribute(tensor, layout, comm), or call the function itself.",
+        )
+    grads = grads and torch.is_grad_enabled()
+    if grads:
+        key += [requires_grad(leaf.local) for leaf in leaves if leaf.__class__ is DTensor]
+    return (comm, grads, ambient(), *key)
+
+
+def requires_grad(local: Any) -> bool:
+    """Whether a local value, or one of its tensors on simulated ranks, wants derivatives."""
+    if local.__class__ is tuple:
+        return any(leaf.requires_grad for leaf in local)
+    return local.requires_grad
+
+
+def _other_comm(
+    f: Callable[..., Any], leaf: Any, comm: Any, leaves: Sequence[Any], spec: Any
+) -> CommError:
+    place = next(i for i, other in enumerate(leaves) if other is leaf)
+    return CommError(
+        f"{argument(paths(spec, 'args')[place])} of {shown(f)} is on another Comm than the "
+        "arguments before it.",
+        first=comm,
+        second=leaf.comm,
+        hint="Make all DTensors with one Comm: connect(mesh) once, then pass it on.",
+    )
