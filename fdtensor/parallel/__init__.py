@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from fdtensor.layouts.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from fdtensor.parallel.module_layouts import layouts_for
     from fdtensor.parallel.partition import tensor_parallel
     from fdtensor.parallel.resharded import input_reshard, remove_input_reshard
     from fdtensor.parallel.styles import (
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
         Rowwise,
         SequenceParallel,
         VocabParallel,
-        layouts_for,
     )
 
 __all__ = [
@@ -37,6 +37,7 @@ if not TYPE_CHECKING:  # checkers would take any name for one of this package
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "parallel.module_layouts": ["layouts_for"],
             "parallel.partition": ["tensor_parallel"],
             "parallel.resharded": ["input_reshard", "remove_input_reshard"],
             "parallel.styles": [
@@ -44,7 +45,6 @@ if not TYPE_CHECKING:  # checkers would take any name for one of this package
                 "Rowwise",
                 "SequenceParallel",
                 "VocabParallel",
-                "layouts_for",
             ],
         },
     )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -19,15 +18,14 @@ from fdtensor.layouts.errors import DataDependentError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.layouts.torch_private import HigherOrderOperator, OpOverload
+from fdtensor.layouts.torch_private import HigherOrderOperator
 from fdtensor.ops.graph import Full, Graph
 from fdtensor.ops.pins import constrain
-from fdtensor.ops.randomness import refuse_random
 from fdtensor.ops.recorder import record
-from fdtensor.parallel.sizes import Point, value_at
-from fdtensor.parallel.styles import BIAS, Role
+from fdtensor.parallel.opaque_calls import opaque_call
+from fdtensor.parallel.sizes import Point, input_at, value_at
 
-__all__ = ["OPAQUE", "Exported", "Pins", "opaque", "opened", "roles_of", "stands_for"]
+__all__ = ["Exported", "Pins", "opened"]
 
 aten = torch.ops.aten
 
@@ -94,7 +92,7 @@ class Exported:
             values = []
             for node in self.placeholders.values():
                 value = node.meta.get("val")
-                values.append(tensor_of[node] if node in tensor_of else _plain(value, point))
+                values.append(tensor_of[node] if node in tensor_of else input_at(value, point))
             outputs = run.run(*values)
             numbers.append(
                 [x for x, node in zip(outputs, self.results, strict=True) if _is_number(x, node)]
@@ -123,11 +121,6 @@ def _is_tensor(value: Any) -> bool:
 
 def _is_number(value: Any, node: Any) -> bool:
     return isinstance(node, torch.fx.Node) and not isinstance(value, torch.Tensor)
-
-
-def _plain(value: Any, point: Point) -> Any:
-    """An input that is no tensor: a size, or a Python value."""
-    return value_at(value, point) if isinstance(value, torch.SymInt) else value
 
 
 def opened(program: ExportedProgram) -> Exported:
@@ -192,7 +185,7 @@ class _Run(torch.fx.Interpreter):
             module, operands = inner
             return tuple(_Run(module, self.point, {}, set()).run(*operands))
         assert self.node is not None
-        return _opaque(self.node, args, kwargs, self.point)
+        return opaque_call(self.node, args, kwargs, self.point)
 
 
 _CHECKS = {
@@ -229,176 +222,4 @@ _WRAPPERS = {
     "wrap_activation_checkpoint",
     "tag_activation_checkpoint",
     "invoke_subgraph",
-}
-
-
-# --- ops that are kept as they are, on replicated operands ----------------------------------------
-
-torch.library.define("fdtensor::opaque", "(Tensor[] xs, SymInt[] sizes, str key) -> Tensor[]")
-OPAQUE = torch.ops.fdtensor.opaque.default
-
-_KNOWN: dict[str, tuple[torch.fx.Node, list[Full]]] = {}
-"""By the key of an opaque call, the node that it stands for and what it gives."""
-
-
-@contextlib.contextmanager
-def opaque() -> Iterator[None]:
-    """Within, calls that stand for nodes are known."""
-    try:
-        yield
-    finally:
-        _KNOWN.clear()
-
-
-def stands_for(key: str) -> torch.fx.Node:
-    """The node that an opaque call with this key stands for."""
-    return _KNOWN[key][0]
-
-
-@functools.partial(torch.library.impl, "fdtensor::opaque", "CompositeExplicitAutograd")
-def _made(xs: Sequence[torch.Tensor], _sizes: Sequence[int], key: str) -> list[torch.Tensor]:
-    device = xs[0].device if xs else "cpu"
-    return [torch.empty(t.shape, dtype=t.dtype, device=device) for t in _KNOWN[key][1]]
-
-
-def _opaque(node: torch.fx.Node, args: Any, kwargs: Any, point: Point) -> Any:
-    """What a higher-order op gives, as a call that stands for it."""
-    tensors: list[torch.Tensor] = []
-    sizes: list[int] = []
-    for graph in _leaves((args, kwargs)):
-        if isinstance(graph, torch.fx.GraphModule):
-            _quiet(graph)
-    for value, argument in zip(
-        _leaves((node.args, node.kwargs)), _leaves((args, kwargs)), strict=True
-    ):
-        if isinstance(argument, torch.Tensor):
-            tensors.append(argument)
-        elif isinstance(value, torch.fx.Node) and isinstance(argument, int):
-            sizes.append(argument)
-    results = list(_leaves(node.meta["val"]))
-    fulls = [
-        Full(tuple(value_at(n, point) for n in t.shape), t.dtype)
-        for t in results
-        if isinstance(t, torch.Tensor)
-    ]
-    key = f"{id(node)}"
-    _KNOWN[key] = node, fulls
-    tensors_made = iter(OPAQUE(tensors, sizes, key))
-    out = [next(tensors_made) if isinstance(t, torch.Tensor) else _plain(t, point) for t in results]
-    return out[0] if isinstance(node.meta["val"], torch.Tensor) else tuple(out)
-
-
-def _quiet(module: torch.fx.GraphModule) -> None:
-    """Refuses a graph in which each rank would draw random numbers of its own."""
-    for node in module.graph.nodes:
-        if isinstance(node.target, OpOverload):
-            refuse_random(node.target, node.args)
-    for inner in module.children():
-        if isinstance(inner, torch.fx.GraphModule):
-            _quiet(inner)
-
-
-def _leaves(tree: Any) -> Iterator[Any]:
-    if isinstance(tree, (tuple, list)):
-        for entry in tree:
-            yield from _leaves(entry)
-    elif isinstance(tree, dict):
-        yield from _leaves(tuple(tree.values()))
-    else:
-        yield tree
-
-
-# --- what parameters are to the ops that read them -----------------------------------------------
-
-
-def roles_of(exported: Exported) -> dict[str, Role]:
-    """The role of each parameter in the first op that reads it, by the name of its input."""
-    order = {node: i for i, node in enumerate(exported.program.graph.nodes)}
-    role_of: dict[str, Role] = {}
-    for node in exported.tensors:
-        if node.name in exported.targets:
-            ways = _roles(node, tuple(range(node.meta["val"].ndim)))
-            roles = sorted(ways, key=lambda pair: order[pair[0]])
-            if roles:
-                role_of[node.name] = roles[0][1]
-    return role_of
-
-
-def _roles(node: torch.fx.Node, dims: tuple[int, ...]) -> Iterator[tuple[torch.fx.Node, Role]]:
-    """The ops that read a node, whose dims are these of a parameter, and what it is to them."""
-    for user in node.users:
-        target, args = user.target, user.args
-        if target in _SAME and args[0] is node:
-            yield from _roles(user, dims)
-        elif target in _TURNS and args[0] is node:
-            order = _TURNS[target](len(dims), *args[1:])
-            yield from _roles(user, tuple(dims[d] for d in order))
-        elif isinstance(target, HigherOrderOperator):
-            for inner in _inside(node, user):
-                yield from ((user, role) for _, role in _roles(inner, dims))
-        else:
-            place = next((i for i, a in enumerate(args) if a is node), -1)
-            role = _role(target, place, dims, args)
-            if role is not None:
-                yield user, role
-
-
-def _inside(node: torch.fx.Node, user: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """What a node is in the graphs that a higher-order op runs."""
-    operands = [a for arg in user.args if isinstance(arg, (tuple, list)) for a in arg]
-    for arg in user.args:
-        if isinstance(arg, torch.fx.Node) and arg.op == "get_attr" and node in operands:
-            graph = getattr(user.graph.owning_module, str(arg.target)).graph
-            inputs = [n for n in graph.nodes if n.op == "placeholder"]
-            if len(inputs) == len(operands):
-                yield inputs[operands.index(node)]
-
-
-def _role(target: Any, place: int, dims: tuple[int, ...], args: Sequence[Any]) -> Role | None:
-    name = str(target).removeprefix("aten.").split(".")[0]
-    if len(dims) == 1:
-        known = _BIASES.get(name)
-        return BIAS if known is not None and place in known else None
-    two = len(dims) == 2
-    if name == "linear" and place == 1:
-        return Role("linear", dims[0], dims[1])
-    if two and (name, place) in {("addmm", 2), ("mm", 1), ("matmul", 1)}:
-        return Role("linear", dims[1], dims[0])
-    if two and (name, place) in {("mm", 0), ("matmul", 0), ("addmm", 1)}:
-        return Role("linear", dims[0], dims[1])
-    if name in ("embedding", "embedding_bag", "_embedding_bag") and place == 0:
-        return Role("embedding", dims[1], dims[0])
-    if name.startswith("conv") and place == 1 and len(dims) > 2:
-        turned = "transpose" in name or (name == "convolution" and bool(args[6]))
-        return (
-            Role("convolution", dims[1], dims[0])
-            if turned
-            else Role("convolution", dims[0], dims[1])
-        )
-    return None
-
-
-_BIASES = {
-    "linear": (2,),
-    "addmm": (0,),
-    "add": (0, 1),
-    **{f"conv{n}d": (2,) for n in (1, 2, 3)},
-    **{f"conv_transpose{n}d": (2,) for n in (1, 2, 3)},
-    "convolution": (2,),
-}
-
-_SAME = {
-    aten._to_copy.default,
-    aten.alias.default,
-    aten.clone.default,
-    aten.contiguous.default,
-    aten.detach.default,
-    aten.to.dtype,
-}
-
-_TURNS: dict[Any, Callable[..., Sequence[int]]] = {
-    aten.t.default: lambda n: range(n)[::-1],
-    aten.numpy_T.default: lambda n: range(n)[::-1],
-    aten.permute.default: lambda n, order: [d % n for d in order],
-    aten.transpose.int: lambda n, a, b: [{a % n: b % n, b % n: a % n}.get(d, d) for d in range(n)],
 }

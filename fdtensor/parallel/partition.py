@@ -2,44 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import attrs
 import numpy as np
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
 from torch.export.passes import move_to_device_pass
 
-from fdtensor.layouts.errors import MeshError, TraceError
+from fdtensor.layouts.errors import MeshError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
-from fdtensor.layouts.placement import Cut, Replicate
+from fdtensor.layouts.placement import Replicate
 from fdtensor.layouts.progress import working
 from fdtensor.layouts.torch_private import torch_pytree
 from fdtensor.layouts.tree import flatten, unflatten
-from fdtensor.ops.graph import Graph, Var, is_view
-from fdtensor.ops.pins import pinned
-from fdtensor.ops.rewrite import rewritten
-from fdtensor.parallel.exported import Exported, Pins, opaque, opened, roles_of
-from fdtensor.parallel.sizes import Sizes, symbols_of
-from fdtensor.parallel.styles import Style, axes_of, identity, laid, matched, pin, placed
-from fdtensor.parallel.writing import Made, written
-from fdtensor.plans.cost import NCCL, in_order
-from fdtensor.programs.assembly import assembled
+from fdtensor.parallel.exported import Exported, Pins, opened
+from fdtensor.parallel.exported_roles import roles_of
+from fdtensor.parallel.module_layouts import identity, laid, pin, placed
+from fdtensor.parallel.opaque_calls import opaque_calls
+from fdtensor.parallel.rank_programs import device_of, rank_programs
+from fdtensor.parallel.styles import Style, axes_of, matched
+from fdtensor.parallel.writing import written
 from fdtensor.programs.out_layouts import asked_layouts
-from fdtensor.programs.problem import Constraints
-from fdtensor.programs.program import Program
-from fdtensor.runtime.local_program import Spelling, local_program
 from fdtensor.runtime.process_groups import groups, initialized, this_rank
 
 __all__ = ["tensor_parallel"]
-
-NAMED = attrs.evolve(
-    NCCL, name="named", launch=(("", 10e-6), ("exchange", 1e-4), ("peer_to_peer", 1e-4))
-)
-"""Prices of programs that people read: exchanges only where they move less."""
 
 
 def tensor_parallel(
@@ -85,10 +74,11 @@ def tensor_parallel(
     style_of = matched(styles, _modules(exported))
     layouts = _layouts(exported, style_of, mesh, axes)
     wants = _wants(exported, layouts, out_layouts, mesh)
-    backend = "nccl" if torch.device(device or _device(exported)).type == "cuda" else "gloo"
-    with opaque(), working(f"making the program of rank {rank}"):
-        made = _made(exported, mesh, rank, layouts, _pins(style_of, mesh, axes), wants, backend)
-        program = written(exported, made, layouts, rank)
+    backend = "nccl" if torch.device(device or device_of(exported)).type == "cuda" else "gloo"
+    with opaque_calls(), working(f"making the program of rank {rank}"):
+        pins = _pins(style_of, mesh, axes)
+        programs = rank_programs(exported, mesh, rank, layouts, pins, wants, backend)
+        program = written(exported, programs, layouts, rank)
     return program if device is None else move_to_device_pass(program, device)
 
 
@@ -108,12 +98,12 @@ def _along(mesh: Mesh, axes: Sequence[str], rank: int, out_layouts: Any) -> tupl
     ranks = np.reshape(mesh.coset(kept, coord), [mesh.axis_size(a) for a in kept])
     line = Mesh.from_ranks(ranks.tolist(), kept)
 
-    def there(x: Any) -> Any:
+    def on_line(x: Any) -> Any:
         if not isinstance(x, Layout):
             return x
         return Layout(line, [x[axis] for axis in kept], dict(x.order))
 
-    return line, unflatten(tree, list(map(there, leaves)))
+    return line, unflatten(tree, list(map(on_line, leaves)))
 
 
 def _this(mesh: Mesh) -> int:
@@ -126,10 +116,6 @@ def _this(mesh: Mesh) -> int:
             hint="Pass rank=..., for any of the mesh.",
         )
     return rank
-
-
-def _device(exported: Exported) -> str:
-    return next((n.meta["val"].device.type for n in exported.tensors), "cpu")
 
 
 def _modules(exported: Exported) -> list[str]:
@@ -191,90 +177,6 @@ def _pins(style_of: Mapping[str, Style], mesh: Mesh, axes: Sequence[str]) -> Pin
         return layout
 
     return {n: of(n, s) for n, s in style_of.items() if s.input is not None or s.output is not None}
-
-
-def _made(
-    exported: Exported,
-    mesh: Mesh,
-    rank: int,
-    layouts: Mapping[str, Layout],
-    pins: Pins,
-    wants: Sequence[Layout],
-    backend: str,
-) -> Made:
-    """What the rank runs, for each value of the sizes that are not known yet."""
-    sizes = Sizes(symbols_of(exported.program))
-    device = _device(exported)
-    recordings = [exported.recorded(point, pins, device) for point in sizes.points]
-    graphs = [rewritten(graph) for graph, _ in recordings]
-    uncut = _uncut(graphs)
-    for call in graphs[0].calls:
-        if call.ins:
-            _settled(f"node {str(call.mark)!r}", pinned(call), uncut.get(call.ins[0], ()))
-    for v, want in zip(graphs[0].outs, wants, strict=True):
-        _settled("a result", want, uncut.get(v, ()))
-    constraints = Constraints(
-        fixed=_fixed(exported, graphs[0], layouts),
-        uncut=uncut,
-        cost=in_order(NAMED),
-    )
-    programs: list[Program] = []
-    for graph in graphs:
-        types = exported.typed([graph.types[v.index] for v in graph.inputs], layouts, mesh)
-        like = programs[0].origin.choices if programs else None
-        own = attrs.evolve(constraints, like=like)
-        program = assembled(graph, mesh, types, wants, NAMED, name="exported", constraints=own)
-        programs.append(program)
-    spelling = Spelling(backend, str(device), exchanges=True)
-    lines = [local_program(program, rank, spelling) for program in programs]
-    return Made(sizes, tuple(programs), tuple(lines), tuple(numbers for _, numbers in recordings))
-
-
-def _fixed(exported: Exported, graph: Graph, layouts: Mapping[str, Layout]) -> frozenset[Var]:
-    """The parameters that are cut, and what is just seen or cast of them."""
-    fixed = set()
-    for node, v in zip(exported.tensors, graph.inputs, strict=True):
-        layout = layouts.get(exported.targets.get(node.name, ""))
-        if layout is not None and not all(isinstance(p, Replicate) for p in layout.placements):
-            fixed.add(v)
-    for call in graph.calls:
-        alone = len(call.ins) == 1 and len(call.outs) == 1
-        if (
-            alone
-            and call.ins[0] in fixed
-            and (is_view(call) or torch.Tag.pointwise in call.op.tags)
-        ):
-            fixed.update(v for v in call.outs if v is not None)
-    return frozenset(fixed)
-
-
-def _uncut(graphs: Sequence[Graph]) -> dict[Var, frozenset[int]]:
-    """The dims of values that differ between graphs."""
-    first, *others = graphs
-    for other in others:
-        if [c.op for c in other.calls] != [c.op for c in first.calls]:
-            raise TraceError(
-                "the exported program takes other steps for other values of its dynamic sizes.",
-                hint="Export it with these sizes fixed.",
-            )
-    varying = {}
-    for i, full in enumerate(first.types):
-        shapes = zip(full.shape, *(other.types[i].shape for other in others), strict=True)
-        dims = frozenset(d for d, sizes in enumerate(shapes) if len(set(sizes)) > 1)
-        if dims:
-            varying[Var(i)] = dims
-    return varying
-
-
-def _settled(what: str, layout: Layout | None, unknown: Collection[int]) -> None:
-    """Refuses to cut dims of sizes that are not known yet."""
-    for p in () if layout is None else layout.placements:
-        if isinstance(p, Cut) and p.dim in unknown:
-            raise TraceError(
-                f"dim {p.dim} of {what} is to be cut, and its size is not known yet.",
-                layout=layout,
-                hint="Export the program with that size fixed, or cut another dim.",
-            )
 
 
 def _wants(

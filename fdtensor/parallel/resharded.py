@@ -224,9 +224,6 @@ def _cut(running: _Running, tensor: torch.Tensor) -> TensorType | None:
     return type_of_blocks(tensor, way.line, way.dim)
 
 
-# --- agreement -------------------------------------------------------------------------------
-
-
 def _fingerprint(tensor: torch.Tensor) -> str:
     bits = tensor.resolve_conj().resolve_neg().cpu().contiguous().flatten().view(torch.uint8)
     return hashlib.blake2b(bits.numpy().tobytes(), digest_size=16).hexdigest()

@@ -17,7 +17,7 @@ import torch
 
 from fdtensor.layouts.errors import TraceError
 
-__all__ = ["Point", "Sizes", "emitted", "symbols_of", "value_at"]
+__all__ = ["Point", "Sizes", "emitted", "input_at", "symbols_of", "value_at"]
 
 Point = Mapping[str, int]
 """A value for each symbol, by its name."""
@@ -69,6 +69,11 @@ def value_at(size: Any, point: Point) -> int:
         expr = size.node.expr
         return int(expr.subs({s: point[str(s)] for s in expr.free_symbols}))
     return int(size)
+
+
+def input_at(value: Any, point: Point) -> Any:
+    """What an input that is no tensor is at a point: a size, or a Python value."""
+    return value_at(value, point) if isinstance(value, torch.SymInt) else value
 
 
 @attrs.frozen(eq=False)

@@ -12,33 +12,24 @@ Reducing activation recomputation in large transformer models, arXiv 2205.05198)
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
 import attrs
-import torch
 
 from fdtensor.layouts.errors import MeshError, TraceError
-from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
-from fdtensor.layouts.placement import Partial, Placement, Replicate, Shard, StridedShard
-from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.layouts.torch_private import ConvNd, ConvTransposeNd
+from fdtensor.layouts.placement import Partial, Placement, Replicate
 
 __all__ = [
     "Colwise",
-    "Role",
     "Rowwise",
     "SequenceParallel",
     "Style",
     "VocabParallel",
     "axes_of",
-    "layouts_for",
     "matched",
-    "pin",
-    "placed",
-    "roles_in",
     "styled",
 ]
 
@@ -110,23 +101,6 @@ class SequenceParallel:
 
 
 Style = Colwise | Rowwise | VocabParallel | SequenceParallel
-
-
-@attrs.frozen
-class Role:
-    """What a parameter is to the op that reads it: which dim is what it gives, which it reads."""
-
-    kind: str
-    made: int | None
-    read: int | None
-
-    @property
-    def is_weight(self) -> bool:
-        """Whether it is more than a bias."""
-        return self.read is not None
-
-
-BIAS = Role("bias", 0, None)
 
 
 def styled(style: Any) -> Style:
@@ -229,138 +203,3 @@ def matched(styles: Mapping[str, Any], names: Collection[str]) -> dict[str, Styl
 def _means(pattern: str, name: str) -> bool:
     parts, names = pattern.split("."), name.split(".")
     return len(parts) == len(names) and all(map(fnmatchcase, names, parts))
-
-
-def placed(style: Style, name: str, roles: Mapping[str, Role | None]) -> dict[str, Placement]:
-    """The placement of each parameter of module `name`, from the roles of its parameters.
-
-    Raises `TraceError` where the style has no meaning for them.
-    """
-    if isinstance(style, SequenceParallel):
-        return dict.fromkeys(roles, Replicate())
-    if not any(role is not None and role.is_weight for role in roles.values()):
-        raise TraceError(
-            f"{type(style).__name__} has no meaning for module {name!r}.",
-            parameters=", ".join(roles) or "none of its own",
-            hint="It is for linear layers, embeddings and convolutions: name those inside it, or "
-            "give norms SequenceParallel().",
-        )
-    return {key: _placement(style, role) for key, role in roles.items()}
-
-
-def _placement(style: Style, role: Role | None) -> Placement:
-    if role is None:
-        return Replicate()
-    match style:
-        case Colwise(parts=parts):
-            if parts > 1 and role.made is not None:
-                return StridedShard(role.made, parts)
-            dim = role.made
-        case Rowwise():
-            dim = role.read
-        case VocabParallel():
-            dim = role.read if role.kind == "embedding" else role.made
-        case SequenceParallel():
-            dim = None
-    return Replicate() if dim is None else Shard(dim)
-
-
-def pin(end: End, ndim: int, mesh: Mesh, axes: Iterable[str], name: str) -> Layout:
-    """The layout that an end of module `name` has, for a value of so many dims."""
-    placement: Placement = Replicate()
-    if isinstance(end, int):
-        if not -ndim <= end < ndim:
-            raise TraceError(
-                f"module {name!r} is to cut dim {end} of a value that has {ndim} dims.",
-                hint="Give a dim that it has.",
-            )
-        placement = Shard(end % ndim)
-    elif end is not None:
-        placement = end
-    along = dict.fromkeys(axes, placement)
-    return Layout(mesh, [along.get(axis) or Replicate() for axis in mesh.axes])
-
-
-def layouts_for(
-    module: torch.nn.Module,
-    mesh: Mesh,
-    styles: Mapping[str, Any],
-    *,
-    axis: str | Sequence[str] | None = None,
-) -> dict[str, Layout]:
-    """The layout of each parameter and buffer of a module, by its name: replicated but for styles.
-
-    For `distribute` and `spmd` with `torch.func.functional_call`. `styles` maps names of modules,
-    or globs, to styles; `axis` is by default the only one of the mesh, or 'tp'. A parameter that
-    modules share has one layout. Raises `TraceError` for a name that means no module, a style that
-    has no meaning for a module, and a shared parameter that is to be cut in two ways.
-    """
-    axes = axes_of(mesh, axis)
-    modules = dict(module.named_modules(remove_duplicate=False))
-    tensors: dict[str, torch.Tensor] = {
-        **dict(module.named_parameters(remove_duplicate=False)),
-        **dict(module.named_buffers(remove_duplicate=False)),
-    }
-    placement_of: dict[str, Placement] = {}
-    for name, style in matched(styles, modules).items():
-        roles = roles_in(modules[name])
-        prefix = f"{name}." if name else ""
-        placement_of |= {f"{prefix}{k}": p for k, p in placed(style, name, roles).items()}
-    return laid(tensors, placement_of, mesh, axes)
-
-
-def laid(
-    tensors: Mapping[str, torch.Tensor],
-    placement_of: Mapping[str, Placement],
-    mesh: Mesh,
-    axes: Collection[str],
-) -> dict[str, Layout]:
-    """The layouts of tensors by name, of which those that are one have one.
-
-    Raises `TraceError` where one is to be cut in two ways.
-    """
-    shared: dict[Any, str] = {}
-    layouts: dict[str, Layout] = {}
-    for name, placement in placement_of.items():
-        first = shared.setdefault(identity(tensors[name]), name)
-        if placement_of[first] != placement:
-            raise TraceError(
-                f"{first!r} and {name!r} are one parameter, to be cut in two ways.",
-                **{first: placement_of[first], name: placement},
-                hint="Give both modules styles that agree, such as VocabParallel().",
-            )
-    for name, tensor in tensors.items():
-        first = shared.get(identity(tensor))
-        placement = Replicate() if first is None else placement_of[first]
-        layout = Layout(mesh, [placement if a in axes else Replicate() for a in mesh.axes])
-        TensorType(tuple(tensor.shape), tensor.dtype, layout)  # raises where it cannot be
-        layouts[name] = layout
-    return layouts
-
-
-def identity(tensor: torch.Tensor) -> Any:
-    """What tensors have in common that are one."""
-    if tensor.device.type == "meta" or not tensor.numel():
-        return id(tensor)
-    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype
-
-
-def roles_in(module: torch.nn.Module) -> dict[str, Role | None]:
-    """The roles of the parameters that a module itself has, by what kind of module it is."""
-    names = dict(module.named_parameters(recurse=False))
-    kinds: list[tuple[Any, Role]] = [
-        (torch.nn.Embedding, Role("embedding", 1, 0)),
-        (torch.nn.EmbeddingBag, Role("embedding", 1, 0)),
-        (ConvTransposeNd, Role("convolution", 1, 0)),
-        (ConvNd, Role("convolution", 0, 1)),
-        (torch.nn.Bilinear, Role("linear", 0, 1)),
-    ]
-    weight = next((role for kind, role in kinds if isinstance(module, kind)), None)
-    shaped = hasattr(module, "in_features") and hasattr(module, "out_features")
-    if weight is None and (isinstance(module, torch.nn.Linear) or shaped):
-        weight = Role("linear", 0, 1)
-    if weight is None:
-        return dict.fromkeys(names)
-    roles: dict[str, Role | None] = dict.fromkeys(names)
-    roles |= {n: r for n, r in (("weight", weight), ("bias", BIAS)) if n in names}
-    return roles

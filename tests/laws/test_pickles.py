@@ -22,7 +22,7 @@ from fdtensor.layouts.text import Text
 from fdtensor.ops.graph import Call, Full, Graph, Var
 from fdtensor.ops.notation import At, Block, Row, Rule, Units, Window
 from fdtensor.ops.notation.core import Halo
-from fdtensor.parallel.styles import Role
+from fdtensor.parallel.roles import Role
 from fdtensor.programs.options import Like, Options
 from fdtensor.programs.program import Together
 from fdtensor.tensors.calls.entry import Entry
@@ -39,8 +39,8 @@ MODULES = (
     *("fdtensor.ops.graph", "fdtensor.ops.rules", "fdtensor.programs.options"),
     *("fdtensor.programs.program", "fdtensor.tensors.random"),
     *("fdtensor.tensors.calls.entry", "fdtensor.tensors.calls.function"),
-    *("fdtensor.parallel.styles", "fdtensor.io.checkpoint", "fdtensor.io.interop"),
-    *("fdtensor.inspect.pictures", "fdtensor.train"),
+    *("fdtensor.parallel.roles", "fdtensor.parallel.styles", "fdtensor.io.checkpoint"),
+    *("fdtensor.io.interop", "fdtensor.inspect.pictures", "fdtensor.train"),
 )
 
 MESH = fd.Mesh(dp=2, tp=2)

@@ -1,6 +1,7 @@
 """What a call of a function of DTensors needs: `spmd` and `call` stand on these.
 
-`function` has `Spmd`, which holds what earlier calls have made; `arguments` takes what a call is
-given, `key` says which calls run the same program, `entry` makes that program, and `replicas` runs
-what has none.
+`function` has `Spmd`, which holds what earlier calls have made. `arguments` takes what a call is
+given; `key` says which calls run the same program, with `python_state` for Python values; `entry`
+makes that program, and `replicas` runs what has none. `vjp` traces a backward with its forward,
+`halves` cuts the two apart, and `adjoint` runs them.
 """

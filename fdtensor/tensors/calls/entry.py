@@ -18,10 +18,11 @@ from fdtensor.programs.tracer import Traced, traced
 from fdtensor.runtime.interpreter import admit
 from fdtensor.runtime.replication import mark, watching
 from fdtensor.runtime.runner import runner_of
+from fdtensor.tensors.calls.adjoint import Adjoint
 from fdtensor.tensors.calls.key import requires_grad
 from fdtensor.tensors.calls.text import shown
+from fdtensor.tensors.calls.vjp import adjoint
 from fdtensor.tensors.dtensor import DTensor
-from fdtensor.tensors.vjp import Adjoint, adjoint
 
 __all__ = ["Entry", "agree", "agreed_entry", "traced_call"]
 

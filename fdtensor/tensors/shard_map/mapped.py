@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, overload
 from weakref import WeakKeyDictionary
@@ -11,31 +10,37 @@ from weakref import WeakKeyDictionary
 import attrs
 import torch
 
-from fdtensor.layouts.errors import CommError, FdtensorError, LayoutError, ValueTreeError
+from fdtensor.layouts.errors import CommError, LayoutError, ValueTreeError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.placement import Replicate
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.torch_private import transforms_active
-from fdtensor.layouts.tree import broadcast_prefix, flatten, mismatches, paths, unflatten
+from fdtensor.layouts.tree import flatten, paths, unflatten
 from fdtensor.plans.local_tensors import own
 from fdtensor.runtime.autograd import shared
 from fdtensor.runtime.comm import Comm
 from fdtensor.runtime.interpreter import digest_of
 from fdtensor.runtime.replication import mark
-from fdtensor.tensors.connect import redistribute
 from fdtensor.tensors.dtensor import DTensor, is_dtensor
-from fdtensor.tensors.shard_map.joint import Kind, Program, joint
+from fdtensor.tensors.shard_map.arguments import (
+    OPEN,
+    checked,
+    laid_out,
+    opened,
+    prefixed,
+    refuse_captured,
+)
+from fdtensor.tensors.shard_map.joint import joint
 from fdtensor.tensors.shard_map.places import Call, Place, RealPlace, Table, at
+from fdtensor.tensors.shard_map.program import Kind, Program
+from fdtensor.tensors.shard_map.result_types import result_types
 from fdtensor.tensors.shard_map.varying import enter, is_tracked, leave, replicated
 
 __all__ = ["shard_map"]
 
 P = ParamSpec("P")
-
-_GIVEN: Any = object()
-"""Stands for a layout that is left open."""
 
 
 @overload
@@ -71,15 +76,15 @@ def shard_map(
     """
     if not isinstance(mesh, Mesh):
         raise LayoutError(f"{mesh!r} is not a Mesh.", hint="Write Mesh(dp=2, tp=4).")
-    ins, outs = _opened(in_layouts, mesh, "in_layouts"), _opened(out_layouts, mesh, "out_layouts")
+    ins, outs = opened(in_layouts, mesh, "in_layouts"), opened(out_layouts, mesh, "out_layouts")
     known: WeakKeyDictionary[Any, dict[Any, Sequence[Table]]] = WeakKeyDictionary()
 
     @functools.wraps(f)
     def mapped(*args: Any) -> Any:
         leaves, spec = flatten(args, is_leaf=is_dtensor)
-        comm = _checked(leaves, paths(spec, "args"), mesh)
-        _check_captured(f)
-        leaves = _laid_out(leaves, spec, ins)
+        comm = checked(leaves, paths(spec, "args"), mesh)
+        refuse_captured(f)
+        leaves = laid_out(leaves, spec, ins)
         places = [i for i, leaf in enumerate(leaves) if is_dtensor(leaf)]
         run = _Run(f, mesh, outs, leaves, spec, places)
         values = [leaves[i].to_local() for i in places]
@@ -95,7 +100,7 @@ def shard_map(
             # what ranks say of derivatives depends on these
             modes = (torch.is_grad_enabled(), transforms_active())
             flags = (*map(is_tracked, values), *modes)
-            results = _here(run, comm, values, flags, wrong, known.setdefault(comm, {}))
+            results = _on_this_rank(run, comm, values, flags, wrong, known.setdefault(comm, {}))
         pairs = zip(results, run.types, strict=True)
         out = [DTensor(shared(value, type, comm), type, comm) for value, type in pairs]
         return unflatten(run.spec, out)
@@ -126,7 +131,7 @@ class _Run:
             result = self.f(*unflatten(self.tree, arguments))
         leaves, spec = flatten(result)
         leaves = [own(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        layouts = _prefixed(self.outs, spec, len(leaves), "out_layouts", "the result")
+        layouts = prefixed(self.outs, spec, len(leaves), "out_layouts", "the result")
         for leaf, where in zip(leaves, paths(spec, "result"), strict=True):
             if not isinstance(leaf, torch.Tensor):
                 raise ValueTreeError(
@@ -134,11 +139,11 @@ class _Run:
                     hint="Let the function return a pytree of tensors.",
                 )
         whole = Layout(self.mesh, [Replicate()] * self.mesh.ndim)
-        layouts = [whole if layout is _GIVEN else layout for layout in layouts]
+        layouts = [whole if layout is OPEN else layout for layout in layouts]
         tree = "returns" if spec.is_leaf() else f"returns {spec}"
         call = Call.of(tree, leaves, [is_tracked(leaf) for leaf in leaves])
         table = place.meet(call)
-        self.types = _types(layouts, table, leaves, paths(spec, "result"), place)
+        self.types = result_types(layouts, table, leaves, paths(spec, "result"), place)
         self.spec = spec
         self.kinds[:] = map(_kind, layouts)
         tracked = [
@@ -151,7 +156,7 @@ def _kind(layout: Layout) -> Kind:
     return Kind(replicated(layout), tuple(layout.partial))
 
 
-def _here(
+def _on_this_rank(
     run: _Run,
     comm: Comm[Any],
     values: Sequence[torch.Tensor],
@@ -188,148 +193,3 @@ def _here(
     if key is not None:
         known[key] = place.heard
     return results
-
-
-# --- arguments -------------------------------------------------------------------------------
-
-
-def _checked(leaves: Sequence[Any], where: Sequence[str], mesh: Mesh) -> Comm[Any]:
-    """The Comm of the arguments; raises where they do not fit the mesh or each other."""
-    first = next((leaf for leaf in leaves if is_dtensor(leaf)), None)
-    if first is None:
-        raise ValueTreeError(
-            "shard_map has no DTensor among its arguments, so no Comm to run on.",
-            hint="Distribute one of them: distribute(tensor, layout, comm).",
-        )
-    problems = {}
-    for leaf, name in zip(leaves, where, strict=True):
-        if isinstance(leaf, torch.Tensor):
-            problems[name] = "a plain tensor: distribute(tensor, layout, comm) makes a DTensor."
-        elif is_dtensor(leaf) and leaf.mesh is not mesh:
-            problems[name] = f"a DTensor on {leaf.mesh!r}: redistribute it to this mesh."
-        elif is_dtensor(leaf) and leaf.comm is not first.comm:
-            problems[name] = f"a DTensor on another Comm: {leaf.comm!r}."
-    if problems:
-        raise ValueTreeError(
-            f"{len(problems)} of {len(leaves)} arguments cannot go into shard_map on {mesh!r}.",
-            **problems,
-            hint="Give it DTensors on its mesh and on one Comm, and Python values.",
-        )
-    return first.comm
-
-
-def _check_captured(f: Callable[..., Any]) -> None:
-    """Raises for a tensor that `f` closes over and whose derivative would be lost."""
-    code = inspect.unwrap(f)
-    if not torch.is_grad_enabled() or not inspect.isfunction(code):
-        return
-    for name, cell in zip(code.__code__.co_freevars, code.__closure__ or (), strict=True):
-        try:
-            value = cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
-        if isinstance(value, torch.Tensor) and value.requires_grad:
-            raise ValueTreeError(
-                f"the function in shard_map closes over {name!r}, a tensor that requires grad.",
-                hint="Make it a DTensor and an argument, or detach it.",
-            )
-
-
-def _laid_out(leaves: Sequence[Any], spec: Any, ins: Any) -> list[Any]:
-    """The arguments in the layouts that the function wants."""
-    wanted = _prefixed(ins, spec, len(leaves), "in_layouts", "the arguments")
-    out, moving = list(leaves), []
-    for i, (leaf, layout) in enumerate(zip(leaves, wanted, strict=True)):
-        if is_dtensor(leaf) and layout is not _GIVEN and layout is not leaf.layout:
-            moving.append(i)
-    moved = redistribute([out[i] for i in moving], [wanted[i] for i in moving]) if moving else ()
-    for i, leaf in zip(moving, moved, strict=True):
-        out[i] = leaf
-    return out
-
-
-def _opened(layouts: Any, mesh: Mesh, name: str) -> Any:
-    """A pytree of layouts on the mesh, with a mark for each None."""
-    leaves, spec = flatten(layouts, is_leaf=lambda node: node is None)
-    for leaf, where in zip(leaves, paths(spec, name), strict=True):
-        if leaf is not None and not isinstance(leaf, Layout):
-            raise LayoutError(
-                f"{where} is {leaf!r}, which is not a Layout.",
-                hint="Write mesh.layout('dp', None), or None.",
-            )
-        if leaf is not None and leaf.mesh is not mesh:
-            raise LayoutError(
-                f"{where} is a layout on another mesh than that of shard_map.",
-                layout=leaf.mesh,
-                mesh=mesh,
-                hint="Make all layouts on the mesh that shard_map gets.",
-            )
-    return unflatten(spec, [_GIVEN if leaf is None else leaf for leaf in leaves])
-
-
-def _prefixed(prefix: Any, spec: Any, count: int, name: str, what: str) -> list[Any]:
-    """The layout for each leaf of a tree."""
-    skeleton = unflatten(spec, range(count))
-    try:
-        return broadcast_prefix(prefix, skeleton, _is_layout)
-    except ValueError as error:
-        raise ValueTreeError(
-            f"{name} does not have the structure of {what}.",
-            **(mismatches(prefix, skeleton, _is_layout, name) or {"problem": error}),
-            hint="Give one layout for all, or a pytree of layouts like it or a prefix of it; "
-            "arguments are a tuple.",
-        ) from error
-
-
-def _is_layout(node: object) -> bool:
-    return isinstance(node, Layout) or node is _GIVEN
-
-
-# --- results ---------------------------------------------------------------------------------
-
-
-def _types(
-    layouts: Sequence[Layout],
-    table: Table,
-    leaves: Sequence[torch.Tensor],
-    where: Sequence[str],
-    place: Place,
-) -> list[TensorType]:
-    """The types of the results, from the local shapes on all ranks; all of them raise together."""
-    types = []
-    for i, (layout, leaf, name) in enumerate(zip(layouts, leaves, where, strict=True)):
-        shapes = dict(zip(layout.mesh.order, [call.shapes[i] for call in table], strict=True))
-        try:
-            types.append(_type(layout, shapes, leaf.dtype, name))
-        except FdtensorError:
-            if isinstance(place, RealPlace):
-                place.over = True
-            raise
-    return types
-
-
-def _type(
-    layout: Layout, shapes: dict[int, tuple[int, ...]], dtype: torch.dtype, name: str
-) -> TensorType:
-    mesh, first = layout.mesh, next(iter(shapes.values()))
-    full = []
-    for dim in range(len(first)):
-        ranks = mesh.coset(layout.cuts(dim), (0,) * mesh.ndim)
-        full.append(sum([shapes[r][dim] if dim < len(shapes[r]) else 0 for r in ranks]))
-    try:
-        type = TensorType(tuple(full), dtype, layout)
-    except LayoutError as error:
-        raise LayoutError(
-            f"{name} of shard_map cannot have its layout: {error.sentence}", **error.facts,
-            hint=error.hint,
-        ) from None  # fmt: skip
-    for rank, shape in shapes.items():
-        if shape != type.local_shape(rank):
-            raise LayoutError(
-                f"{name} of shard_map has shape {shape} on rank {rank}, but its layout cuts a "
-                f"tensor of shape {type.shape} so that the rank holds {type.local_shape(rank)}.",
-                layout=layout,
-                hint="Return blocks as the layout cuts them, or say Ragged(dim, sizes) for blocks "
-                "of other sizes.",
-            )
-    return type

@@ -1,0 +1,149 @@
+"""`adjoint`: the backward of a function, traced with its forward and cut off from it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import optree
+import torch
+
+from fdtensor.layouts.errors import TraceError
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.tree import flatten, unflatten
+from fdtensor.programs.options import Options
+from fdtensor.programs.recording import TENSOR, filled, name_of
+from fdtensor.programs.tracer import Traced
+from fdtensor.tensors.calls.adjoint import Adjoint
+from fdtensor.tensors.calls.halves import halves
+
+__all__ = ["adjoint"]
+
+
+def adjoint(
+    f: Callable[..., Any],
+    spec: optree.PyTreeSpec,
+    leaves: Sequence[Any],
+    types: Sequence[TensorType | None],
+    primal: Traced,
+    tracked: Sequence[bool],
+    options: Options,
+    make: Callable[..., Traced],
+    again: Callable[..., Any],
+) -> Adjoint | None:
+    """The adjoint of a function whose tensors that are `tracked` want derivatives, or None.
+
+    `primal` is its program and `options` those of it, `make` traces a function, `again(g)` makes a
+    differentiable function of DTensors of a plain one.
+    """
+    known, outs = [t for t in types if t is not None], primal.program.out_types
+    wanted = tuple(i for i, t in enumerate(known) if tracked[i] and _smooth(t))
+    through = tuple(i for i, t in enumerate(outs) if _smooth(t))
+    if not wanted or not through:
+        return None
+    in_cts = [known[i].cotangent() for i in wanted]
+    out_cts = [outs[i].cotangent() for i in through]
+    _, tree = flatten((([0] * len(known), [0] * len(out_cts)), {}))
+    blanks, all_types = [None] * tree.num_leaves, [*known, *out_cts]
+    layouts = [t.layout for t in outs], [t.layout for t in in_cts]
+    own = attrs.evolve(options, out_layouts=layouts)
+    still: set[int] = set()
+    flat = _flat(f, spec, leaves, types, primal.statics)
+    joined = functools.partial(_with_cotangents, name_of(f), flat, wanted, through, still)
+    both = joined(_by_vjp)
+    try:  # packed=False: nothing of the forward may wait for the backward
+        whole = make(both, tree, blanks, all_types, own, packed=False).program
+    except TraceError as error:
+        if not any(what in str(error) for what in _NOT_BY_VJP):
+            raise
+        both = joined(_by_autograd)
+        whole = make(both, tree, blanks, all_types, own, packed=False).program
+
+    def pulled(values: Sequence[Any], cts: Sequence[Any], comm: Any) -> Sequence[Any]:
+        return again(both, known, values, out_cts, cts, layouts, comm)
+
+    forward, backward, kept = halves(whole, len(known), len(outs))
+    local = not any(eqn.steps for eqn in whole.eqns)
+    return Adjoint(forward, backward, outs, kept, wanted, through, frozenset(still), pulled, local)
+
+
+def _flat(
+    f: Callable[..., Any],
+    spec: optree.PyTreeSpec,
+    leaves: Sequence[Any],
+    types: Sequence[TensorType | None],
+    statics: Sequence[Any],
+) -> Callable[[Sequence[Any]], list[Any]]:
+    """The function of tensors alone that gives tensors alone."""
+
+    def flat(tensors: Sequence[Any]) -> list[Any]:
+        args, kwargs = unflatten(spec, filled(leaves, types, tensors))
+        results, _ = flatten(f(*args, **kwargs))
+        return [r for r, leaf in zip(results, statics, strict=True) if leaf is TENSOR]
+
+    return flat
+
+
+def _with_cotangents(
+    name: str,
+    flat: Callable[[Sequence[Any]], list[Any]],
+    wanted: Sequence[int],
+    through: Sequence[int],
+    still: set[int],
+    pull: Callable[..., Any],
+) -> Callable[..., Any]:
+    """The function of tensors and cotangents that gives results and the cotangents `wanted`.
+
+    It notes in `still` the results among `through` that have no derivative after all.
+    """
+
+    def with_cotangents(tensors: Sequence[Any], cotangents: Sequence[Any]) -> Any:
+        def smooth(*varied: Any) -> Any:
+            full = [t.clone() for t in tensors]  # f may write to them
+            for i, t in zip(wanted, varied, strict=True):
+                full[i] = t.clone()
+            results = flat(full)
+            still.clear()  # of a try that failed
+            still.update(i for i in through if not results[i].requires_grad)
+            return [results[i] for i in through], results
+
+        return pull(smooth, [tensors[i] for i in wanted], cotangents)
+
+    with_cotangents.__name__ = name
+    return with_cotangents
+
+
+_NOT_BY_VJP = ("requires_grad", "saved tensor hooks", "setup_context")
+"""What torch says of functions with autograd or checkpoints inside, or with derivatives of ops."""
+
+
+def _by_vjp(
+    smooth: Callable[..., Any], primals: Sequence[torch.Tensor], cotangents: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
+    """The results of a function and the cotangents of its primals, by `torch.func`."""
+    results_and_pull: Any = torch.func.vjp(smooth, *primals, has_aux=True)
+    _, pull, results = results_and_pull
+    return list(results), list(pull(list(cotangents)))
+
+
+def _by_autograd(
+    smooth: Callable[..., Any], primals: Sequence[torch.Tensor], cotangents: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
+    """The same by the graph of autograd."""
+    sources = [t if t.requires_grad else t.detach().requires_grad_() for t in primals]
+    outs, results = smooth(*sources)
+    pairs = [(out, ct) for out, ct in zip(outs, cotangents, strict=True) if out.requires_grad]
+    gradients: Sequence[Any] = [None] * len(sources)
+    if pairs:
+        ends, cts = zip(*pairs, strict=True)
+        gradients = torch.autograd.grad(ends, sources, cts, allow_unused=True, create_graph=True)
+    grads = [
+        torch.zeros_like(t) if g is None else g for t, g in zip(sources, gradients, strict=True)
+    ]
+    return list(results), grads
+
+
+def _smooth(type: TensorType) -> bool:
+    return type.dtype.is_floating_point or type.dtype.is_complex
