@@ -159,7 +159,7 @@ __all__ = [
     "spmd",
     "trace",
 ]
-"""What a wildcard imports: no namespace, for `io` and `random` would hide Python's own."""
+"""The names of a wildcard import: no namespace, for `io` and `random` would hide Python's own."""
 
 if TYPE_CHECKING:  # checkers take what a wildcard imports for private, unless it is named here
     __all__ += cluster.__all__

@@ -41,7 +41,7 @@ def select(intervals: Intervals, start: int, stop: int) -> Intervals:
     if len(intervals) == 1:
         first = intervals[0][0]
         return ((first + start, first + stop),) if start < stop else ()
-    taken = []
+    taken: list[tuple[int, int]] = []
     for low, high in intervals:
         a, b = max(start, 0), min(stop, high - low)
         if a < b:
@@ -66,7 +66,8 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
     if len(a) == 1 and len(b) == 1:
         start, stop = max(a[0][0], b[0][0]), min(a[0][1], b[0][1])
         return ((start, stop),) if start < stop else ()
-    both, i, j = [], 0, 0
+    both: list[tuple[int, int]] = []
+    i = j = 0
     while i < len(a) and j < len(b):
         start, stop = max(a[i][0], b[j][0]), min(a[i][1], b[j][1])
         if start < stop:
@@ -86,7 +87,8 @@ def locate(intervals: Intervals, part: Intervals) -> Intervals:
     if len(intervals) == 1:
         first = intervals[0][0]
         return tuple((start - first, stop - first) for start, stop in part)
-    positions, passed, i = [], 0, 0
+    positions: list[tuple[int, int]] = []
+    passed = i = 0
     for start, stop in part:
         while intervals[i][1] <= start:
             passed += intervals[i][1] - intervals[i][0]

@@ -21,8 +21,10 @@ for _name in ("float", "int", "uint"):
         if hasattr(torch, f"{_name}{_bits}"):
             _LETTERS[getattr(torch, f"{_name}{_bits}")] = f"{_name[0]}{_bits}"
 
-_BY_NAME = {letters: dtype for dtype, letters in _LETTERS.items()}
-_BY_NAME |= {name: dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)}
+_BY_NAME = {
+    **{letters: dtype for dtype, letters in _LETTERS.items()},
+    **{name: dtype for name, dtype in vars(torch).items() if isinstance(dtype, torch.dtype)},
+}
 
 _INTEGERS = {
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import torch
 
@@ -46,7 +46,7 @@ class FdtensorError(ValueError):
         blocks = [self.sentence]
         if self.facts:
             width = max(len(name) for name in self.facts) + 2
-            lines = []
+            lines: list[str] = []
             for name, value in self.facts.items():
                 first, *rest = value.split("\n")
                 lines.append(f"  {name + ':':<{width}}{first}")
@@ -56,12 +56,12 @@ class FdtensorError(ValueError):
             blocks.append(self.hint)
         return "\n\n".join(blocks)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Callable[..., FdtensorError], tuple[object, ...]]:
         return _rebuild, (type(self), self.sentence, self.hint, self.facts)
 
 
 def _rebuild(
-    kind: type[FdtensorError], sentence: str, hint: str, facts: dict[str, object]
+    kind: type[FdtensorError], sentence: str, hint: str, facts: dict[str, str]
 ) -> FdtensorError:
     return kind(sentence, hint=hint, **facts)
 

@@ -8,9 +8,21 @@ from __future__ import annotations
 
 import json
 from math import isfinite
-from typing import Any, NoReturn
+from typing import NoReturn
 
-__all__ = ["MOST_CHARACTERS", "Malformed", "items", "parsed", "real", "record", "whole", "word"]
+from fdtensor.layouts.kinds import is_dict, is_list
+
+__all__ = [
+    "MOST_CHARACTERS",
+    "Malformed",
+    "items",
+    "parsed",
+    "real",
+    "record",
+    "shown",
+    "whole",
+    "word",
+]
 
 MOST_CHARACTERS = 1 << 25
 """Longer texts are not read: parsed, a text takes up to 20 times as many bytes."""
@@ -20,7 +32,7 @@ class Malformed(Exception):
     """A text that has something else than what belongs in its place."""
 
 
-def parsed(text: object) -> Any:
+def parsed(text: object) -> object:
     """The values of a JSON text; no key may come twice, and no number be infinite or no number."""
     if not isinstance(text, str):
         raise Malformed(f"it is {_shown(text)}, not a str")
@@ -34,9 +46,14 @@ def parsed(text: object) -> Any:
         raise Malformed(f"it is no JSON: {error}") from error
 
 
-def record(value: Any, where: str, *names: str) -> list[Any]:
+def shown(text: object) -> str:
+    """The beginning of a text that could not be read, for a message; empty for no text."""
+    return repr(text[:60]) + "..." * (len(text) > 60) if isinstance(text, str) else ""
+
+
+def record(value: object, where: str, *names: str) -> list[object]:
     """The values of an object that has just these keys, in the order that is asked for."""
-    if not isinstance(value, dict):
+    if not is_dict(value):
         raise Malformed(f"{where} is {_shown(value)}, not an object")
     missing = [name for name in names if name not in value]
     unknown = [name for name in value if name not in names]
@@ -46,17 +63,17 @@ def record(value: Any, where: str, *names: str) -> list[Any]:
     return [value[name] for name in names]
 
 
-def items(value: Any, where: str) -> list[Any]:
+def items(value: object, where: str) -> list[object]:
     """The entries of a list."""
-    return value if isinstance(value, list) else _refuse(value, where, "a list")
+    return value if is_list(value) else _refuse(value, where, "a list")
 
 
-def whole(value: Any, where: str) -> int:
+def whole(value: object, where: str) -> int:
     """An int, which a bool is not."""
     return value if type(value) is int else _refuse(value, where, "an int")
 
 
-def real(value: Any, where: str) -> float:
+def real(value: object, where: str) -> float:
     """A finite number."""
     if type(value) is float and isfinite(value):
         return value
@@ -65,18 +82,18 @@ def real(value: Any, where: str) -> float:
     return _refuse(value, where, "a finite number")
 
 
-def word(value: Any, where: str) -> str:
+def word(value: object, where: str) -> str:
     """A str that can be printed."""
     if isinstance(value, str) and value.isprintable():
         return value
     return _refuse(value, where, "a printable text")
 
 
-def _refuse(value: Any, where: str, what: str) -> NoReturn:
+def _refuse(value: object, where: str, what: str) -> NoReturn:
     raise Malformed(f"{where} is {_shown(value)}, not {what}")
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     """A value as a message shows it."""
     match value:
         case dict():
@@ -90,7 +107,7 @@ def _shown(value: Any) -> str:
             return text if len(text) <= 40 else f"{text[:40]}..."
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
         raise ValueError("a key comes twice")

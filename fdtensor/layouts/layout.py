@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from fdtensor.layouts.errors import LayoutError
+from fdtensor.layouts.kinds import is_iterable, is_list, is_tuple
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import (
     Partial,
@@ -24,9 +25,22 @@ from fdtensor.layouts.record import Record, integer
 
 __all__ = ["Layout"]
 
+Order = (
+    Mapping[int, Sequence[str]]
+    | Sequence[tuple[int, Sequence[str]]]
+    | Sequence[str | Sequence[str] | None]
+)
+"""The axes that cut dims, outermost first: by dim, as pairs of a dim and axes, or dim by dim."""
 
-def _placements(value: Any) -> tuple[Placement, ...]:
-    placements = tuple(value) if isinstance(value, Iterable) else (value,)
+
+def _mesh(value: object) -> Mesh:
+    if not isinstance(value, Mesh):
+        raise LayoutError(f"{value!r} is not a Mesh.", hint="Write Mesh(dp=2, tp=4).")
+    return value
+
+
+def _placements(value: object) -> tuple[Placement, ...]:
+    placements: tuple[Any, ...] = tuple(value) if is_iterable(value) else (value,)
     for placement in placements:
         if not isinstance(placement, Placement):
             raise LayoutError(
@@ -37,16 +51,15 @@ def _placements(value: Any) -> tuple[Placement, ...]:
     return placements
 
 
-def _order(value: Any) -> tuple[tuple[int, tuple[str, ...]], ...]:
+def _order(value: Order | None) -> tuple[tuple[int, tuple[str, ...]], ...]:
     """The order as pairs `(dim, axes)`, from a mapping, from such pairs or from one entry a dim."""
     if value is None:
         return ()
     try:
-        entries = list(value.items() if isinstance(value, Mapping) else value)
-        paired = all(
-            isinstance(e, tuple) and len(e) == 2 and isinstance(e[0], int) for e in entries
-        )
-        pairs = entries if paired or isinstance(value, Mapping) else enumerate(entries)
+        entries: list[Any] = list(value.items() if isinstance(value, Mapping) else value)
+        alike = all(is_tuple(e) and len(e) == 2 and isinstance(e[0], int) for e in entries)
+        paired = alike or isinstance(value, Mapping)
+        pairs: Iterable[tuple[Any, Any]] = entries if paired else enumerate(entries)
         return tuple(sorted((integer(d), _axes(entry)) for d, entry in pairs if entry is not None))
     except (TypeError, AttributeError):
         raise LayoutError(
@@ -55,15 +68,17 @@ def _order(value: Any) -> tuple[tuple[int, tuple[str, ...]], ...]:
         ) from None
 
 
-def _axes(entry: Any) -> tuple[str, ...]:
+def _axes(entry: object) -> tuple[str, ...]:
     """The axes that an entry names: one, several, or none for None."""
     axes = () if entry is None else (entry,) if isinstance(entry, str) else entry
-    if not isinstance(axes, (tuple, list)) or not all(isinstance(axis, str) for axis in axes):
-        raise LayoutError(
-            f"{entry!r} names no mesh axes.",
-            hint="Write an axis, a tuple of axes from major to minor, or None.",
-        )
-    return tuple(axes)
+    if is_tuple(axes) or is_list(axes):
+        names = [axis for axis in axes if isinstance(axis, str)]
+        if len(names) == len(axes):
+            return tuple(names)
+    raise LayoutError(
+        f"{entry!r} names no mesh axes.",
+        hint="Write an axis, a tuple of axes from major to minor, or None.",
+    )
 
 
 @attrs.frozen(eq=False, repr=False, init=False)
@@ -85,10 +100,9 @@ class Layout(Record):
         self,
         mesh: Mesh,
         placements: Sequence[Placement],
-        order: Mapping[int, Sequence[str]] | Sequence[Any] | None = None,
+        order: Order | None = None,
     ) -> None:
-        if not isinstance(mesh, Mesh):
-            raise LayoutError(f"{mesh!r} is not a Mesh.", hint="Write Mesh(dp=2, tp=4).")
+        mesh = _mesh(mesh)
         own = _placements(placements)
         if len(own) != mesh.ndim:
             raise LayoutError(

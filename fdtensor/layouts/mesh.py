@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from fdtensor.layouts.errors import MeshError
+from fdtensor.layouts.kinds import is_list, is_tuple
 from fdtensor.layouts.record import Record, integer, intern
 
 if TYPE_CHECKING:
     from fdtensor.layouts.layout import Layout
 
-__all__ = ["Coord", "Mesh"]
+__all__ = ["Coord", "Mesh", "mesh_of"]
 
 MOST_AXES = 32
 """An array has at most so many dims, with numpy 1."""
@@ -66,11 +67,8 @@ class Mesh(Record):
 
     @classmethod
     def _make(cls, axes: Sequence[str], sizes: Coord, order: Sequence[int]) -> Mesh:
-        """The mesh with these fields, row-major ranks in `order`."""
-        _check_size(axes, sizes)
-        if order == range(prod(sizes)):
-            return cls(**dict(zip(axes, sizes, strict=True)))
-        return cls.from_ranks(_nested(list(order), sizes), axes)
+        """The mesh with these fields, as a pickle has them."""
+        return mesh_of(axes, sizes, order)
 
     @classmethod
     def from_ranks(cls, ranks: Any, axes: Sequence[str] | str) -> Mesh:
@@ -135,7 +133,7 @@ class Mesh(Record):
         place = self.position(rank)
         if place is None:
             return None
-        coord = []
+        coord: list[int] = []
         for size in reversed(self.sizes):
             place, index = divmod(place, size)
             coord.append(index)
@@ -236,9 +234,9 @@ def _size(axis: str, size: object) -> int:
     return count
 
 
-def _flatten(level: Any, whole: object) -> tuple[Coord, list[int]]:
+def _flatten(level: object, whole: object) -> tuple[Coord, list[int]]:
     """The sizes and the ranks of nested lists that must be regular."""
-    if not isinstance(level, (list, tuple, range)):
+    if not (is_list(level) or is_tuple(level) or isinstance(level, range)):
         try:
             return (), [integer(level)]
         except (TypeError, AttributeError):
@@ -254,6 +252,14 @@ def _flatten(level: Any, whole: object) -> tuple[Coord, list[int]]:
             hint="Every row must have the same length, 1 or more.",
         )
     return (len(parts), *shapes.pop()), [rank for _, flat in parts for rank in flat]
+
+
+def mesh_of(axes: Sequence[str], sizes: Coord, order: Sequence[int]) -> Mesh:
+    """The mesh with these axes, sizes, and row-major ranks in `order`."""
+    _check_size(axes, sizes)
+    if order == range(prod(sizes)):
+        return Mesh(**dict(zip(axes, sizes, strict=True)))
+    return Mesh.from_ranks(_nested(list(order), sizes), axes)
 
 
 def _nested(flat: list[int], sizes: Sequence[int]) -> Any:

@@ -6,8 +6,11 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Generator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.status import Status
 
 __all__ = ["busy", "working"]
 
@@ -19,7 +22,7 @@ _SAID = threading.Lock()
 
 
 @contextlib.contextmanager
-def working(what: str) -> Iterator[None]:
+def working(what: str) -> Generator[None]:
     """Shows `what`, with a spinner, from the second second on: on a terminal, by rank 0, once."""
     if not _watched() or not _SAID.acquire(blocking=False):
         yield
@@ -37,7 +40,7 @@ def working(what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def busy() -> Iterator[None]:
+def busy() -> Generator[None]:
     """Keeps `working` silent, for who shows progress by other means."""
     mine = _SAID.acquire(blocking=False)
     try:
@@ -54,7 +57,7 @@ class _Spinner:
         self.what = what
         self.lock = threading.Lock()
         self.over = False
-        self.status: Any = None
+        self.status: Status | None = None
 
     def start(self) -> None:
         from rich.console import Console

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -39,7 +40,7 @@ class Record(metaclass=_Interned):
 
     __slots__ = ("__weakref__",)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         return _rebuild, (type(self), fields_of(self))
 
     def __copy__(self: R) -> R:
@@ -68,11 +69,11 @@ def _names(kind: type) -> tuple[str, ...]:
     return tuple(field.name for field in attrs.fields(kind))
 
 
-def _rebuild(kind: type[Any], values: tuple[object, ...]) -> object:
+def _rebuild(kind: type[Record], values: tuple[object, ...]) -> object:
     return getattr(kind, "_make", kind)(*values)
 
 
-def natural(value: Any) -> int | None:
+def natural(value: object) -> int | None:
     """`value` as an int, 0 or more; None for anything else."""
     try:
         number = integer(value)

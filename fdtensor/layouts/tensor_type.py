@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
-from typing import Any
 
 import attrs
 import torch
@@ -31,7 +30,7 @@ LARGEST = 2**63 - 1
 """The most bytes of a tensor, where a dim of 0 counts as 1: torch counts strides so."""
 
 
-def _shape(value: Any) -> tuple[int, ...]:
+def _shape(value: Iterable[int]) -> tuple[int, ...]:
     try:
         shape = tuple(integer(size) for size in value)
     except (TypeError, AttributeError):
@@ -136,7 +135,7 @@ class TensorType(Record):
 
 def _at(layout: Layout, dim: int) -> str:
     """How the cuts of a dim are written: `@dp`, `@(tp,dp)`, `@dp/2` strided, `@dp:3:5` ragged."""
-    axes = []
+    axes: list[str] = []
     for axis in layout.cuts(dim):
         match layout[axis]:
             case StridedShard(_, factor):
@@ -190,13 +189,15 @@ def _too_large(type: TensorType) -> bool:
     return False
 
 
+def _check_fields(dtype: object, layout: object) -> None:
+    if not isinstance(dtype, torch.dtype):
+        raise LayoutError(f"{dtype!r} is not a dtype.", hint="Use torch.float32 and the like.")
+    if not isinstance(layout, Layout):
+        raise LayoutError(f"{layout!r} is not a Layout.", hint="Write Layout(mesh, placements).")
+
+
 def _check_type(type: TensorType) -> None:
-    if not isinstance(type.dtype, torch.dtype):
-        raise LayoutError(f"{type.dtype!r} is not a dtype.", hint="Use torch.float32 and the like.")
-    if not isinstance(type.layout, Layout):
-        raise LayoutError(
-            f"{type.layout!r} is not a Layout.", hint="Write Layout(mesh, placements)."
-        )
+    _check_fields(type.dtype, type.layout)
     if not known(type.dtype):
         raise LayoutError(
             f"tensors of {type.dtype} cannot be laid out: its elements are not whole bytes of a "
@@ -253,3 +254,5 @@ def _check_type(type: TensorType) -> None:
                     sizes=sizes,
                     hint="Make the sizes add up to the size of the dim.",
                 )
+            case _:
+                pass

@@ -5,10 +5,13 @@ one, this is the file to change. `tests/layouts/test_torch_private.py` resolves 
 where another file uses a private name.
 """
 
+# pyright: reportPrivateUsage=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Generator, MutableMapping
 from importlib import import_module
 from typing import Any
 
@@ -56,9 +59,11 @@ __all__ = [
     "forward_level",
     "function_modes",
     "has_init_group",
+    "has_kernel",
     "init_group",
     "is_functorch_wrapped_tensor",
     "jit_overload",
+    "lazy_clone",
     "local_tensor_of",
     "make_uncompiled",
     "module_tensors",
@@ -66,6 +71,7 @@ __all__ = [
     "newton_schulz",
     "op_function",
     "overload_in",
+    "packet_name",
     "pop_function_mode",
     "push_function_mode",
     "qualified_name",
@@ -100,7 +106,7 @@ def forward_level() -> int:
 
 
 @contextlib.contextmanager
-def nested_jvp() -> Iterator[None]:
+def nested_jvp() -> Generator[None]:
     """Lets every `torch.func.jvp` within find itself nested, so that none ends the shared level."""
     eager_transforms.JVP_NESTING += 1
     try:
@@ -122,7 +128,7 @@ def make_uncompiled(f: Any) -> None:
 
 
 @contextlib.contextmanager
-def as_if_compiling() -> Iterator[None]:
+def as_if_compiling() -> Generator[None]:
     """Lets the optimizers of torch keep numbers that are tensors, as they do when compiled."""
     compiler: Any = torch.compiler
     before = compiler._is_compiling_flag
@@ -165,9 +171,18 @@ foreach_mul_: Any = _torch._foreach_mul_
 """Multiplies each tensor of a list in place, in few kernels."""
 
 
+has_kernel: Any = _torch._C._dispatch_has_kernel_for_dispatch_key
+"""Whether an op, by its name, has a kernel of its own for a dispatch key, by its name."""
+
+
 def schema_of(op: OpOverload) -> Any:
     """The schema of an op: its arguments and what it returns."""
     return op._schema
+
+
+def packet_name(op: OpOverload) -> str:
+    """The name of an op without its namespace and overload: `add`."""
+    return op._opname
 
 
 def qualified_name(packet: OpOverloadPacket) -> str:
@@ -218,6 +233,10 @@ ConvTransposeNd = _ConvTransposeNd
 
 RESETS = ("reset_parameters", "_reset_parameters")
 """The methods by which modules draw their parameters; `MultiheadAttention` has the second."""
+
+
+lazy_clone: Any = _torch._lazy_clone
+"""A clone that shares its memory with the tensor until one of the two is written to."""
 
 
 def version_of(tensor: torch.Tensor) -> int:

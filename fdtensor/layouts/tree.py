@@ -36,7 +36,8 @@ def key_orders(tree: Any) -> tuple[tuple[Any, ...], ...]:
 
     In neither does the structure of a tree differ.
     """
-    orders, nodes = [], [tree]
+    orders: list[tuple[Any, ...]] = []
+    nodes = [tree]
     while nodes:
         node = nodes.pop()
         values = node
@@ -68,7 +69,7 @@ def broadcast_prefix(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> 
 def mismatches(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool], name: str) -> dict[str, str]:
     """Every place where `prefix`, called `name`, is no prefix of `tree`, with what is wrong."""
     errors = optree.prefix_errors(prefix, tree, is_leaf=is_leaf, namespace=NAMESPACE)
-    places = {}
+    places: dict[str, str] = {}
     for error in errors:
         what, place, *_ = [*str(error(name)).split("\n"), name]
         what = what.removeprefix("pytree structure error: ").removesuffix(" at key path")
@@ -88,8 +89,17 @@ def register(record: type) -> None:
 
 def register_value(kind: type) -> None:
     """Makes a hashable kind of value a node without leaves."""
-    remake: Any = lambda value, _: value  # noqa: E731
-    optree.register_pytree_node(kind, lambda x: ((), x), remake, namespace=NAMESPACE)
+    optree.register_pytree_node(  # pyright: ignore[reportUnknownMemberType]  # optree's own type
+        kind, _as_aux, _of_aux, namespace=NAMESPACE
+    )
+
+
+def _as_aux(value: Any) -> tuple[tuple[()], Any]:
+    return (), value
+
+
+def _of_aux(value: Any, _: object) -> Any:
+    return value
 
 
 def argument(path: str) -> str:

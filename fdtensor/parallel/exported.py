@@ -59,7 +59,7 @@ class Exported:
 
     @property
     def results(self) -> Sequence[Any]:
-        """What it returns: nodes, and Python values."""
+        """The results: nodes, and Python values."""
         return self.program.graph.output_node().args[0]  # type: ignore[return-value]
 
     def types(self, point: Point) -> list[Full]:

@@ -50,7 +50,7 @@ def _roles(node: torch.fx.Node, dims: tuple[int, ...]) -> Iterator[tuple[torch.f
 
 
 def _inside(node: torch.fx.Node, user: torch.fx.Node) -> Iterator[torch.fx.Node]:
-    """What a node is in the graphs that a higher-order op runs."""
+    """The value of a node in the graphs that a higher-order op runs."""
     operands = [a for arg in user.args if isinstance(arg, (tuple, list)) for a in arg]
     for arg in user.args:
         if isinstance(arg, torch.fx.Node) and arg.op == "get_attr" and node in operands:

@@ -50,7 +50,7 @@ class Block:
     """No other memory takes its number while this is there."""
 
     def gathered(self) -> torch.Tensor:
-        """What the blocks are of, contiguous; collective."""
+        """The full tensor of the blocks, contiguous; collective."""
         replicated = Layout(self.cut.mesh, [Replicate()])
         gather = plan(self.cut, replicated, cost=self.comm.cost)
         return self.comm.leaves(run(gather, self.value, self.comm, check="never"))[0]

@@ -135,7 +135,7 @@ def laid(
 
 
 def identity(tensor: torch.Tensor) -> Any:
-    """What tensors have in common that are one."""
+    """The key that equal tensors have in common."""
     if tensor.device.type == "meta" or not tensor.numel():
         return id(tensor)
     return tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype

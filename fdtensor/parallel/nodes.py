@@ -19,7 +19,7 @@ from fdtensor.parallel.exported import Exported
 __all__ = ["Nodes"]
 
 CARRIED = ("nn_module_stack", "stack_trace", "source_fn_stack", "torch_fn", "from_node", "custom")
-"""What a node takes over from the one that it comes from."""
+"""The metadata that a node takes over from the one that it comes from."""
 
 
 class Nodes:

@@ -45,7 +45,7 @@ def _empty(xs: Sequence[torch.Tensor], _sizes: Sequence[int], key: str) -> list[
 
 
 def opaque_call(node: torch.fx.Node, args: Any, kwargs: Any, point: Point) -> Any:
-    """What a higher-order op gives, as a call that stands for it."""
+    """The results of a higher-order op, as a call that stands for it."""
     tensors: list[torch.Tensor] = []
     sizes: list[int] = []
     for graph in _leaves((args, kwargs)):

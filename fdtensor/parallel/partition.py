@@ -167,7 +167,7 @@ def _alike(state: Mapping[str, torch.Tensor]) -> dict[str, list[str]]:
 
 
 def _pins(style_of: Mapping[str, Style], mesh: Mesh, axes: Sequence[str]) -> Pins:
-    """What the styles pin of the values that modules take and give."""
+    """The layouts that styles pin on the inputs and outputs of modules."""
 
     def of(name: str, style: Style) -> Any:
         def layout(entering: bool, ndim: int) -> Layout | None:

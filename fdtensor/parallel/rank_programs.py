@@ -37,13 +37,13 @@ def device_of(exported: Exported) -> str:
 
 @attrs.frozen(eq=False)
 class RankPrograms:
-    """What a rank runs, at each point of the sizes that are not known yet."""
+    """The program of a rank, at each point of the sizes that are not known yet."""
 
     sizes: Sizes
     programs: tuple[Program, ...]
     lines: tuple[LocalProgram, ...]
     numbers: tuple[Sequence[int], ...]
-    """What is returned that is no tensor."""
+    """The results that are no tensors."""
 
 
 def rank_programs(
@@ -55,7 +55,7 @@ def rank_programs(
     wants: Sequence[Layout],
     backend: str,
 ) -> RankPrograms:
-    """What the rank runs, for each value of the sizes that are not known yet."""
+    """The program of the rank, for each value of the sizes that are not known yet."""
     sizes = Sizes(symbols_of(exported.program))
     device = device_of(exported)
     recordings = [exported.recorded(point, pins, device) for point in sizes.points]

@@ -97,7 +97,7 @@ def remove_input_reshard(module: M) -> M:
 
 @attrs.define(eq=False)
 class _Way:
-    """What `input_reshard` was called with."""
+    """The arguments of `input_reshard`."""
 
     comm: Any
     axis: str
@@ -108,7 +108,7 @@ class _Way:
     agreed: set[str] = attrs.field(factory=set)
     """The lists of types that its ranks have agreed on."""
     held: Any = attrs.field(factory=weakref.WeakValueDictionary)
-    """What is kept now, by the place of the tensor in memory."""
+    """The blocks that are kept, by the place of the tensor in memory."""
 
     def __deepcopy__(self, memo: Any) -> _Way:
         return self  # a copy of a module runs on the same ranks
@@ -253,7 +253,7 @@ def _agree(running: _Running, name: str, error: BaseException | None) -> None:
 
 
 def _difference(running: _Running, name: str, error: CommError) -> CommError:
-    """What differs: the shapes, or the values of one of the activations."""
+    """The difference: the shapes, or the values of one of the activations."""
     way = running.way
     hint = (
         "Put input_reshard on modules whose activations are the same on every rank of the axis, "

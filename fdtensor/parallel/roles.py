@@ -14,7 +14,7 @@ __all__ = ["BIAS", "Role", "roles_in"]
 
 @attrs.frozen
 class Role:
-    """What a parameter is to the op that reads it: which dim is what it gives, which it reads."""
+    """The role of a parameter in the op that reads it: the dim of its outputs and of its inputs."""
 
     kind: str
     made: int | None

@@ -64,7 +64,7 @@ def _symbol(symbol: Any, size: torch.SymInt, known: Any) -> Symbol:
 
 
 def value_at(size: Any, point: Point) -> int:
-    """What a size is at a point."""
+    """The value of a size at a point."""
     if isinstance(size, torch.SymInt):
         expr = size.node.expr
         return int(expr.subs({s: point[str(s)] for s in expr.free_symbols}))
@@ -72,7 +72,7 @@ def value_at(size: Any, point: Point) -> int:
 
 
 def input_at(value: Any, point: Point) -> Any:
-    """What an input that is no tensor is at a point: a size, or a Python value."""
+    """The value at a point of an input that is no tensor: a size, or a Python value."""
     return value_at(value, point) if isinstance(value, torch.SymInt) else value
 
 

@@ -63,7 +63,8 @@ def contiguous(box: Box, shape: Sequence[int]) -> bool:
 
 def boxes_in(boxes: Sequence[Box], shape: Sequence[int]) -> Boxes:
     """How boxes of positions are cut out of a tensor of `shape`."""
-    parts, places = [], []
+    parts: list[Part] = []
+    places: list[tuple[Index, ...]] = []
     for box in boxes:
         sizes = tuple(map(length, box))
         runs = [_index(corner, sizes) for corner in product(*map(_run, box))]
@@ -74,7 +75,8 @@ def boxes_in(boxes: Sequence[Box], shape: Sequence[int]) -> Boxes:
 
 def _run(held: Intervals) -> Intervals:
     """Intervals as positions in the packed tensor: the same runs, one after the other."""
-    runs, start = [], 0
+    runs: list[tuple[int, int]] = []
+    start = 0
     for low, high in held:
         runs.append((start, start + high - low))
         start += high - low

@@ -8,7 +8,7 @@ tensor is made, and nothing is counted rank by rank but what a local step keeps 
 from __future__ import annotations
 
 from math import prod
-from typing import get_args
+from typing import TypeGuard, get_args
 
 from fdtensor.layouts.errors import PlanError
 from fdtensor.layouts.placement import Spans, StridedShard
@@ -30,10 +30,7 @@ MOST_BLOCKS = 1 << 22
 
 def check_steps(src: TensorType, dst: TensorType, steps: tuple[Step, ...], cost: CostModel) -> None:
     """Raises `PlanError` where steps do not take a tensor of type `src` to type `dst`."""
-    if not isinstance(src, TensorType) or not isinstance(dst, TensorType):
-        raise PlanError("a plan goes from a TensorType to a TensorType.", hint=HINT)
-    if not isinstance(cost, CostModel) or not isinstance(steps, tuple):
-        raise PlanError("a plan has a tuple of steps and a CostModel.", hint=HINT)
+    _check_fields(src, dst, steps, cost)
     at = src
     for i, step in enumerate(steps):
         check_step(step, f"step {i}")
@@ -54,9 +51,17 @@ def check_steps(src: TensorType, dst: TensorType, steps: tuple[Step, ...], cost:
         )
 
 
-def check_step(step: Step, name: str) -> None:
+def _check_fields(src: object, dst: object, steps: object, cost: object) -> None:
+    """Raises `PlanError` where a field of a plan is not of its kind."""
+    if not isinstance(src, TensorType) or not isinstance(dst, TensorType):
+        raise PlanError("a plan goes from a TensorType to a TensorType.", hint=HINT)
+    if not isinstance(cost, CostModel) or not isinstance(steps, tuple):
+        raise PlanError("a plan has a tuple of steps and a CostModel.", hint=HINT)
+
+
+def check_step(step: object, name: str) -> None:
     """Raises `PlanError` where a step, called `name`, does not take its source to its end."""
-    if not isinstance(step, Step) or not isinstance(step.collective, Collective):
+    if not _is_step(step):
         raise PlanError(f"{name} is {step!r}, and no Step of a collective.", hint=HINT)
     if not is_right(step):
         raise PlanError(
@@ -66,6 +71,10 @@ def check_step(step: Step, name: str) -> None:
             right=_right(step.src, step.dst),
             hint=HINT,
         )
+
+
+def _is_step(step: object) -> TypeGuard[Step]:
+    return isinstance(step, Step) and isinstance(getattr(step, "collective", None), Collective)
 
 
 def is_right(step: Step) -> bool:

@@ -17,24 +17,29 @@ from fdtensor.plans.traffic import most_received
 __all__ = ["GLOO", "NCCL", "CostModel", "in_order", "overlapped", "seconds"]
 
 
-def _time(value: Any) -> float:
+def _time(value: object) -> float:
     """Seconds, or how many times longer something takes."""
     return _number(value, 0.0)
 
 
-def _rate(value: Any) -> float:
+def _rate(value: object) -> float:
     """So much per second."""
     return _number(value, 5e-324)
 
 
-def _number(value: Any, least: float) -> float:
-    plain = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not plain or not least <= value <= sys.float_info.max:
-        raise PlanError(
-            f"{value!r} is no price.",
-            hint="Times of a cost model are finite, 0 or more; rates are finite and more than 0.",
-        )
+def _number(value: object, least: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise _no_price(value)
+    if not least <= value <= sys.float_info.max:
+        raise _no_price(value)
     return float(value)
+
+
+def _no_price(value: object) -> PlanError:
+    return PlanError(
+        f"{value!r} is no price.",
+        hint="Times of a cost model are finite, 0 or more; rates are finite and more than 0.",
+    )
 
 
 def _table(*kinds: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
@@ -56,7 +61,7 @@ def _table(*kinds: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
     return convert
 
 
-def _name(value: Any) -> str:
+def _name(value: object) -> str:
     if not isinstance(value, str):
         raise PlanError(f"{value!r} is no name in a cost model.", hint="Names are texts.")
     return value

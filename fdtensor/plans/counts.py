@@ -13,6 +13,7 @@ from itertools import product
 from math import prod
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fdtensor.layouts.blocks import intersect, length, whole
 from fdtensor.layouts.mesh import Mesh
@@ -21,6 +22,7 @@ from fdtensor.plans.movement import Movement
 from fdtensor.plans.normal_type import NormalType, overlaps
 
 __all__ = [
+    "Count",
     "axes_of",
     "constant",
     "numel",
@@ -32,33 +34,37 @@ __all__ = [
 ]
 
 
-def most(count: np.ndarray) -> int:
+Count = NDArray[np.object_]
+"""A number for each rank, as an array of ints of any size that broadcasts over the mesh."""
+
+
+def most(count: Count) -> int:
     """The largest number of a count."""
     return int(np.max(count, initial=0))
 
 
-def summed(sizes: Sequence[int], count: np.ndarray) -> int:
+def summed(sizes: Sequence[int], count: Count) -> int:
     """The sum of a count over ranks along axes of these sizes."""
     return int(np.sum(count)) * (prod(sizes) // np.size(count))
 
 
-def constant(mesh: Mesh, value: int) -> np.ndarray:
+def constant(mesh: Mesh, value: int) -> Count:
     """The count that every rank has."""
-    return np.full((1,) * mesh.ndim, value, object)
+    return np.full((1,) * mesh.ndim, value, np.object_)
 
 
-def table(type: NormalType, axes: Iterable[int], value: Callable[[list[int]], int]) -> np.ndarray:
+def table(type: NormalType, axes: Iterable[int], value: Callable[[list[int]], int]) -> Count:
     """`value` of the coordinates along `axes`, as an array that broadcasts over the mesh."""
     axes = sorted(set(axes))
     sizes = type.mesh.sizes
     coord = [0] * len(sizes)
-    values = []
+    values: list[int] = []
     for indices in product(*[range(sizes[a]) for a in axes]):
         for a, index in zip(axes, indices, strict=True):
             coord[a] = index
         values.append(value(coord))
     shape = [sizes[a] if a in axes else 1 for a in range(len(sizes))]
-    return np.array(values, object).reshape(shape)
+    return np.reshape(np.array(values, np.object_), shape)
 
 
 def axes_of(*dims: tuple[NormalType, int]) -> list[int]:
@@ -66,7 +72,7 @@ def axes_of(*dims: tuple[NormalType, int]) -> list[int]:
     return [axis for type, d in dims for axis, _, _ in type.cuts[d]]
 
 
-def _lengths(type: NormalType, d: int) -> np.ndarray:
+def _lengths(type: NormalType, d: int) -> Count:
     """How many indices of dim `d` each rank holds."""
     ways = prod(count for _, count, _ in type.cuts[d])
     plain = all(isinstance(placement, Shard) for _, _, placement in type.cuts[d])
@@ -76,7 +82,7 @@ def _lengths(type: NormalType, d: int) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=4096)
-def numel(type: NormalType) -> np.ndarray:
+def numel(type: NormalType) -> Count:
     """The elements that each rank holds."""
     total = constant(type.mesh, 1)
     for d in range(len(type.shape)):
@@ -84,7 +90,7 @@ def numel(type: NormalType) -> np.ndarray:
     return total
 
 
-def _common_numel(a: NormalType, b: NormalType) -> np.ndarray:
+def _common_numel(a: NormalType, b: NormalType) -> Count:
     """The elements that each rank holds in both, on one mesh."""
     total = constant(a.mesh, 1)
     for d, (before, after) in enumerate(zip(a.cuts, b.cuts, strict=True)):
@@ -102,15 +108,15 @@ def _common_numel(a: NormalType, b: NormalType) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=4096)
-def to_receive(moves: Movement) -> np.ndarray:
+def to_receive(moves: Movement) -> Count:
     """The elements that each destination rank must get from others."""
-    wanted = numel(moves.dst) * moves.terms
+    wanted: Count = numel(moves.dst) * moves.terms
     if moves.same_mesh:
         return wanted - _common_numel(moves.src, moves.dst)
     src, dst = moves.src, moves.dst
     if not set(src.mesh.order).isdisjoint(dst.mesh.order):
-        wanted = np.broadcast_to(wanted, dst.mesh.sizes).copy()
-        flat = wanted.reshape(-1)
+        wanted = np.array(np.broadcast_to(wanted, dst.mesh.sizes), order="C")
+        flat = np.ravel(wanted)  # a view
         for place, rank in enumerate(dst.mesh.order):
             before, after = src.mesh.coord(rank), dst.mesh.coord(rank)
             if before is not None and after is not None:
@@ -119,7 +125,7 @@ def to_receive(moves: Movement) -> np.ndarray:
     return wanted
 
 
-def to_send(moves: Movement) -> np.ndarray:
+def to_send(moves: Movement) -> Count:
     """The elements each source rank sends on one mesh: what others want less what they hold."""
     src, dst, assigned = moves.src, moves.dst, moves.assigned
     paired = {b for _, b in moves.pairs}

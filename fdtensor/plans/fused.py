@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import attrs
 
 from fdtensor.layouts.layout import Layout
-from fdtensor.layouts.placement import Ragged, Shard, StridedShard
+from fdtensor.layouts.placement import Placement, Ragged, Shard, StridedShard
 from fdtensor.layouts.record import Record
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.collectives import AllReduce, Step, by_exchange, is_local
@@ -97,7 +97,7 @@ def batched(found: Plan, size: int) -> Plan:
 
 
 def _batched(type: TensorType, size: int) -> TensorType:
-    placements = []
+    placements: list[Placement] = []
     for placement in type.layout.placements:
         match placement:
             case Shard(dim):

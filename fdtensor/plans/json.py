@@ -12,9 +12,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 
 from fdtensor.layouts.dtypes import dtype_name, parse_dtype
-from fdtensor.layouts.json_fields import Malformed, items, real, record, whole, word
+from fdtensor.layouts.json_fields import (
+    Malformed,
+    items,
+    real,
+    record,
+    whole,
+    word,
+)
+from fdtensor.layouts.kinds import is_dict, is_list
 from fdtensor.layouts.layout import Layout
-from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.mesh import Mesh, mesh_of
 from fdtensor.layouts.placement import parse_placement
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.collectives import ALL, Step
@@ -61,7 +69,7 @@ class Tables:
         """The index of a mesh."""
         return self.meshes.setdefault(mesh, len(self.meshes))
 
-    def encoded(self) -> dict[str, Any]:
+    def encoded(self) -> dict[str, object]:
         """Both tables as plain values."""
         return {
             "meshes": [
@@ -85,7 +93,7 @@ class Tables:
         }
 
 
-def encode(found: Plan) -> dict[str, Any]:
+def encode(found: Plan) -> dict[str, object]:
     """A plan as plain values: tables of meshes and types, and the steps."""
     tables = Tables([found.src, found.dst])
     steps = [encoded_step(step, tables) for step in found.steps]
@@ -99,7 +107,7 @@ def encode(found: Plan) -> dict[str, Any]:
     }
 
 
-def encoded_step(step: Step, tables: Tables) -> dict[str, Any]:
+def encoded_step(step: Step, tables: Tables) -> dict[str, object]:
     """A step as plain values: its types, its kind and the fields of its collective."""
     kind = type(step.collective)
     return {
@@ -110,12 +118,12 @@ def encoded_step(step: Step, tables: Tables) -> dict[str, Any]:
     }
 
 
-def encoded_cost(cost: CostModel) -> dict[str, Any]:
+def encoded_cost(cost: CostModel) -> dict[str, object]:
     """A cost model as an object of its fields."""
     return {f.name: getattr(cost, f.name) for f in attrs.fields(CostModel)}
 
 
-def decode(tree: Any) -> tuple[TensorType, TensorType, tuple[Step, ...], CostModel]:
+def decode(tree: object) -> tuple[TensorType, TensorType, tuple[Step, ...], CostModel]:
     """The fields of the plan that `encode` wrote; raises `Malformed`, or the errors of records."""
     _, meshes, types, src, dst, steps, cost = versioned(
         tree, "meshes", "types", "src", "dst", "steps", "cost"
@@ -129,14 +137,14 @@ def decode(tree: Any) -> tuple[TensorType, TensorType, tuple[Step, ...], CostMod
     )
 
 
-def versioned(tree: Any, *names: str) -> list[Any]:
+def versioned(tree: object, *names: str) -> list[object]:
     """The values of the outermost object, the version first."""
-    if isinstance(tree, dict) and tree.get("fdtensor", VERSION) != VERSION:
+    if is_dict(tree) and tree.get("fdtensor", VERSION) != VERSION:
         raise Malformed(f"it is of version {tree['fdtensor']!r}, and this reads {VERSION}")
     return record(tree, "it", "fdtensor", *names)
 
 
-def entry(table: Sequence[T], value: Any, where: str) -> T:
+def entry(table: Sequence[T], value: object, where: str) -> T:
     """The entry of a table with this index."""
     index = whole(value, where)
     if not 0 <= index < len(table):
@@ -144,27 +152,27 @@ def entry(table: Sequence[T], value: Any, where: str) -> T:
     return table[index]
 
 
-def tables_of(meshes: Any, types: Any) -> tuple[list[Mesh], list[TensorType]]:
+def tables_of(meshes: object, types: object) -> tuple[list[Mesh], list[TensorType]]:
     """The tables that `Tables` wrote."""
     known = [_mesh(m, f"meshes[{i}]") for i, m in enumerate(items(meshes, "meshes"))]
     return known, [_type(t, known, f"types[{i}]") for i, t in enumerate(items(types, "types"))]
 
 
-def _mesh(tree: Any, where: str) -> Mesh:
+def _mesh(tree: object, where: str) -> Mesh:
     axes, sizes, ranks = record(tree, where, "axes", "sizes", "ranks")
     names = [word(axis, f"{where}.axes") for axis in items(axes, f"{where}.axes")]
     counts = [whole(n, f"{where}.sizes") for n in items(sizes, f"{where}.sizes")]
     if len(set(names)) < len(names) or len(names) != len(counts) or min(counts, default=1) < 1:
         raise Malformed(f"{where} has not one size, 1 or more, for each of its axes")
     if ranks is None:
-        return Mesh(**dict(zip(names, counts)))
+        return Mesh(**dict(zip(names, counts, strict=True)))
     order = [whole(rank, f"{where}.ranks") for rank in items(ranks, f"{where}.ranks")]
     if len(order) != prod(counts):
         raise Malformed(f"{where} has {len(order)} ranks for a mesh of {prod(counts)}")
-    return Mesh._make(names, tuple(counts), order)
+    return mesh_of(names, tuple(counts), order)
 
 
-def _type(tree: Any, meshes: Sequence[Mesh], where: str) -> TensorType:
+def _type(tree: object, meshes: Sequence[Mesh], where: str) -> TensorType:
     shape, dtype, mesh, placements, order = record(
         tree, where, "shape", "dtype", "mesh", "placements", "order"
     )
@@ -172,7 +180,7 @@ def _type(tree: Any, meshes: Sequence[Mesh], where: str) -> TensorType:
     pairs = [items(pair, f"{where}.order") for pair in items(order, f"{where}.order")]
     if any(len(pair) != 2 for pair in pairs):
         raise Malformed(f"{where}.order has an entry that is no pair")
-    orders = [(whole(d, f"{where}.order"), items(axes, f"{where}.order")) for d, axes in pairs]
+    orders = [(whole(d, f"{where}.order"), _words(axes, f"{where}.order")) for d, axes in pairs]
     if len(dict(orders)) < len(orders):
         raise Malformed(f"{where}.order has a dim twice")
     sizes = [whole(n, f"{where}.shape") for n in items(shape, f"{where}.shape")]
@@ -182,15 +190,15 @@ def _type(tree: Any, meshes: Sequence[Mesh], where: str) -> TensorType:
     return TensorType(sizes, parse_dtype(word(dtype, f"{where}.dtype")), layout)  # type: ignore[arg-type]
 
 
-def step_of(tree: Any, types: Sequence[TensorType], where: str) -> Step:
+def step_of(tree: object, types: Sequence[TensorType], where: str) -> Step:
     """The step that `encoded_step` wrote."""
-    name = tree.get("kind") if isinstance(tree, dict) else None
+    name = tree.get("kind") if is_dict(tree) else None
     kind = _KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
         raise Malformed(f"{where} is no step of a kind that there is")
     names = [f.name for f in attrs.fields(kind)]
     src, dst, _, *values = record(tree, where, "src", "dst", "kind", *names)
-    fields = [_FIELDS[n](value, f"{where}.{n}") for n, value in zip(names, values)]
+    fields = [_FIELDS[n](value, f"{where}.{n}") for n, value in zip(names, values, strict=True)]
     ends = entry(types, src, f"{where}.src"), entry(types, dst, f"{where}.dst")
     return Step(kind(*fields), *ends)
 
@@ -198,19 +206,23 @@ def step_of(tree: Any, types: Sequence[TensorType], where: str) -> Step:
 _KINDS = {kind.__name__: kind for kind in ALL}
 
 
-def _axes(value: Any, where: str) -> tuple[str, ...] | None:
-    return None if value is None else tuple([word(axis, where) for axis in items(value, where)])
+def _axes(value: object, where: str) -> tuple[str, ...] | None:
+    return None if value is None else _words(value, where)
 
 
-def _dims(value: Any, where: str) -> tuple[int, ...]:
+def _words(value: object, where: str) -> tuple[str, ...]:
+    return tuple([word(axis, where) for axis in items(value, where)])
+
+
+def _dims(value: object, where: str) -> tuple[int, ...]:
     return tuple([whole(dim, where) for dim in items(value, where)])
 
 
-def _reduce_op(value: Any, where: str) -> str | None:
+def _reduce_op(value: object, where: str) -> str | None:
     return None if value is None else word(value, where)
 
 
-_FIELDS: dict[str, Callable[[Any, str], Any]] = {
+_FIELDS: dict[str, Callable[[object, str], Any]] = {
     "axes": _axes,
     "dims": _dims,
     "src_dim": whole,
@@ -223,22 +235,22 @@ _FIELDS: dict[str, Callable[[Any, str], Any]] = {
 """The types of the fields of collectives, by name."""
 
 
-def cost_of(tree: Any) -> CostModel:
+def cost_of(tree: object) -> CostModel:
     """The cost model that is written as an object of its fields."""
     names = [f.name for f in attrs.fields(CostModel)]
     return CostModel(
         **{
             name: _cost_field(value, f"cost.{name}")
-            for name, value in zip(names, record(tree, "cost", *names))
+            for name, value in zip(names, record(tree, "cost", *names), strict=True)
         }
     )
 
 
-def _cost_field(value: Any, where: str) -> Any:
+def _cost_field(value: object, where: str) -> Any:
     """A name, a number or a table of rows, each a word and its numbers."""
     if isinstance(value, str):
         return word(value, where)
-    if not isinstance(value, list):
+    if not is_list(value):
         return real(value, where)
     rows = [items(row, where) for row in value]
     return tuple(

@@ -7,6 +7,7 @@ import contextlib
 import torch
 
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.torch_private import lazy_clone, transforms_active
 
 __all__ = ["copied", "empty", "flat", "own", "plain"]
 
@@ -20,9 +21,9 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 def own(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor in memory of its own, which is copied when one of the two is written to."""
-    if not torch._C._are_functorch_transforms_active():
+    if not transforms_active():
         with contextlib.suppress(RuntimeError):  # memory of others, such as that of numpy arrays
-            return torch._lazy_clone(tensor)  # type: ignore[attr-defined]
+            return lazy_clone(tensor)
     return tensor.clone()
 
 

@@ -63,7 +63,8 @@ def movement(src_type: TensorType, dst_type: TensorType) -> Movement:
     if src.mesh is dst.mesh:
         pairs, axes, kept = _paired_on_one_mesh(src, dst)
     else:
-        pairs, axes, kept = _paired_by_size(src, dst), None, set()
+        pairs, axes = _paired_by_size(src, dst), None
+        kept: set[int] = set()
     paired = {a for a, _ in pairs}
     sharing = [a for a in src.free if a not in paired]
     return Movement(
@@ -94,7 +95,8 @@ def _paired_on_one_mesh(
 
 def _paired_by_size(src: NormalType, dst: NormalType) -> list[tuple[int, int]]:
     """Free axes of two meshes, in pairs of the same size."""
-    pairs, rest = [], list(dst.free)
+    pairs: list[tuple[int, int]] = []
+    rest = list(dst.free)
     for a in src.free:
         b = next((b for b in rest if dst.mesh.sizes[b] == src.mesh.sizes[a]), None)
         if b is not None:
@@ -127,7 +129,7 @@ def _sliced(src: NormalType, dst: NormalType, axis: int) -> bool:
 
 def _common(src: Sequence[tuple[int, int, Cut]], dst: Sequence[tuple[int, int, Cut]]) -> list[int]:
     """The axes of the outer cuts that both have."""
-    axes = []
+    axes: list[int] = []
     for a, b in zip(src, dst, strict=False):  # as many as both have
         if a != b:
             break

@@ -15,7 +15,7 @@ from fdtensor.layouts.mesh import Coord, Mesh
 from fdtensor.layouts.placement import Cut, Partial, Ragged, Replicate, Shard
 from fdtensor.layouts.tensor_type import TensorType
 
-__all__ = ["Cuts", "NormalType", "dim_to_cut", "normalized", "overlaps"]
+__all__ = ["Cuts", "NormalType", "Overlap", "dim_to_cut", "normalized", "overlaps"]
 
 Cuts = tuple[tuple[int, int, Cut], ...]
 """The cuts of a dim, outermost first: axis, size of the axis, placement."""
@@ -33,7 +33,9 @@ class NormalType:
     partial: tuple[int, ...]
     free: tuple[int, ...]
     """The axes that hold replicas."""
-    memo: dict[tuple[int, Coord], Intervals] = attrs.field(factory=dict, repr=False)
+    memo: dict[tuple[int, Coord], Intervals] = attrs.field(
+        factory=lambda: dict[tuple[int, Coord], Intervals](), repr=False
+    )
 
     @property
     def mesh(self) -> Mesh:
@@ -62,17 +64,16 @@ def normalized(type: TensorType) -> NormalType:
     """The normal type of a type."""
     layout, mesh = type.layout, type.mesh
     index = {axis: i for i, axis in enumerate(mesh.axes)}
-    cuts = []
+    cuts: list[Cuts] = []
     for d in range(max(1, len(type.shape))):
         axes = [index[axis] for axis in layout.cuts(d)]
-        cuts.append(
-            tuple((i, mesh.sizes[i], layout.placements[i]) for i in axes if mesh.sizes[i] > 1)
-        )
+        placed = [(i, mesh.sizes[i], layout.placements[i]) for i in axes if mesh.sizes[i] > 1]
+        cuts.append(tuple([(i, n, p) for i, n, p in placed if isinstance(p, Cut)]))
     large = [i for i, size in enumerate(mesh.sizes) if size > 1]
     return NormalType(
         type,
         type.shape or (1,),
-        tuple(cuts),  # type: ignore[arg-type]
+        tuple(cuts),
         frozenset(axis for dim in cuts for axis, _, _ in dim),
         tuple(i for i in large if isinstance(layout.placements[i], Partial)),
         tuple(i for i in large if isinstance(layout.placements[i], Replicate)),
@@ -103,6 +104,7 @@ def dim_to_cut(
 
 
 Overlap = tuple[Coord, Intervals]
+"""Indices along axes, and the indices of a dim that a block has there."""
 
 
 def overlaps(

@@ -12,7 +12,7 @@ import attrs
 from fdtensor.layouts.display import display
 from fdtensor.layouts.dtypes import dtype_name
 from fdtensor.layouts.errors import FdtensorError, PlanError
-from fdtensor.layouts.json_fields import Malformed, parsed
+from fdtensor.layouts.json_fields import Malformed, parsed, shown
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.opaque import opaque
@@ -149,7 +149,7 @@ class Plan(Record):
         except (Malformed, FdtensorError) as error:
             raise PlanError(
                 f"this text is not a plan: {str(error).splitlines()[0].removesuffix('.')}.",
-                text=repr(text[:60]) + "..." * (len(text) > 60) if isinstance(text, str) else "",
+                text=shown(text),
                 hint="Give what Plan.to_json returned.",
             ) from error
         found.verify()
@@ -186,9 +186,7 @@ def plan(
 
 
 @functools.lru_cache(maxsize=65536)
-def _plan(
-    src: TensorType, dst: TensorType | Layout, cost: CostModel, max_bytes: int | None
-) -> Plan:
+def _plan(src: object, dst: object, cost: CostModel, max_bytes: int | None) -> Plan:
     if not isinstance(src, TensorType) or not isinstance(dst, (TensorType, Layout)):
         raise PlanError(
             "a plan goes from a TensorType to a TensorType or Layout.",
@@ -224,7 +222,7 @@ def _within(found: Plan, max_bytes: int) -> Plan:
     """The plan itself, or the same exchanges in as many pieces as the budget asks for."""
     if found.peak_bytes <= max_bytes:
         return found
-    steps = []
+    steps: list[Step] = []
     for step in found.steps:
         steps.append(step if is_local(step) else by_exchange(step.src, step.dst))
     tried, pieces = [found], 1

@@ -15,7 +15,7 @@ import attrs
 from fdtensor.layouts.blocks import Box, Intervals, intersect, length, locate, merged, whole
 from fdtensor.layouts.mesh import Coord
 from fdtensor.plans.movement import Movement
-from fdtensor.plans.normal_type import overlaps
+from fdtensor.plans.normal_type import Overlap, overlaps
 
 __all__ = ["Message", "Route", "route"]
 
@@ -80,7 +80,7 @@ def _recvs(moves: Movement, before: Coord | None, after: Coord) -> list[Message]
     src, assigned = moves.src, moves.assigned
     block = moves.dst.box(after)
     fixed = {a: after[b] for a, b in moves.pairs}
-    met = []
+    met: list[list[Overlap]] = []
     for dim, indices in enumerate(block):
         met.append(overlaps(assigned.cuts[dim], whole(assigned.shape[dim]), indices, fixed))
     counts = [range(src.mesh.sizes[a]) for a in moves.reduced]
@@ -90,7 +90,7 @@ def _recvs(moves: Movement, before: Coord | None, after: Coord) -> list[Message]
         coord[axis] = index
     identity = moves.identity
     own = None if before is None else [before[a] for a in identity]
-    messages = []
+    messages: list[Message] = []
     for parts in product(*met):
         for cuts, (coords, _) in zip(assigned.cuts, parts, strict=True):
             for (axis, _, _), index in zip(cuts, coords, strict=True):
@@ -113,7 +113,7 @@ def _sends(moves: Movement, rank: int, before: Coord) -> list[Message]:
     if not all(assigned):
         return []
     fixed = {b: before[a] for a, b in moves.pairs}
-    met = []
+    met: list[list[Overlap]] = []
     for dim, part in enumerate(assigned):
         met.append(overlaps(dst.cuts[dim], whole(dst.shape[dim]), part, fixed))
     free = [b for b in dst.free if b not in fixed]
@@ -123,7 +123,7 @@ def _sends(moves: Movement, rank: int, before: Coord) -> list[Message]:
         coord[axis] = index
     identity = moves.identity
     own = [before[a] for a in identity]
-    messages = []
+    messages: list[Message] = []
     for parts in product(*met):
         for cuts, (coords, _) in zip(dst.cuts, parts, strict=True):
             for (axis, _, _), index in zip(cuts, coords, strict=True):

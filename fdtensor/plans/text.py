@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
@@ -53,15 +53,15 @@ def bytes_text(count: int) -> str:
     if count < 10_000 or _exact.get():
         return f"{count} B"
     size = float(count)
-    for unit in ("KiB", "MiB", "GiB", "TiB"):
+    for unit in ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB"):
         size /= 1024
         if size < 999.5:
             return f"{size:.3g} {unit}"
-    return f"{size:.0f} TiB"
+    return f"{size:.0f} EiB"
 
 
 @contextlib.contextmanager
-def exact_bytes() -> Iterator[None]:
+def exact_bytes() -> Generator[None]:
     """Prints bytes exactly within: `50331648 B` for `48 MiB`.
 
     Plans, programs, explanations and pictures print what is 10,000 bytes or more to three digits;

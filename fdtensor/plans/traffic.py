@@ -9,7 +9,7 @@ import numpy as np
 
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.plans.collectives import Step, is_local
-from fdtensor.plans.counts import most
+from fdtensor.plans.counts import Count, most
 
 __all__ = [
     "all_received",
@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 
-def received(step: Step) -> np.ndarray:
+def received(step: Step) -> Count:
     """The bytes each rank of `step.dst.mesh` receives, as an array that broadcasts over it."""
     return step.collective.received(step)
 
@@ -33,7 +33,7 @@ def received_at(step: Step, rank: int) -> int:
     return 0 if outside else step.collective.received_at(step, rank)
 
 
-def sent(step: Step) -> np.ndarray:
+def sent(step: Step) -> Count:
     """The bytes each rank of `step.src.mesh` sends, as an array that broadcasts over it."""
     return step.collective.sent(step)
 
@@ -59,12 +59,13 @@ def all_received(steps: Iterable[Step]) -> int:
     return sum(step.collective.received_by_all(step) for step in steps)
 
 
-def _busiest(counts: Sequence[tuple[Mesh, np.ndarray]]) -> int:
+def _busiest(counts: Sequence[tuple[Mesh, Count]]) -> int:
     """The most that one rank has of counts that add up, each with its mesh."""
     if len({mesh for mesh, _ in counts}) <= 1:
-        return most(sum((count for _, count in counts), np.zeros((), object)))
+        return most(sum((count for _, count in counts), np.zeros((), np.object_)))
     by_rank: Counter[int] = Counter()
     for mesh, count in counts:
-        for rank, n in zip(mesh.order, np.broadcast_to(count, mesh.sizes).flat, strict=True):
+        numbers: list[int] = np.ravel(np.broadcast_to(count, mesh.sizes)).tolist()
+        for rank, n in zip(mesh.order, numbers, strict=True):
             by_rank[rank] += n
     return max(by_rank.values())

@@ -52,7 +52,8 @@ def transition(src: TensorType, axis: str, to: Placement) -> tuple[Step, ...]:
         case _, Partial():
             middle = src.placed(axis, Replicate())
             return (_one(src, middle), *transition(middle, axis, to))
-    return (_one(src, dst),)
+        case _:
+            return (_one(src, dst),)
 
 
 def _one(src: TensorType, dst: TensorType) -> Step:

@@ -62,7 +62,7 @@ def assembled(
     prices = constraints.cost or cost
     choices = _choices(graph, mesh, in_types, wants, prices, regather, constraints)
     values = Values(cost, constraints.reduce_dtype)
-    regathered = views_of_inputs(graph) if regather else frozenset()
+    regathered = views_of_inputs(graph) if regather else frozenset[Var]()
     orders = preferred_order(graph, [t.layout for t in in_types], wants)
     builder = Builder(mesh, prices, on_missing_rule, values, regathered, orders)
     env = {v: values.new(t) for v, t in zip(graph.inputs, in_types, strict=True)}

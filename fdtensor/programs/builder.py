@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import attrs
 import torch
@@ -11,6 +10,7 @@ import torch
 from fdtensor.layouts.errors import RuleError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Placement
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Call, Full, Graph, Var, substituted
 from fdtensor.ops.lift import kept_cuts, layout_of, lifted
@@ -23,6 +23,7 @@ from fdtensor.programs.choice import has_rule, inside
 from fdtensor.programs.eqn import Eqn
 from fdtensor.programs.options import OnMissingRule
 from fdtensor.programs.problem import Body, Choice, boundary_of
+from fdtensor.programs.solver import Option, Place
 from fdtensor.programs.values import Values
 
 __all__ = ["Builder", "Choices"]
@@ -70,7 +71,7 @@ class Builder:
         self,
         graph: Graph,
         call: Call,
-        options: Mapping[str, Any],
+        options: Mapping[str, Option],
         env: dict[Var, Var],
         regathered: frozenset[Var],
     ) -> None:
@@ -105,7 +106,8 @@ class Builder:
         types = lifted(call, self.mesh, rows, graph.types, self._order(call, rows, env))
         assert types is not None, f"the rows of {call.op} were found to compose"
         before, after = types
-        taken, forced = [], False
+        taken: list[Var] = []
+        forced = False
         for v, type in zip(call.ins, before, strict=True):
             forced |= values.type_of(env[v]) not in (type, values.held(type))
             taken.append(values.moved(env[v], type, keep=v not in regathered))
@@ -166,7 +168,7 @@ class Builder:
         self,
         graph: Graph,
         call: Call,
-        options: Mapping[str, Any],
+        options: Mapping[str, Option],
         env: dict[Var, Var],
         regathered: frozenset[Var],
     ) -> None:
@@ -183,7 +185,7 @@ class Builder:
             if inner not in needed:  # it stays as it is, whatever the rows of some axes say
                 continue
             layout = self.values.type_of(env[v]).layout
-            wanted = {a: options[a].ins[i] for a in axes}
+            wanted: dict[str, Place] = {a: options[a].ins[i] for a in axes}
             placements = [layout[a] if p == "free" else p for a, p in wanted.items()]
             inner_env[inner] = self._placed(
                 env[v], placements, graph.types[v.index], keep=v not in regathered
@@ -197,11 +199,13 @@ class Builder:
             full = body.types[inner.index]
             env[call.outs[k]] = self._placed(inner_env[inner], placements, full)  # type: ignore[index]
 
-    def _placed(self, v: Var, placements: Sequence[Any], full: Full, keep: bool = True) -> Var:
+    def _placed(
+        self, v: Var, placements: Sequence[Placement], full: Full, keep: bool = True
+    ) -> Var:
         type = TensorType(full.shape, full.dtype, self._laid(v, placements))
         return self.values.moved(v, type, keep)
 
-    def _laid(self, v: Var, placements: Sequence[Any]) -> Layout:
+    def _laid(self, v: Var, placements: Sequence[Placement]) -> Layout:
         """The layout with these placements, with the order of `v` where it has them already."""
         layout = self.values.type_of(v).layout
         if layout.placements == tuple(placements):
@@ -217,7 +221,7 @@ class Builder:
         wants: Sequence[Layout | None],
     ) -> list[Var]:
         """The outputs in the layouts that are wanted or were chosen."""
-        outs = []
+        outs: list[Var] = []
         for i, (v, want) in enumerate(zip(graph.outs, wants, strict=True)):
             full = graph.types[v.index]
             layout = want or self._laid(env[v], [choices[a].outs[i] for a in self.mesh.axes])

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fdtensor.layouts.errors import FdtensorError, TraceError
+from fdtensor.layouts.kinds import is_list, is_tuple
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Placement, Replicate, Shard
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.torch_private import has_kernel, packet_name, schema_of
 from fdtensor.ops.graph import Call, Full, Var, tensors_of
 from fdtensor.ops.lift import lifted
 from fdtensor.ops.notation.core import Row, rule_of
@@ -67,7 +69,7 @@ def check_program(program: Program) -> None:
 
 def _check_values(program: Program) -> None:
     """Raises `TraceError` for values on another mesh, or constants that are no replicas."""
-    if not isinstance(program.cost, CostModel) or program.mesh.size > MOST_RANKS:
+    if not _is_cost(program.cost) or program.mesh.size > MOST_RANKS:
         raise TraceError(
             f"{program.name} has no cost model, or more than {MOST_RANKS} ranks.", hint=HINT
         )
@@ -88,6 +90,10 @@ def _check_values(program: Program) -> None:
                 tensor=whole,
                 hint=HINT,
             )
+
+
+def _is_cost(value: object) -> bool:
+    return isinstance(value, CostModel)
 
 
 def _check_line(program: Program, eqn: Eqn, fulls: Sequence[Full], device: str) -> None:
@@ -130,8 +136,8 @@ def _device(program: Program) -> str:
     return next((kind for kind in sorted(kinds) if kind != "cpu"), "cpu")
 
 
-def _flat(tree: Any) -> Iterator[Any]:
-    if isinstance(tree, tuple):
+def _flat(tree: object) -> Iterator[object]:
+    if is_tuple(tree):
         for entry in tree:
             yield from _flat(entry)
     else:
@@ -153,10 +159,10 @@ _APART = {
 def _check_op(call: Call, fulls: Sequence[Full]) -> None:
     """Refuses ops that no program has: they write, read files, or send to other processes."""
     op = call.op
-    schema = op._schema
+    schema = schema_of(op)
     reads = not call.ins and any("str" in str(a.type) for a in schema.arguments)
     # a trace has the ops that a composite op calls; running it may never end
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), _COMPOSITE)
+    composite = has_kernel(op.name(), _COMPOSITE)
     apart = rule_of(op) is None and (op.namespace in _APART or reads or composite)
     gives = schema.returns or op is CHECK
     if op in (CONSTRAIN, SAVED, SAVED_AS) or schema.is_mutable or not gives or apart:
@@ -169,24 +175,25 @@ def _check_op(call: Call, fulls: Sequence[Full]) -> None:
 
 def _check_count(call: Call, fulls: Sequence[Full]) -> None:
     """Refuses an op that would give another number of tensors, before it makes millions."""
-    lists = [r for r in call.op._schema.returns if str(r.type) == "List[Tensor]"]
+    lists = [r for r in schema_of(call.op).returns if str(r.type) == "List[Tensor]"]
     if not lists or len(call.ins) != 1 or not fulls[call.ins[0].index].ndim:
         return
     full = fulls[call.ins[0].index]
     values, _ = arguments(call, lambda _: None)
-    names = [a.name for a in call.op._schema.arguments]
-    sizes = dict(zip(names[: len(values)], values, strict=True))
+    names = [a.name for a in schema_of(call.op).arguments]
+    sizes: dict[str, Any] = dict(zip(names[: len(values)], values, strict=True))
     dim = sizes.get("dim", 0)
     size = full.shape[dim] if isinstance(dim, int) and -full.ndim <= dim < full.ndim else 0
-    match call.op._opname, sizes:
+    match packet_name(call.op), sizes:
         case "unbind" | "unbind_copy", _:
             count = size
         case "split" | "split_copy" | "unsafe_split", {"split_size": int() as block} if block > 0:
             count = max(1, -(-size // block))
-        case _, {"split_sizes": tuple() as blocks} | {"split_size": tuple() as blocks}:
-            count = len(blocks)
         case _:
-            return
+            blocks = sizes.get("split_sizes", sizes.get("split_size"))
+            if not is_tuple(blocks):
+                return
+            count = len(blocks)
     if count != len(call.outs):
         raise TraceError(f"{call.op} gives {count} tensors, not {len(call.outs)}.")
 
@@ -196,16 +203,16 @@ def _results(key: CallKey, ins: tuple[Full, ...], device: str) -> tuple[Full, ..
     """The results of an op for operands of these shapes and dtypes, in order."""
     call = Call(key.op, key.args, key.kwargs, (None,) * key.width)
 
-    def body(tensors: list[Any]) -> list[torch.Tensor]:
+    def body(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         args, kwargs = arguments(call, lambda v: tensors[v.index])
-        return tensors_of(call.op(*_lists(args), **{k: _lists(v) for k, v in kwargs.items()}))
+        return tensors_of(call.op(*map(_lists, args), **{k: _lists(v) for k, v in kwargs.items()}))
 
     graph = record(body, ins, device=device)
     return tuple(graph.types[v.index] for v in graph.outs)
 
 
-def _lists(tree: Any) -> Any:
-    if isinstance(tree, (list, tuple)):
+def _lists(tree: object) -> object:
+    if is_tuple(tree) or is_list(tree):
         return [_lists(entry) for entry in tree]
     return tree
 

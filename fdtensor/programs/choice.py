@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 
 from fdtensor.layouts.errors import FdtensorError
+from fdtensor.layouts.kinds import is_tuple
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Placement
 from fdtensor.ops.decompositions import DECOMPOSITIONS, decomposition_of
@@ -34,7 +34,7 @@ from fdtensor.programs.problem import (
     ProblemBuilder,
 )
 from fdtensor.programs.regather import views_of_inputs
-from fdtensor.programs.solver import Node, Option, cheapest
+from fdtensor.programs.solver import Node, Option, Place, cheapest
 
 __all__ = ["chosen", "has_rule", "inside"]
 
@@ -55,18 +55,18 @@ def chosen(
         graph, mesh, axis, boundary, before, cost, depth, constraints, _body_options
     )
     nodes = problem.nodes()
-    regathered = views_of_inputs(graph) if regather else frozenset()
+    regathered = views_of_inputs(graph) if regather else frozenset[Var]()
     picks = cheapest(nodes, problem.prices, lambda v: Var(v) not in regathered, inner_values(graph))
     taken = [node.options[k] for node, k in zip(nodes, picks, strict=True)]
     ins, calls = len(graph.inputs), len(graph.calls)
     skipped = ins + len(graph.constants)
-    placements: dict[Var, Any] = {}
+    placements: dict[Var, Placement] = {}
     for node, option in zip(nodes, taken, strict=True):
         for v, p in zip(node.outs, option.outs, strict=True):
             if v is not None:
                 placements[Var(v)] = p
     return Choice(
-        tuple(o.outs[0] for o in taken[:ins]),  # type: ignore[misc]
+        tuple(o.outs[0] for o in taken[:ins]),
         tuple(taken[skipped : skipped + calls]),
         tuple(o.ins[0] for o in taken[skipped + calls :]),  # type: ignore[misc]
         _total(nodes, taken, problem.prices, regathered),
@@ -80,8 +80,8 @@ def _total(
     nodes: Sequence[Node], taken: Sequence[Option], prices: Prices, regathered: frozenset[Var]
 ) -> float:
     """The seconds of all calls and moves; a move is paid once unless the value is regathered."""
-    placed: dict[int, Any] = {}
-    paid: dict[Any, float] = {}
+    placed: dict[int, Placement] = {}
+    paid: dict[tuple[object, ...], float] = {}
     for i, (node, option) in enumerate(zip(nodes, taken, strict=True)):
         for j, (v, q) in enumerate(zip(node.ins, option.ins, strict=True)):
             key = (v, q, i, j) if Var(v) in regathered else (v, q)
@@ -106,18 +106,18 @@ def _body_options(
     """The cheapest option of a call's decomposition for each start that it has one for."""
     split = decomposition_of(key.op)
     depth += 1 + bool(split and split.blocked)  # its pieces may be the op itself, on less
-    options = []
+    options: list[Option] = []
     for i, placement, blocks in starts:
         graph = decomposed(key, fulls, read, blocks if split and split.blocked else 0)
         if graph is None:
             continue
-        ins: list[Any] = ["free"] * len(fulls)
+        ins: list[Place] = ["free"] * len(fulls)
         ins[i] = placement
         boundary = (axis, Boundary(tuple(ins), ("free",) * len(graph.outs)))
         body = Body(graph, depth)
         choice = inside(body, mesh, (*before, boundary), cost, reduce_dtype)[axis]
         used = {v for c in graph.calls for v in c.ins} | set(graph.outs)
-        taken = tuple(
+        taken: tuple[Place, ...] = tuple(
             p if v in used else "free" for v, p in zip(graph.inputs, choice.ins, strict=True)
         )
         outs = iter(choice.outs)
@@ -169,9 +169,9 @@ def decomposed(
     f = functools.partial(split.f, blocks) if split.blocked else split.f
     call = Call(key.op, key.args, key.kwargs, (None,) * key.width)
 
-    def body(tensors: list[Any]) -> list[Any]:
+    def body(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         args, kwargs = arguments(call, lambda v: tensors[v.index])
-        result = f(*[list(a) if isinstance(a, tuple) else a for a in args], **kwargs)
+        result = f(*[list(a) if is_tuple(a) else a for a in args], **kwargs)
         if result is NotImplemented:  # torch's own may decline arguments
             raise NotImplementedError
         return [t for t, is_read in zip(tensors_of(result), read, strict=True) if is_read]
@@ -193,7 +193,7 @@ def inner_values(graph: Graph) -> set[int]:
 
     To move such a value costs as much as to move that operand; of two, a sum may be moved for half.
     """
-    inner = set()
+    inner: set[int] = set()
     for call in graph.calls:
         if len(call.outs) == 1 and (torch.Tag.pointwise in call.op.tags or is_view(call)):
             (v,) = call.outs

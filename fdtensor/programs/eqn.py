@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-import torch
 
 from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.record import Record
+from fdtensor.layouts.torch_private import OpOverload
 from fdtensor.ops.graph import Call, Var, is_view, op_by_name, tensors_in
 from fdtensor.plans.collectives import Collective, Step, is_local
 
@@ -50,7 +50,7 @@ class Eqn:
     among them become those of the block of each rank when the line runs.
     """
 
-    op: torch._ops.OpOverload | Step | Together
+    op: OpOverload | Step | Together
     args: tuple[Any, ...] = attrs.field(eq=repr)  # 1, 1.0 and True are not the same argument
     kwargs: tuple[tuple[str, Any], ...] = attrs.field(eq=repr)
     outs: tuple[Var | None, ...]

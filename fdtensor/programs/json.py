@@ -14,16 +14,19 @@ import binascii
 import re
 from collections.abc import Sequence
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from fdtensor.layouts.dtypes import dtype_name, parse_dtype
 from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.json_fields import Malformed, items, real, record, whole, word
+from fdtensor.layouts.kinds import is_dict, is_list, is_tuple
+from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Var, op_named
 from fdtensor.plans.collectives import Step
+from fdtensor.plans.cost import CostModel
 from fdtensor.plans.json import (
     VERSION,
     Tables,
@@ -48,8 +51,13 @@ MOST_CONSTANT_BYTES = 1 << 20
 DEEPEST = 8
 """How deep lists of arguments may be nested."""
 
+Vars = tuple[Var, ...]
+Constants = tuple[tuple[Var, torch.Tensor], ...]
+Fields = tuple[str, Mesh, Vars, Constants, tuple[Eqn, ...], Vars, tuple[TensorType, ...], CostModel]
+"""The fields of a program that a text has, in their order."""
 
-def encode(program: Program) -> dict[str, Any]:
+
+def encode(program: Program) -> dict[str, object]:
     """A program as plain values; raises `TraceError` for arguments that cannot be written."""
     tables = Tables()
     values = [tables.index(type) for type in program.types]
@@ -76,7 +84,7 @@ def encode(program: Program) -> dict[str, Any]:
     }
 
 
-def decode(tree: Any) -> tuple[Any, ...]:
+def decode(tree: object) -> Fields:
     """The fields of the program that `encode` wrote, in their order; raises `Malformed`."""
     fields = ("mesh", "meshes", "types", "values", "inputs", "constants", "lines", "outs", "cost")
     _, name, mesh, meshes, types, values, inputs, constants, lines, outs, cost = versioned(
@@ -109,7 +117,7 @@ def decode(tree: Any) -> tuple[Any, ...]:
 # --- lines -----------------------------------------------------------------------------------
 
 
-def _encoded_line(eqn: Eqn, tables: Tables) -> dict[str, Any]:
+def _encoded_line(eqn: Eqn, tables: Tables) -> dict[str, object]:
     outs = [None if v is None else v.index for v in eqn.outs]
     if eqn.steps:
         steps = [encoded_step(step, tables) for step in eqn.steps]
@@ -124,8 +132,8 @@ def _encoded_line(eqn: Eqn, tables: Tables) -> dict[str, Any]:
     }
 
 
-def _line(tree: Any, types: Sequence[TensorType], count: int, where: str) -> Eqn:
-    if isinstance(tree, dict) and "steps" in tree:
+def _line(tree: object, types: Sequence[TensorType], count: int, where: str) -> Eqn:
+    if is_dict(tree) and "steps" in tree:
         listed, ins, outs = record(tree, where, "steps", "ins", "outs")
         steps = tuple(
             [
@@ -156,11 +164,11 @@ def _line(tree: Any, types: Sequence[TensorType], count: int, where: str) -> Eqn
     )
 
 
-def _vars(value: Any, count: int, where: str) -> tuple[Var, ...]:
+def _vars(value: object, count: int, where: str) -> tuple[Var, ...]:
     return tuple([_var(v, count, where) for v in items(value, where)])
 
 
-def _var(value: Any, count: int, where: str) -> Var:
+def _var(value: object, count: int, where: str) -> Var:
     index = whole(value, where)
     if not 0 <= index < count:
         raise Malformed(f"{where} names value {index}, of {count}")
@@ -180,15 +188,15 @@ _FORMATS = {
 }
 
 
-def _encoded(value: Any) -> Any:
+def _encoded(value: object) -> object:
     """An argument of an op as JSON has it."""
+    if is_tuple(value):
+        return [_encoded(entry) for entry in value]
     match value:
         case None | bool() | str() | int():
             return value
         case float():
             return value if isfinite(value) else {"float": repr(value)}
-        case tuple():
-            return [_encoded(entry) for entry in value]
         case Var():
             return {"v": value.index}
         case complex():
@@ -201,15 +209,20 @@ def _encoded(value: Any) -> Any:
             return {"memory_format": str(value).removeprefix("torch.")}
         case torch.layout() if value is torch.strided:
             return {"layout": "strided"}
-    raise TraceError(
-        f"{value!r} cannot be written into a text.",
-        kind=type(value).__name__,
-        hint="Arguments of ops are numbers, texts, dtypes, devices and lists of them.",
-    )
+        case _:
+            raise TraceError(
+                f"{value!r} cannot be written into a text.",
+                kind=type(value).__name__,
+                hint="Arguments of ops are numbers, texts, dtypes, devices and lists of them.",
+            )
 
 
-def _argument(value: Any, count: int, where: str, depth: int = 0) -> Any:
+def _argument(value: object, count: int, where: str, depth: int = 0) -> object:
     """The argument that `_encoded` wrote."""
+    if is_list(value) and depth < DEEPEST:
+        return tuple([_argument(entry, count, where, depth + 1) for entry in value])
+    if is_dict(value):
+        return _marked(value, count, where)
     match value:
         case None | bool():
             return value
@@ -219,16 +232,21 @@ def _argument(value: Any, count: int, where: str, depth: int = 0) -> Any:
             return real(value, where)
         case str():
             return word(value, where)
-        case list() if depth < DEEPEST:
-            return tuple([_argument(entry, count, where, depth + 1) for entry in value])
+        case _:
+            raise Malformed(f"{where} has an argument of an unknown kind")
+
+
+def _marked(value: dict[str, object], count: int, where: str) -> object:
+    """The argument that an object of one key stands for."""
+    match value:
         case {"v": index, **more} if not more:
             return _var(index, count, where)
-        case {"float": "inf" | "-inf" | "nan" as text, **more} if not more:
+        case {"float": str() as text, **more} if not more and text in ("inf", "-inf", "nan"):
             return float(text)
-        case {"complex": [first, second], **more} if not more:
-            parts = [_argument(part, count, where, DEEPEST) for part in (first, second)]
-            if all(type(part) is float for part in parts):
-                return complex(*parts)
+        case {"complex": parts, **more} if not more and is_list(parts) and len(parts) == 2:
+            real_part, imag = [_argument(part, count, where, DEEPEST) for part in parts]
+            if isinstance(real_part, float) and isinstance(imag, float):
+                return complex(real_part, imag)
         case {"dtype": str() as text, **more} if not more:
             return parse_dtype(text)
         case {"device": str() as text, **more} if not more:
@@ -237,6 +255,8 @@ def _argument(value: Any, count: int, where: str, depth: int = 0) -> Any:
             return _FORMATS[text]
         case {"layout": "strided", **more} if not more:
             return torch.strided
+        case _:
+            pass
     raise Malformed(f"{where} has an argument of an unknown kind")
 
 
@@ -252,13 +272,13 @@ def _device(text: str, where: str) -> torch.device:
 # --- constants -------------------------------------------------------------------------------
 
 
-def _encoded_constant(v: Var, tensor: torch.Tensor) -> dict[str, Any]:
+def _encoded_constant(v: Var, tensor: torch.Tensor) -> dict[str, object]:
     dense = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     data = dense.reshape(-1).view(torch.uint8).numpy().tobytes()
     return {"v": v.index, "device": str(tensor.device), "data": base64.b64encode(data).decode()}
 
 
-def _constant(tree: Any, types: Sequence[TensorType], where: str) -> tuple[Var, torch.Tensor]:
+def _constant(tree: object, types: Sequence[TensorType], where: str) -> tuple[Var, torch.Tensor]:
     index, device, text = record(tree, where, "v", "device", "data")
     v = _var(index, len(types), where)
     type = types[v.index]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import attrs
@@ -25,7 +26,7 @@ Plain = Literal["error", "replicate"]
 """Whether plain tensors of more than one element may stand beside DTensors, as replicated ones."""
 
 
-def _one_of(kind: Any) -> Any:
+def _one_of(kind: Any) -> Callable[[Any, attrs.Attribute[Any], object], None]:
     choices = get_args(kind)
 
     def check(_: Any, attribute: attrs.Attribute[Any], value: object) -> None:
@@ -63,7 +64,7 @@ def like(argument: int | str | None) -> Like:
     return Like(argument)
 
 
-def _as_key(tree: Any) -> Any:
+def _as_key(tree: object) -> object:
     """A pytree of layouts as a hashable key."""
     leaves, spec = flatten(tree)
     return spec, tuple(leaves)
@@ -76,7 +77,7 @@ class Options:
     Raises `TraceError` for a value that is no option.
     """
 
-    out_layouts: Any = attrs.field(default=None, eq=_as_key)
+    out_layouts: object = attrs.field(default=None, eq=_as_key)
     """A prefix of what the function returns, with a Layout, None or `like(...)` at each leaf."""
     regather: bool = False
     """Whether gathered parameters are freed after each use and gathered again."""

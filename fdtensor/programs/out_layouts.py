@@ -24,12 +24,12 @@ def wanted_layouts(
     spec: optree.PyTreeSpec,
     types: Sequence[TensorType | None],
     out_tree: optree.PyTreeSpec,
-    statics: Sequence[Any],
-    out_layouts: Any,
+    statics: Sequence[object],
+    out_layouts: object,
 ) -> list[Layout | None]:
     """The layout that each output must have, or None where it is chosen."""
     tensors = [i for i, leaf in enumerate(statics) if leaf is TENSOR]
-    asked: list[Any] = [None] * len(statics)
+    asked: list[Layout | Like | None] = [None] * len(statics)
     if out_layouts is not None:
         asked = _of_leaves(out_tree, out_layouts)
     outs = iter(graph.outs)
@@ -48,11 +48,11 @@ def wanted_layouts(
 
 
 def resolved(
-    out_layouts: Any,
+    out_layouts: object,
     f: Callable[..., Any],
     spec: optree.PyTreeSpec,
     types: Sequence[TensorType | None],
-) -> Any:
+) -> object:
     """`out_layouts` with the layouts of an argument in place of each `like`.
 
     Raises `TraceError` where there is no such argument.
@@ -88,15 +88,15 @@ def _names_of(f: Callable[..., Any], args: Any, kwargs: Any) -> dict[str, Any]:
         return dict(kwargs)
 
 
-def asked_layouts(out_tree: optree.PyTreeSpec, out_layouts: Any) -> list[Layout | None]:
+def asked_layouts(out_tree: optree.PyTreeSpec, out_layouts: object) -> list[Layout | None]:
     """A layout, or None, for each leaf of a result."""
     return [x if isinstance(x, Layout) else None for x in _of_leaves(out_tree, out_layouts)]
 
 
-def _of_leaves(out_tree: optree.PyTreeSpec, out_layouts: Any) -> list[Any]:
+def _of_leaves(out_tree: optree.PyTreeSpec, out_layouts: object) -> list[Layout | Like | None]:
     """A layout, None or `like(None)` for each leaf of a result."""
 
-    def leaf(x: Any) -> bool:
+    def leaf(x: object) -> bool:
         return x is None or isinstance(x, (Layout, Like))
 
     whole = unflatten(out_tree, [0] * out_tree.num_leaves)

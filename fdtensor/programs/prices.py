@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import attrs
 import torch
@@ -11,13 +10,14 @@ import torch
 from fdtensor.layouts.errors import FdtensorError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
-from fdtensor.layouts.placement import Ragged, Spans, StridedShard
+from fdtensor.layouts.placement import Placement, Ragged, Spans, StridedShard
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Full, Var
 from fdtensor.ops.precision import HALVES, is_sum, wide_of
 from fdtensor.plans.cost import CostModel, overlapped, seconds
 from fdtensor.plans.planner import plan
 from fdtensor.programs.rounding import stages
+from fdtensor.programs.solver import Place
 
 __all__ = ["Prices"]
 
@@ -47,9 +47,9 @@ class Prices:
     reduce_dtype: torch.dtype | None = None
     """The dtype in which pending sums of half precision are held; None for their own."""
 
-    def __call__(self, v: int, p: Any, q: Any) -> float:
+    def __call__(self, v: int, p: Placement, q: Place) -> float:
         """The seconds that moving value `v` from one placement to another takes."""
-        if q in ("free", p) or Var(v) in self.light:
+        if q == "free" or q == p or Var(v) in self.light:
             return 0.0
         extra = FIXED if Var(v) in self.fixed else 0.0
         full = self.moved(v, p, q)
@@ -58,7 +58,7 @@ class Prices:
             wide = wide_of(full.dtype, self.reduce_dtype)
         return extra + move_seconds(full, p, q, self.axis, self.count, self.cost, wide)
 
-    def moved(self, v: int, p: Any, q: Any) -> Full:
+    def moved(self, v: int, p: Placement, q: Placement) -> Full:
         """The part of value `v` that moves: all of a dim whose cut is one of the whole dim."""
         exact = {x.dim for x in (p, q) if isinstance(x, (Ragged, StridedShard, Spans))}
         full, left = self.fulls[v], self.left[v]
@@ -70,7 +70,13 @@ class Prices:
 
 @functools.lru_cache(maxsize=65536)
 def move_seconds(
-    full: Full, p: Any, q: Any, axis: str, count: int, cost: CostModel, wide: torch.dtype | None
+    full: Full,
+    p: Placement,
+    q: Placement,
+    axis: str,
+    count: int,
+    cost: CostModel,
+    wide: torch.dtype | None,
 ) -> float:
     """The seconds that moving a tensor along one axis takes, its terms being held in `wide`."""
     mesh, visible = Mesh(**{axis: count}), overlapped(cost)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any, Literal, TypeGuard
+from typing import TypeGuard
 
 import attrs
 import torch
@@ -24,7 +24,7 @@ from fdtensor.ops.pins import pinned
 from fdtensor.ops.rows import CallKey, rows_of, variants
 from fdtensor.plans.cost import CostModel
 from fdtensor.programs.prices import Prices
-from fdtensor.programs.solver import Node, Option
+from fdtensor.programs.solver import Node, Option, Place
 
 __all__ = [
     "UNCONSTRAINED",
@@ -36,9 +36,6 @@ __all__ = [
     "ProblemBuilder",
     "boundary_of",
 ]
-
-Free = Literal["free"]
-"""For a result: any placement but a pending one. For an operand: no call reads it."""
 
 
 @attrs.frozen(eq=False)
@@ -54,8 +51,8 @@ class Body:
 class Boundary:
     """The placements of a graph's inputs and outputs on one axis, "free" where they are open."""
 
-    ins: tuple[Placement | Free, ...]
-    outs: tuple[Placement | Free, ...]
+    ins: tuple[Place, ...]
+    outs: tuple[Place, ...]
 
 
 @attrs.frozen(eq=False)
@@ -81,7 +78,7 @@ class Constraints:
 
     fixed: frozenset[Var] = frozenset()
     """Values that do not move while there is another way."""
-    uncut: Mapping[Var, frozenset[int]] = attrs.field(factory=dict)
+    uncut: Mapping[Var, frozenset[int]] = attrs.field(factory=lambda: dict[Var, frozenset[int]]())
     """Dims of values that no axis may cut."""
     like: Mapping[str, Choice] | None = None
     """The choice for a graph of the same calls on other sizes, which is repeated."""
@@ -144,7 +141,8 @@ class ProblemBuilder:
 
     def nodes(self) -> list[Node]:
         """The nodes: inputs, constants, calls and outputs, in the order of the data."""
-        graph, nodes = self.graph, []
+        graph = self.graph
+        nodes: list[Node] = []
         for v, end in zip(graph.inputs, self.boundary.ins, strict=True):
             nodes.append(self._source(v, self._any(v) if end == "free" else [end]))
         for v, _ in graph.constants:
@@ -153,7 +151,7 @@ class ProblemBuilder:
             options = self._options(i, call)
             for k, v in enumerate(call.outs):
                 if v is not None:
-                    self.domain[v] = {o.outs[k]: None for o in options}  # type: ignore[misc]
+                    self.domain[v] = {o.outs[k]: None for o in options}
             outs = tuple(None if v is None else v.index for v in call.outs)
             nodes.append(Node(tuple(v.index for v in call.ins), outs, tuple(options)))
         for k, (v, end) in enumerate(zip(graph.outs, self.boundary.outs, strict=True)):
@@ -166,12 +164,12 @@ class ProblemBuilder:
         if self.like is not None:
             return [self.like.outs[k]]
         ends = (choice.outs[k] for choice in self.before.values())
-        ragged = [p.dim for p in ends if _ragged(p)]  # one axis may cut a dim so
-        kept = (p for p in self.domain[v] if not (_ragged(p) and p.dim in ragged))
+        ragged = [p.dim for p in ends if isinstance(p, Ragged)]  # one axis may cut a dim so
+        kept = (p for p in self.domain[v] if not (isinstance(p, Ragged) and p.dim in ragged))
         wanted = [p for p in kept if not isinstance(p, Partial)]
         return list(dict.fromkeys([*wanted, *self._any(v)]))
 
-    def _source(self, v: Var, placements: Sequence[Any]) -> Node:
+    def _source(self, v: Var, placements: Sequence[Placement]) -> Node:
         self.domain[v] = dict.fromkeys(placements)
         return Node((), (v.index,), tuple(Option((), (p,), 0.0) for p in placements))
 
@@ -192,7 +190,7 @@ class ProblemBuilder:
         rows = list(rows_of(call, graph.types, self.count))
         for row in list(rows):
             rows += variants(row, kinds, [*types, *read])
-        options: dict[tuple[Any, Any], Option] = {}
+        options: dict[tuple[tuple[Place, ...], tuple[Placement, ...]], Option] = {}
         past = [(axis, choice.calls[i]) for axis, choice in self.before.items()]
         bodies = self._bodies(call, rows, past)
         for row in dict.fromkeys(rows):
@@ -293,12 +291,8 @@ class ProblemBuilder:
 def boundary_of(option: Option, read: Sequence[bool]) -> Boundary:
     """The boundary of a decomposition where an axis takes this option of its call."""
     outs = tuple(p for p, is_read in zip(option.outs, read, strict=True) if is_read)
-    return Boundary(option.ins, outs)  # type: ignore[arg-type]
+    return Boundary(option.ins, outs)
 
 
-def _cut(p: Any) -> TypeGuard[Cut]:
+def _cut(p: object) -> TypeGuard[Cut]:
     return isinstance(p, Cut)
-
-
-def _ragged(p: Any) -> TypeGuard[Ragged]:
-    return isinstance(p, Ragged)

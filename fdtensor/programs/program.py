@@ -13,7 +13,7 @@ import torch
 
 from fdtensor.layouts.display import display
 from fdtensor.layouts.errors import FdtensorError, TraceError
-from fdtensor.layouts.json_fields import Malformed, parsed
+from fdtensor.layouts.json_fields import Malformed, parsed, shown
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.text import Text
@@ -40,7 +40,7 @@ class Program:
     name: str
     mesh: Mesh
     inputs: tuple[Var, ...]
-    constants: tuple[tuple[Var, Any], ...] = attrs.field(
+    constants: tuple[tuple[Var, torch.Tensor], ...] = attrs.field(
         eq=lambda pairs: [(v, id(t)) for v, t in pairs], hash=False
     )
     """Tensors that the function closes over: replicated, read afresh by every run."""
@@ -148,7 +148,7 @@ class Program:
         except (Malformed, FdtensorError) as error:
             raise TraceError(
                 f"this text is not a program: {str(error).splitlines()[0].removesuffix('.')}.",
-                text=repr(text[:60]) + "..." * (len(text) > 60) if isinstance(text, str) else "",
+                text=shown(text),
                 hint="Give what Program.to_json returned.",
             ) from error
         program.verify()

@@ -34,7 +34,9 @@ def filled(
     leaves: Sequence[Any], types: Sequence[TensorType | None], tensors: Iterable[torch.Tensor]
 ) -> list[Any]:
     """The leaves of arguments, tensors for those with types: one for an object that comes twice."""
-    tensors, known, full = iter(tensors), {}, []
+    tensors = iter(tensors)
+    known: dict[int, torch.Tensor] = {}
+    full: list[Any] = []
     for leaf, type in zip(leaves, types, strict=True):
         if type is None:
             full.append(leaf)
@@ -73,9 +75,11 @@ def recorded(
         return results
 
     fulls = [Full(t.shape, t.dtype) for t in types if t is not None]
-    options = {"device": device, "requires_grad": requires_grad, "checks": checks}
+    record_these = functools.partial(
+        record, device=device, requires_grad=requires_grad, checks=checks, of_caller=True
+    )
     try:
-        graph = rewritten(record(flat, fulls, **options, of_caller=True))
+        graph = rewritten(record_these(flat, fulls))
     except (RuntimeError, TypeError, IndexError, AttributeError) as error:
         nested = _raised_below(error, "/torch/nested/")
         if isinstance(error, AttributeError) and not nested:

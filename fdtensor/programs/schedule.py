@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import attrs
 
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Var
 from fdtensor.ops.saved_values import ALIAS
-from fdtensor.plans.collectives import AllGather, Exchange, Step, is_local
+from fdtensor.plans.collectives import AllGather, Bundle, Exchange, Step, is_local
 from fdtensor.programs.program import Eqn, Program, Together, is_view_line
 
 __all__ = ["BUCKET_BYTES", "scheduled"]
@@ -35,7 +34,7 @@ def scheduled(program: Program, bucket_bytes: int = BUCKET_BYTES, ahead: bool = 
     return attrs.evolve(program, eqns=tuple(eqns))
 
 
-def _kind(eqn: Eqn) -> Any:
+def _kind(eqn: Eqn) -> Bundle | None:
     """The key that lines share if they may travel together; None for a line that travels alone."""
     return eqn.op.collective.bundle(eqn.op) if isinstance(eqn.op, Step) else None
 
@@ -55,7 +54,7 @@ def _packed(eqns: Sequence[Eqn]) -> Eqn:
 
 def _early(eqns: Sequence[Eqn]) -> list[Eqn]:
     """The lines with each reduction, and moves of its result, just after its operand."""
-    reductions: dict[Var, list[Eqn]] = {}
+    reductions: dict[Var | None, list[Eqn]] = {}
     makers = {v for eqn in eqns for v in eqn.outs if v is not None}
     reduced: set[Var] = set()
     for eqn in eqns:
@@ -68,7 +67,7 @@ def _early(eqns: Sequence[Eqn]) -> list[Eqn]:
     def add(eqn: Eqn) -> None:
         out.append(eqn)
         for v in eqn.outs:
-            for reduction in reductions.pop(v, []):  # type: ignore[arg-type]
+            for reduction in reductions.pop(v, ()):
                 add(reduction)
 
     for eqn in eqns:
@@ -83,17 +82,17 @@ def _reduced(eqns: Sequence[Eqn], bucket_bytes: int, moves: bool = False) -> lis
     Views and moves of their results are held back too; with `moves`, other moves travel together.
     """
     out: list[Eqn] = []
-    held_back: dict[Any, list[Eqn]] = {}
-    after: dict[Any, list[Eqn]] = {}
-    size_of: dict[Any, int] = {}
-    owner: dict[Var, Any] = {}
+    held_back: dict[Bundle, list[Eqn]] = {}
+    after: dict[Bundle, list[Eqn]] = {}
+    size_of: dict[Bundle, int] = {}
+    owner: dict[Var | None, Bundle] = {}
 
-    def flush(kind: Any) -> None:
-        bucket, rest = held_back.pop(kind, []), after.pop(kind, [])
+    def flush(kind: Bundle) -> None:
+        bucket, rest = held_back.pop(kind, ()), after.pop(kind, ())
         size_of.pop(kind, None)
         for eqn in (*bucket, *rest):
             for v in eqn.outs:
-                owner.pop(v, None)  # type: ignore[arg-type]
+                owner.pop(v, None)
         if bucket:
             out.append(_packed(bucket))
             out.extend(_reduced(rest, bucket_bytes, moves=True))
@@ -116,7 +115,7 @@ def _reduced(eqns: Sequence[Eqn], bucket_bytes: int, moves: bool = False) -> lis
             flush(kind)
         held_back.setdefault(kind, []).append(eqn)
         size_of[kind] = size_of.get(kind, 0) + size
-        owner[eqn.outs[0]] = kind  # type: ignore[index]
+        owner[eqn.outs[0]] = kind
     for kind in list(held_back):
         flush(kind)
     return out
@@ -233,7 +232,7 @@ def _past_gathers(
 ) -> dict[int, int]:
     """How often each gather's input was gathered before: a second time is for the backward."""
     seen: Counter[Var] = Counter()
-    past = {}
+    past: dict[int, int] = {}
     for i in gathers:
         v = eqns[i].ins[0]
         while v in maker:

@@ -1,3 +1,5 @@
+# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
 """`cheapest`: one option for each node of a graph, so that all of it costs the least.
 
 An option has the placements in which a node takes its operands and gives its results. A value that
@@ -10,22 +12,31 @@ the dual revised simplex method, arXiv 1503.01889).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from math import prod
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["Node", "Option", "cheapest"]
+from fdtensor.layouts.placement import Placement
+
+__all__ = ["Node", "Option", "Place", "cheapest"]
+
+P = TypeVar("P")
+
+
+Place = Placement | Literal["free"]
+"""A placement, or "free": an operand that no call reads, a result in any but a pending one."""
 
 
 @attrs.frozen(eq=False)
 class Option:
     """One way to run a node: the placements of its operands and results, and its own seconds."""
 
-    ins: tuple[Hashable, ...]
-    outs: tuple[Hashable, ...]
+    ins: tuple[Place, ...]
+    outs: tuple[Placement, ...]
     seconds: float
     note: Any = None
 
@@ -39,7 +50,7 @@ class Node:
     options: tuple[Option, ...]
 
 
-Price = Callable[[int, Any, Any], float]
+Price = Callable[[int, Placement, Place], float]
 """The seconds that moving value `v` from one placement to another takes."""
 
 
@@ -101,7 +112,9 @@ def _joined(
     placements = {option.outs[0] for option in a.options}
     if not {option.ins[at] for option in b.options} <= placements:
         return None
-    best: dict[Any, tuple[float, Any]] = {}
+    best: dict[
+        tuple[tuple[Place, ...], tuple[Placement, ...]], tuple[float, tuple[tuple[int, int], ...]]
+    ] = {}
     for i, x in enumerate(a.options):
         for j, y in enumerate(b.options):
             if x.outs[0] == y.ins[at]:
@@ -127,10 +140,15 @@ def _solved(nodes: Sequence[Node], price: Price, share: Callable[[int], bool]) -
 
 def _best_of_all(nodes: Sequence[Node], price: Price, share: Callable[[int], bool]) -> list[int]:
     """The best of all combinations, by a search in depth that is cut off above the best so far."""
-    best, least = [], float("inf")
+    best: list[int] = []
+    least = float("inf")
 
     def search(
-        i: int, picked: list[int], placed: dict[int, Any], paid: dict[Any, float], total: float
+        i: int,
+        picked: list[int],
+        placed: dict[int, Placement],
+        paid: dict[tuple[object, ...], float],
+        total: float,
     ) -> None:
         nonlocal best, least
         if total >= least:
@@ -182,7 +200,7 @@ class _Model:
         self.low.append(low)
         self.high.append(high)
 
-    def solve(self) -> np.ndarray:
+    def solve(self) -> NDArray[np.float64]:
         """The variables of the least cost; those of the relaxation where they are integers."""
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
@@ -210,12 +228,13 @@ def _by_integer_program(
         [model.variable(o.seconds, whole=len(node.options) > 1) for o in node.options]
         for node in nodes
     ]
-    makers: dict[int, dict[Any, list[int]]] = {}
-    moves: dict[Any, int] = {}
+    makers: dict[int, dict[Placement, list[int]]] = {}
+    moves: dict[tuple[object, ...], int] = {}
     for n, (node, pick) in enumerate(zip(nodes, picks, strict=True)):
         model.constraint([(x, 1.0) for x in pick], 1, 1)
         for i, v in enumerate(node.ins):
-            takers = _grouped(pick, [o.ins[i] for o in node.options])
+            wanted: list[Place] = [o.ins[i] for o in node.options]
+            takers = _grouped(pick, wanted)
             _flow(model, makers[v], takers, v, price, moves, () if share(v) else (n, i))
         for i, v in enumerate(node.outs):
             if v is not None:
@@ -224,8 +243,8 @@ def _by_integer_program(
     return [int(np.argmax([x[i] for i in pick])) for pick in picks]
 
 
-def _grouped(pick: Sequence[int], placements: Sequence[Any]) -> dict[Any, list[int]]:
-    groups: dict[Any, list[int]] = {}
+def _grouped(pick: Sequence[int], placements: Sequence[P]) -> dict[P, list[int]]:
+    groups: dict[P, list[int]] = {}
     for x, placement in zip(pick, placements, strict=True):
         groups.setdefault(placement, []).append(x)
     return groups
@@ -233,11 +252,11 @@ def _grouped(pick: Sequence[int], placements: Sequence[Any]) -> dict[Any, list[i
 
 def _flow(
     model: _Model,
-    makers: dict[Any, list[int]],
-    takers: dict[Any, list[int]],
+    makers: dict[Placement, list[int]],
+    takers: dict[Place, list[int]],
     v: int,
     price: Price,
-    moves: dict[Any, int],
+    moves: dict[tuple[object, ...], int],
     use: tuple[int, ...],
 ) -> None:
     """Adds the moves of value `v` to one use: a flow from its makers' placements to its takers'.
@@ -245,11 +264,13 @@ def _flow(
     `makers` and `takers` are the variables of options by placement; `use` tells uses apart that do
     not share a move.
     """
-    prices = {(p, q): 0.0 if p == q else price(v, p, q) for p in makers for q in takers}
+    prices: dict[tuple[Placement, Place], float] = {
+        (p, q): 0.0 if p == q else price(v, p, q) for p in makers for q in takers
+    }
     if not any(prices.values()):
         return
 
-    def move(p: Any, q: Any) -> int:
+    def move(p: Placement, q: Place) -> int:
         key = (v, p, q, *use)
         if key not in moves:
             moves[key] = model.variable(prices[p, q])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fdtensor.ops.graph import Var, argument_text
 from fdtensor.plans.text import bytes_text, time_text
@@ -26,7 +26,7 @@ def text_of(program: Program) -> str:
     lines.append("  in   " + "  ".join(map(typed, program.inputs)))
     if program.constants:
         lines.append("  with " + "  ".join(typed(v) for v, _ in program.constants))
-    rows = []
+    rows: list[tuple[str, str, str]] = []
     for eqn in program.eqns:
         left = "  ".join(map(typed, eqn.outs))
         if eqn.steps:
@@ -59,7 +59,7 @@ def _total(program: Program) -> str:
     return f"{count} {plural}, {bytes_text(program.received_bytes)} received per rank"
 
 
-def op_name(op: Any) -> str:
+def op_name(op: object) -> str:
     """The name of an op as programs print it: `mm`, `sum.dim_IntList`, `mylib.op`."""
     return str(op).removeprefix("aten.").removesuffix(".default")
 

@@ -93,12 +93,12 @@ def trace(
         return traced(f, spec, leaves, types, options, cost=cost or NCCL).program
 
 
-def is_typed(leaf: Any) -> bool:
+def is_typed(leaf: object) -> bool:
     """Whether a leaf stands for a distributed tensor."""
     return type_of(leaf) is not None
 
 
-def type_of(leaf: Any) -> TensorType | None:
+def type_of(leaf: object) -> TensorType | None:
     """The type of a `DTensor` or the like, or a `TensorType` itself; None for other leaves."""
     if isinstance(leaf, TensorType):
         return leaf

@@ -5,8 +5,6 @@ A value has versions: the layouts and dtypes that it has been moved or cast to.
 
 from __future__ import annotations
 
-from typing import Any
-
 import attrs
 import torch
 
@@ -30,7 +28,7 @@ class Values:
         self.types: list[TensorType] = []
         """By the index of the value."""
         self.eqns: list[Eqn] = []
-        self.constants: list[tuple[Var, Any]] = []
+        self.constants: list[tuple[Var, torch.Tensor]] = []
         self.makers: dict[Var, Call] = {}
         """The call of the whole graph for which a value is computed."""
         self.call: Call | None = None

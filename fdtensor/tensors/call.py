@@ -30,7 +30,7 @@ P = ParamSpec("P")
 _FUNCTIONS: OrderedDict[Any, Spmd[..., Any]] = OrderedDict()
 
 _QUICK: dict[Any, Entry] = {}
-"""What `call` has made for arguments without derivatives, by function, types and constants."""
+"""The programs of `call` for arguments without derivatives, by function, types and constants."""
 
 _CONSTANT = frozenset({int, bool, str, type(None), torch.dtype})
 

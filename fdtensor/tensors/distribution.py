@@ -123,7 +123,7 @@ def _plain(local: Any, comm: Comm[Any]) -> Any:
 
 
 def _vacant(type: TensorType, comm: Comm[Any], like: Any) -> torch.Tensor:
-    """What a rank outside the mesh holds; `like`, a tensor, is what its graph comes from."""
+    """The empty block of a rank outside the mesh; its autograd graph is that of `like`."""
     nothing = empty(type, comm.rank or 0, comm.device or torch.device("cpu"))
     if not isinstance(like, torch.Tensor) or like.dtype != type.dtype or not tracked([like]):
         return nothing
@@ -226,6 +226,6 @@ def local_blocks(value: Any, mesh: Mesh, comm: Comm[Any]) -> list[tuple[int, tor
 
 
 def shards(tensor: torch.Tensor, layout: Layout) -> tuple[torch.Tensor, ...]:
-    """What each rank of the mesh holds of `tensor`, in mesh order: a value for a SimulatedComm."""
+    """The blocks of `tensor` by rank, in the order of the mesh: a value for a SimulatedComm."""
     value: Sequence[torch.Tensor] = distribute(tensor, layout, SimulatedComm(layout.mesh)).local
     return tuple(value)

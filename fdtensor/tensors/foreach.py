@@ -18,7 +18,7 @@ def is_foreach(f: Any) -> bool:
 
 
 def by_comm(run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """What `run(*args, **kwargs)` gives, run for the entries of each Comm; None if there is one.
+    """The results of `run(*args, **kwargs)` for the entries of each Comm; None if there is one.
 
     Lists as long as the first are taken apart with it, of tensors or of numbers.
     """

@@ -56,7 +56,7 @@ def local_tensors(tree: Any) -> list[torch.Tensor]:
 
 @opaque
 def gradients(tree: Tree) -> Tree:
-    """What `.backward()` has left in the local tensors of a pytree's DTensors, as DTensors.
+    """The gradients that `.backward()` left in the local tensors of a pytree, as DTensors.
 
     None for one that has none. They are the very tensors that an optimizer of torch reads.
     """
@@ -215,7 +215,7 @@ def _reduced(
 
 
 def _block(x: DTensor[Any], rank: int, replicas: bool) -> torch.Tensor | None:
-    """What a rank holds; None for one outside, and for replicas but the first."""
+    """The block of a rank; None for one outside, and for replicas but the first."""
     coord = x.mesh.coord(rank)
     if coord is None:
         return None
@@ -261,5 +261,5 @@ def _block_norms(blocks: Sequence[torch.Tensor], p: float) -> list[torch.Tensor]
 
 
 def _factor(norm: torch.Tensor, max_norm: float) -> torch.Tensor:
-    """What gradients of this norm are multiplied with, as torch does."""
+    """The factor of gradients with this norm, as torch computes it."""
     return (max_norm / (norm + 1e-6)).clamp(max=1.0)

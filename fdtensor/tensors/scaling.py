@@ -32,7 +32,7 @@ Tree = TypeVar("Tree")
 
 @attrs.frozen
 class LossScale:
-    """What losses are multiplied with, and how that changes from step to step.
+    """The factor of losses, and how it changes from step to step.
 
     loss = scale.scaled(loss)
     grads, skip = scale.unscaled(grads)
@@ -41,9 +41,9 @@ class LossScale:
 
     value: float = 2.0**16
     growth: float = 2.0
-    """What the scale is multiplied with after `interval` steps in a row without inf or nan."""
+    """The factor of the scale after `interval` steps in a row without inf or nan."""
     backoff: float = 0.5
-    """What it is multiplied with after a step that was left out."""
+    """The factor of the scale after a step that was left out."""
     interval: int = 2000
     streak: int = 0
     """How many steps in a row have had neither inf nor nan."""

@@ -1,4 +1,4 @@
-"""What tests of distributed code need: laws over all layouts, strategies, values, real ranks.
+"""Tests of distributed code: laws over all layouts, strategies, values, real ranks.
 
     assert_same_on_every_layout(f, x, w)  # as in one process, whatever the layouts
     @given(sharded((x, w)))  # any DTensors of these tensors, for a law of your own

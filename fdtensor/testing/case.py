@@ -24,13 +24,13 @@ __all__ = ["Case", "Outcome"]
 
 @attrs.frozen(eq=False)
 class Outcome:
-    """What a call gave: the leaves of its result, and the gradients by its floating tensors."""
+    """The outcome of a call: the leaves of its result, and gradients by its floating tensors."""
 
     tree: Any
     leaves: list[Any]
     grads: list[Any]
     faults: tuple[tuple[str, str], ...] = ()
-    """What was done to the arguments: which one, and what happened to it."""
+    """The changes to arguments: which one, and what happened to it."""
 
 
 @attrs.frozen(eq=False)
@@ -64,7 +64,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What the function is called."""
+        """The name of the function."""
         return name_of(self.f)
 
     @property
@@ -78,7 +78,7 @@ class Case:
         return [self.given[i].detach() for i in self.places]
 
     def where(self) -> list[str]:
-        """What each tensor is among the arguments: `argument 0['w']`."""
+        """The name of each tensor among the arguments: `argument 0['w']`."""
         names = paths(self.tree, "args")
         return [argument(names[i]) for i in self.places]
 
@@ -106,7 +106,7 @@ class Case:
         return args, kwargs if key is None else {**kwargs, "key": key}
 
     def plain(self, tensors: Sequence[torch.Tensor]) -> Outcome:
-        """What the plain function gives; with a key, what it gives on one rank."""
+        """The outcome of the plain function; with a key, its outcome on one rank."""
         if self.key is not None:
             case = attrs.evolve(self, spread=None)
             outcome = case.on(alone(tensors).spread(tensors), case.function())
@@ -122,7 +122,7 @@ class Case:
         return Outcome(tree, cut, grads)
 
     def on(self, tensors: Sequence[DTensor[Any]], function: Callable[..., Any]) -> Outcome:
-        """What the function of DTensors gives on these, on simulated or real ranks."""
+        """The outcome of the function of DTensors on these, on simulated or real ranks."""
         inputs = list(tensors)
         comm = inputs[0].comm
         leaves_held: list[torch.Tensor] = []

@@ -30,7 +30,7 @@ class CaseFailure:
 
     @property
     def kind(self) -> str:
-        """What sort of problem it is: a difference, or the kind of error."""
+        """The kind of problem: a difference, or the kind of error."""
         return "" if isinstance(self.cause, Difference) else type(self.cause).__name__
 
     def __str__(self) -> str:
@@ -47,10 +47,10 @@ class Checker:
     case: Case
     tolerance: Tolerance
     known: Outcome | None = None
-    """What the case's own tensors give."""
+    """The outcome of the case's own tensors."""
 
     def problem(self, setting: LayoutCase) -> CaseFailure | None:
-        """What is wrong on simulated ranks, or None."""
+        """The problem on simulated ranks, or None."""
         spread = setting.spread(self.case.tensors)
         expected = self._due(spread)
         try:
@@ -61,7 +61,7 @@ class Checker:
         return None if wrong is None else CaseFailure(wrong)
 
     def problem_on(self, ranks: LocalCluster, setting: LayoutCase) -> CaseFailure | None:
-        """What is wrong on real ranks, or None."""
+        """The problem on real ranks, or None."""
         from fdtensor.cluster import WorkerError
 
         everyone = SimulatedComm(Mesh(world=ranks.n))
@@ -78,7 +78,7 @@ class Checker:
         return None
 
     def _due(self, spread: Sequence[DTensor[Any]]) -> Outcome:
-        """What the plain function gives for the tensors that these blocks are.
+        """The outcome of the plain function for the tensors of these blocks.
 
         Floats that were split into terms are not quite those that they were split from.
         """

@@ -48,7 +48,7 @@ class Difference:
     """Something that differs, and in what."""
 
     where: str
-    """What it is: `the result`, `result[0]`, `the gradient of argument 1`."""
+    """Its name: `the result`, `result[0]`, `the gradient of argument 1`."""
     what: str
     """How it differs, with its worst element and the rank that holds it."""
     by: str = ""

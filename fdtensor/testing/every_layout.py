@@ -31,7 +31,7 @@ _REAL = 3
 """How many settings that hold on simulated ranks run on real ones too."""
 
 _LINEAR: tuple[ReduceOp, ...] = ("sum", "avg")
-"""What may be pending in what has a derivative."""
+"""The reductions that may be pending in a value with a derivative."""
 
 
 def assert_same_on_every_layout(
@@ -226,7 +226,7 @@ def _told(
 def _beside(
     ranks: LocalCluster, checker: Checker, setting: LayoutCase, problem: CaseFailure
 ) -> str:
-    """What real ranks say of a problem of simulated ones."""
+    """The verdict of real ranks on a problem of simulated ones."""
     real = checker.problem_on(ranks, setting)
     if real is None:
         return "agree with the single process: only simulated ranks fail"

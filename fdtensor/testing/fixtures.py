@@ -42,7 +42,7 @@ def gloo_ranks() -> Iterator[Callable[[int], GlooPool]]:
 
 
 def _missing() -> str | None:
-    """What this machine lacks, or None."""
+    """The requirement that this machine lacks, or None."""
     if not dist.is_available():
         return "torch is built without torch.distributed"
     if not dist.is_gloo_available():

@@ -246,7 +246,7 @@ def _put(place: int, axis: str, placement: Placement) -> Callable[[int, str, Pla
 
 
 def _simpler(placement: Placement, shape: Sequence[int], count: int) -> list[Placement]:
-    """What might stand instead of a placement."""
+    """The placements to try instead of one."""
     simpler: list[Placement] = [Replicate()]
     match placement:
         case Shard(dim) | StridedShard(dim) | Ragged(dim):

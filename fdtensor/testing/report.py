@@ -27,7 +27,7 @@ def told(
     real: str | None = None,
     story: str = "",
 ) -> str:
-    """What fails in which layouts, the facts, and what to do.
+    """The failure: the layouts, the facts, and what to do.
 
     `rounding` is whether it may be that alone, `real` what real ranks say, `story` how the layouts
     were found.

@@ -129,7 +129,7 @@ def check_row(
     count: int,
     seed: int = 0,
 ) -> str | None:
-    """What is wrong when a call runs on blocks as a row says, or None."""
+    """The fault of a call that runs on blocks as a row says, or None."""
     mesh = Mesh(x=count)
 
     def typed(t: torch.Tensor, placement: Any) -> TensorType:
@@ -163,7 +163,7 @@ def check_row(
 
 
 def _of_rank(call: Call, ins: Sequence[TensorType], outs: Sequence[TensorType], rank: int) -> Graph:
-    """What a rank runs; of a plain function, the function itself on its blocks."""
+    """The function that a rank runs; of a plain function, the function itself on its blocks."""
     if isinstance(call.op, OpOverload):
         return lowered(call, ins, outs, (rank,))
     inputs = tuple(map(Var, range(len(ins))))

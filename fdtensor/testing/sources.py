@@ -39,7 +39,7 @@ _LITERAL = 24
 """Tensors with more elements go into a file."""
 
 _SCRIPT = ("torch", "Mesh", "Layout", "TensorType", "assert_same_on_layouts", "full_tensor")
-"""What the script itself speaks of, beside placements."""
+"""The names that the script itself uses, beside placements."""
 
 _TORCH = ("torch", "torch.nn.functional", "torch.linalg", "torch.fft", "torch.special")
 
@@ -53,7 +53,7 @@ class Names:
     lines: list[str] = attrs.field(factory=list)
     known: dict[int, str] = attrs.field(factory=dict)
     kept: list[Any] = attrs.field(factory=list)
-    """What `known` speaks of, so that no other object takes its id."""
+    """The objects that `known` names, kept so that no other object takes their ids."""
     taken: set[str] = attrs.field(factory=lambda: {*_SCRIPT})
 
     def spelled(self, value: Any, name: str) -> str:
@@ -130,7 +130,7 @@ class Names:
         return self._imported(value)
 
     def _imported(self, value: Any) -> str | None:
-        """What has a place in a module that can be imported."""
+        """The text of an object that has a place in a module that can be imported."""
         module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
         if not isinstance(module, str) or not isinstance(name, str) or module == "__main__":
             return None
@@ -303,7 +303,7 @@ def _source(function: FunctionType, decorated: bool) -> str | None:
 
 
 def _at(home: object, name: str) -> Any:
-    """What a module has under a dotted name, or None."""
+    """The object of a module under a dotted name, or None."""
     for part in name.split("."):
         home = getattr(home, part, None)
     return home

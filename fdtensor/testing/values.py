@@ -27,7 +27,7 @@ def full_tensor(type: TensorType, seed: int) -> torch.Tensor:
 
 
 def block(tensor: torch.Tensor, type: TensorType, rank: int) -> torch.Tensor:
-    """What `rank` holds of a tensor that is not pending: its rows, columns, ... by `type.index`."""
+    """The block of `rank` of a tensor that is not pending: its rows, columns, ..., by its type."""
     part = tensor.to(_wide(type.dtype))
     for dim, indices in enumerate(type.index(rank)):
         part = part.index_select(dim, torch.tensor(indices, dtype=torch.int64))

@@ -24,7 +24,7 @@ from __future__ import annotations
 from fdtensor.plans.collectives.all_gather import AllGather
 from fdtensor.plans.collectives.all_reduce import AllReduce
 from fdtensor.plans.collectives.all_to_all import AllToAll
-from fdtensor.plans.collectives.base import Change, Collective, Step, World
+from fdtensor.plans.collectives.base import Bundle, Change, Collective, Step, World
 from fdtensor.plans.collectives.broadcast import Broadcast
 from fdtensor.plans.collectives.exchange import Exchange, Way, by_exchange
 from fdtensor.plans.collectives.local import is_local, local_step
@@ -40,6 +40,7 @@ __all__ = [
     "AllReduce",
     "AllToAll",
     "Broadcast",
+    "Bundle",
     "Change",
     "Collective",
     "Exchange",

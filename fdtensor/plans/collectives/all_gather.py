@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import attrs
 
 from fdtensor.plans.collectives.base import (
     Axes,
+    Bundle,
     Change,
     Dims,
     Step,
@@ -51,7 +50,7 @@ class AllGather(Even):
         whole = step.dst.local_shape(rank)
         return None, along(step.src.mesh, self.axes, whole, self.dims)
 
-    def arguments(self, call: Call, wire_op: str) -> tuple[Any, ...]:
+    def arguments(self, call: Call, wire_op: str) -> tuple[object, ...]:
         return call.count, call.group
 
     def working_numel(self, step: Step, rank: int, owned: bool) -> int:
@@ -63,5 +62,5 @@ class AllGather(Even):
         in_order = outermost(step.dst, rank, self.axes, self.dims)
         return 0 if in_order else 2 * step.dst.local_nbytes(rank)
 
-    def bundle(self, step: Step) -> Any:
+    def bundle(self, step: Step) -> Bundle | None:
         return AllGather, self.axes, step.src.dtype

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import attrs
-import numpy as np
 import torch
 
 from fdtensor.layouts.placement import ReduceOp
 from fdtensor.plans.collectives.base import (
     Axes,
+    Bundle,
     Change,
     Step,
     axes_fact,
@@ -20,7 +19,7 @@ from fdtensor.plans.collectives.base import (
 )
 from fdtensor.plans.collectives.even import Call, Even
 from fdtensor.plans.collectives.exchange import by_exchange
-from fdtensor.plans.counts import numel, summed
+from fdtensor.plans.counts import Count, numel, summed
 from fdtensor.plans.normal_type import normalized
 from fdtensor.plans.owners import owners
 
@@ -59,7 +58,7 @@ class AllReduce(Even):
     def tilings(self, step: Step, rank: int) -> tuple[None, None]:
         return None, None
 
-    def arguments(self, call: Call, wire_op: str) -> tuple[Any, ...]:
+    def arguments(self, call: Call, wire_op: str) -> tuple[object, ...]:
         return wire_op, call.group
 
     def as_exchanges(self, step: Step) -> tuple[Step, ...]:
@@ -68,7 +67,7 @@ class AllReduce(Even):
         steps = (by_exchange(step.src, owned), by_exchange(owned, step.dst))
         return steps if owned is not step.dst else steps[:1]
 
-    def received(self, step: Step) -> np.ndarray:
+    def received(self, step: Step) -> Count:
         return self._around(step) // self._members(step)
 
     def received_at(self, step: Step, rank: int) -> int:
@@ -79,13 +78,13 @@ class AllReduce(Even):
         # a rank has the mean of them, rounded down
         return summed(step.src.mesh.sizes, self._around(step)) // self._members(step)
 
-    def sent(self, step: Step) -> np.ndarray:
+    def sent(self, step: Step) -> Count:
         return self.received(step)
 
     def sent_at(self, step: Step, rank: int) -> int:
         return self.received_at(step, rank)
 
-    def _around(self, step: Step) -> np.ndarray:
+    def _around(self, step: Step) -> Count:
         """The bytes that all members of each rank's group receive."""
         nbytes = numel(normalized(step.src)) * step.src.dtype.itemsize
         return nbytes * (2 * (self._members(step) - 1))
@@ -106,5 +105,5 @@ class AllReduce(Even):
     def copied(self, step: Step, moved: int) -> int:
         return 0
 
-    def bundle(self, step: Step) -> Any:
+    def bundle(self, step: Step) -> Bundle | None:
         return AllReduce, self.axes, self.reduce_op, step.src.dtype

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import attrs
 
 from fdtensor.plans.collectives.base import Axes, Change, Step, axes_fact, local_numel
@@ -52,7 +50,7 @@ class AllToAll(Even):
         after = along(mesh, axes, step.dst.local_shape(rank), (self.src_dim,) * len(axes))
         return before, after
 
-    def arguments(self, call: Call, wire_op: str) -> tuple[Any, ...]:
+    def arguments(self, call: Call, wire_op: str) -> tuple[object, ...]:
         sizes = [call.length // call.count] * call.count
         return sizes, sizes, call.group
 

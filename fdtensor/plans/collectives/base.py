@@ -14,12 +14,23 @@ import torch
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.record import Record
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.plans.counts import summed, to_receive, to_send
+from fdtensor.plans.counts import Count, summed, to_receive, to_send
 from fdtensor.plans.movement import Movement, movement
 from fdtensor.plans.normal_type import NormalType
 from fdtensor.plans.routes import route
 
-__all__ = ["Axes", "Blocks", "Change", "Collective", "Dims", "OnRank", "Step", "World"]
+__all__ = [
+    "Axes",
+    "Blocks",
+    "Bundle",
+    "Change",
+    "Collective",
+    "Dims",
+    "OnRank",
+    "Step",
+    "Work",
+    "World",
+]
 
 Axes = tuple[str, ...]
 Dims = tuple[int, ...]
@@ -29,6 +40,18 @@ Blocks = Mapping[int, torch.Tensor]
 
 OnRank = Callable[[torch.Tensor, bool], torch.Tensor]
 """A step on one rank: its new local tensor for its old one, which it may overwrite if True."""
+
+
+Bundle = tuple[Any, ...]
+"""The key of steps that travel as one: a kind of collective, then axes, dtypes and the like."""
+
+
+class Work(Protocol):
+    """A message on its way."""
+
+    def wait(self) -> object:
+        """Returns when it has arrived, or has been read from its tensor."""
+        ...
 
 
 class World(Protocol):
@@ -63,7 +86,7 @@ class World(Protocol):
         senders: Sequence[int],
         incoming: Sequence[torch.Tensor],
         /,
-    ) -> tuple[Sequence[Any], Sequence[Any]]:
+    ) -> tuple[Sequence[Work], Sequence[Work]]:
         """Starts a message to each receiver and from each sender; returns what to wait for."""
         ...
 
@@ -111,7 +134,7 @@ class Collective(Record):
 
     # --- bytes, which are those of the pieces that move unless a file says otherwise ----------
 
-    def received(self, step: Step) -> np.ndarray:
+    def received(self, step: Step) -> Count:
         """The bytes each rank of `step.dst.mesh` receives, as an array that broadcasts over it."""
         return to_receive(step.moves) * step.src.dtype.itemsize
 
@@ -124,12 +147,12 @@ class Collective(Record):
         """The bytes that all ranks together receive."""
         return summed(step.dst.mesh.sizes, self.received(step))
 
-    def sent(self, step: Step) -> np.ndarray:
+    def sent(self, step: Step) -> Count:
         """The bytes each rank of `step.src.mesh` sends, as an array that broadcasts over it."""
         if step.moves.same_mesh:
             return to_send(step.moves) * step.src.dtype.itemsize
         counts = [self.sent_at(step, rank) for rank in step.src.mesh.order]
-        return np.array(counts, object).reshape(step.src.mesh.sizes)
+        return np.reshape(np.array(counts, np.object_), step.src.mesh.sizes)
 
     def sent_at(self, step: Step, rank: int) -> int:
         """The bytes that a rank of `step.src.mesh` sends, message by message."""
@@ -162,7 +185,7 @@ class Collective(Record):
         del moved
         return 2 * step.dst.local_nbytes(step.dst.mesh.order[0])
 
-    def bundle(self, step: Step) -> Any:
+    def bundle(self, step: Step) -> Bundle | None:
         """The key that steps share if they travel as one; None for a step that travels alone."""
         del step
         return None

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
 from fdtensor.layouts.placement import ReduceOp
 from fdtensor.plans.boxes import Views, cut, pack_into, packed
-from fdtensor.plans.collectives.base import World
+from fdtensor.plans.collectives.base import Work, World
 from fdtensor.plans.collectives.rounds import (
     ExchangeRound,
     MessageView,
@@ -96,6 +95,6 @@ def by_all_to_all(world: World, ranks: tuple[int, ...], reduce_op: ReduceOp | No
     return deliver
 
 
-def _waited(work: Any, tensor: torch.Tensor) -> torch.Tensor:
+def _waited(work: Work, tensor: torch.Tensor) -> torch.Tensor:
     work.wait()
     return tensor

@@ -6,7 +6,7 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import attrs
 import torch
@@ -73,7 +73,7 @@ class Even(Collective):
         """How blocks lie in what a rank has before and after, where it has several."""
         raise NotImplementedError
 
-    def arguments(self, call: Call, wire_op: str) -> tuple[Any, ...]:
+    def arguments(self, call: Call, wire_op: str) -> tuple[object, ...]:
         """Those of the functional collective, after what a rank gives.
 
         `wire_op` is the reduction of what travels, empty where there is none.
@@ -139,7 +139,7 @@ class Even(Collective):
         received: Counter[int] = Counter()
         calls = {rank: self.call(step, rank, str) for rank in mesh.order}
         given = {rank: calls[rank].packed(blocks[rank]) for rank in mesh.order}
-        after = {}
+        after: dict[int, torch.Tensor] = {}
         for rank in mesh.order:
             ranks = sorted(mesh.coset(self.axes, mesh.coord(rank) or ()))
             parts = self.meeting([given[r] for r in ranks], ranks.index(rank))
@@ -195,10 +195,11 @@ def bundled(steps: Sequence[Step], world: World) -> OnRanks | None:
         arguments = kind.arguments(attrs.evolve(calls[0], length=row.shape[0]), wire_op)
         arrived = from_wire(send(to_wire(row), *arguments), row.dtype)
         if kind.gets_one:
-            parts = arrived.split(sizes)
+            parts = torch.split_with_sizes(arrived, sizes)
         else:
-            parts = [part.reshape(-1) for part in arrived.view(count, -1).split(sizes, 1)]
-        outs = []
+            columns = torch.split_with_sizes(arrived.view(count, -1), sizes, 1)
+            parts = [part.reshape(-1) for part in columns]
+        outs: list[torch.Tensor] = []
         for call, part, shape in zip(calls, parts, shapes, strict=True):
             outs.append(part.view(shape) if call.after is None else call.unpacked(part))
         return [divide(out, count) for out in outs] if averages else outs

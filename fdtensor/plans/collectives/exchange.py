@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from math import prod
-from typing import Any, Literal
+from typing import Literal
 
 import attrs
 import torch
@@ -17,6 +17,7 @@ from fdtensor.plans.boxes import contiguous, cut, packed
 from fdtensor.plans.collectives.base import (
     Axes,
     Blocks,
+    Bundle,
     Collective,
     OnRank,
     Step,
@@ -109,7 +110,7 @@ class Exchange(Collective):
             most = max(most, buffers)
         return local_numel(step.dst, rank) + most
 
-    def bundle(self, step: Step) -> Any:
+    def bundle(self, step: Step) -> Bundle | None:
         return (Exchange, self.axes, self.reduce_op, self.way) if self.pieces == 1 else None
 
     # --- blocks -------------------------------------------------------------------------------

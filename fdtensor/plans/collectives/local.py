@@ -6,13 +6,12 @@ import functools
 from collections import Counter
 
 import attrs
-import numpy as np
 import torch
 
 from fdtensor.layouts.blocks import Box, intersect, locate
 from fdtensor.plans.boxes import Boxes, boxes_in, cut
 from fdtensor.plans.collectives.base import Blocks, Collective, OnRank, Step, World
-from fdtensor.plans.counts import constant
+from fdtensor.plans.counts import Count, constant
 from fdtensor.plans.local_tensors import empty
 
 __all__ = ["Common", "Local", "common", "copy_common", "is_local", "local_step"]
@@ -27,7 +26,7 @@ class Local(Collective):
         """The new block of a rank that is in both meshes; never an alias of `block`."""
         raise NotImplementedError
 
-    def received(self, step: Step) -> np.ndarray:
+    def received(self, step: Step) -> Count:
         return constant(step.dst.mesh, 0)
 
     def received_at(self, step: Step, rank: int) -> int:
@@ -36,7 +35,7 @@ class Local(Collective):
     def received_by_all(self, step: Step) -> int:
         return 0
 
-    def sent(self, step: Step) -> np.ndarray:
+    def sent(self, step: Step) -> Count:
         return constant(step.src.mesh, 0)
 
     def sent_at(self, step: Step, rank: int) -> int:

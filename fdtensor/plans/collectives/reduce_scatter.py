@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import attrs
 
 from fdtensor.layouts.placement import ReduceOp
 from fdtensor.plans.collectives.base import (
     Axes,
+    Bundle,
     Change,
     Dims,
     Step,
@@ -57,7 +56,7 @@ class ReduceScatter(Even):
         whole = step.src.local_shape(rank)
         return along(step.src.mesh, self.axes, whole, self.dims), None
 
-    def arguments(self, call: Call, wire_op: str) -> tuple[Any, ...]:
+    def arguments(self, call: Call, wire_op: str) -> tuple[object, ...]:
         return wire_op, call.count, call.group
 
     def as_exchanges(self, step: Step) -> tuple[Step, ...]:
@@ -70,5 +69,5 @@ class ReduceScatter(Even):
     def copied(self, step: Step, moved: int) -> int:
         return 2 * (step.dst.local_nbytes(step.dst.mesh.order[0]) + moved)
 
-    def bundle(self, step: Step) -> Any:
+    def bundle(self, step: Step) -> Bundle | None:
         return ReduceScatter, self.axes, self.reduce_op, step.src.dtype

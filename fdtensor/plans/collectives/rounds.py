@@ -122,7 +122,8 @@ def _within(kept: tuple[Message, Message], box: Box) -> tuple[Box, Box]:
     before: list[Intervals] = []
     after: list[Intervals] = []
     for olds, news, wanted in zip(kept[0].box, kept[1].box, box, strict=True):
-        old, new = [], []
+        old: list[tuple[int, int]] = []
+        new: list[tuple[int, int]] = []
         for (shift, _), (start, stop) in zip(olds, news, strict=True):
             for ends in wanted:
                 low, high = max(ends[0], start), min(ends[1], stop)
@@ -138,7 +139,7 @@ def _views(
     messages: Sequence[Message], boxes: Sequence[Box], cut: Boxes, shape: Sequence[int]
 ) -> tuple[MessageView, ...]:
     index = {box: i for i, box in enumerate(boxes)}
-    views = []
+    views: list[MessageView] = []
     for m in messages:
         i = index[m.box]
         in_place = m.term == 0 and contiguous(m.box, shape)

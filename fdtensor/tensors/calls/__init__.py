@@ -1,4 +1,4 @@
-"""What a call of a function of DTensors needs: `spmd` and `call` stand on these.
+"""The parts of a call of a function of DTensors: `spmd` and `call` stand on these.
 
 `function` has `Spmd`, which holds what earlier calls have made. `arguments` takes what a call is
 given; `key` says which calls run the same program, with `python_state` for Python values; `entry`

@@ -40,7 +40,7 @@ class Adjoint:
     """Whether neither half moves anything: then torch differentiates the lines by itself."""
 
     def runner(self, comm: Any) -> Callable[[Sequence[Any]], Sequence[Any]]:
-        """What gives the outputs, as values with derivatives."""
+        """The outputs, as values with derivatives."""
         count = len(self.out_types)
 
         @functools.cache

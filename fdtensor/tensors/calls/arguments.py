@@ -1,4 +1,4 @@
-"""What a function of DTensors is given: plain tensors and keys become DTensors, or are refused."""
+"""Arguments of a function of DTensors: plain tensors and keys become DTensors, or are refused."""
 
 from __future__ import annotations
 

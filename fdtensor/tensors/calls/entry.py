@@ -29,7 +29,7 @@ __all__ = ["Entry", "agree", "agreed_entry", "traced_call"]
 
 @attrs.frozen(eq=False)
 class Entry:
-    """What is known of a call with certain types."""
+    """The program of a call with certain types, and how it is run."""
 
     traced: Traced | None
     """None where the function cannot be traced and runs on replicated operands."""
@@ -39,10 +39,10 @@ class Entry:
     types: tuple[TensorType, ...] = ()
     """Those of the outputs."""
     first: Program | None = None
-    """What ranks agree on: the program, or its forward where derivatives are wanted."""
+    """The program that ranks agree on, or its forward where derivatives are wanted."""
 
     def result(self, outs: Sequence[Any], comm: Any) -> Any:
-        """What the function returns, with these values."""
+        """The result of the function, with these values."""
         assert self.traced is not None
         if watching():
             for out, type in zip(outs, self.types, strict=True):

@@ -48,13 +48,13 @@ class Spmd(Generic[P, R]):
         self.f = f
         self.options = options or Options()
         self.reads = reader_of(f)
-        """What it reads besides its arguments, as a part of the key of a program."""
+        """The values that it reads besides its arguments, as a part of the key of a program."""
         self.programs: OrderedDict[Any, Entry] = OrderedDict()
         self.derived: dict[Any, Spmd[..., Any]] = {}
         self.keyed: Spmd[..., Any] | None = None
         """The same of the function with a key."""
         self.last: Entry | None = None
-        """What the last call ran."""
+        """The program that the last call ran."""
         self.reasons: set[str] = set()
         """Why it runs on replicated operands, as far as it was said."""
         functools.update_wrapper(self, f, updated=())
@@ -127,7 +127,7 @@ class Spmd(Generic[P, R]):
         )
 
     def _drawing(self, args: Any, kwargs: dict[str, Any]) -> Spmd[..., Any] | None:
-        """What to call where random ops are to draw from `kwargs["key"]`, which becomes a DTensor.
+        """The function to call where random ops draw from `kwargs["key"]`, which becomes a DTensor.
 
         None where there is no key, or it is just an argument of the function.
         """
@@ -150,7 +150,7 @@ class Spmd(Generic[P, R]):
         return self.keyed
 
     def _entry(self, leaves: Sequence[Any], spec: Any, orders: Any) -> Entry:
-        """What is known of a call with these arguments, worked out at the first of its kind."""
+        """The entry of a call with these arguments, worked out at the first of its kind."""
         __tracebackhide__ = True
         key = call_key(self.f, self.reads and self.reads(), leaves, spec, orders)
         entry = self.programs.get(key)
@@ -164,7 +164,7 @@ class Spmd(Generic[P, R]):
         return entry
 
     def _new(self, leaves: Sequence[Any], spec: Any, comm: Any, grads: bool) -> Entry:
-        """What is to be known of calls like this one, agreed on by all ranks."""
+        """The entry of calls like this one, agreed on by all ranks."""
         __tracebackhide__ = True
         refuse_untraceable(self.f, leaves)
         again = self._again if grads else None

@@ -15,7 +15,7 @@ __all__ = ["halves"]
 
 
 def halves(whole: Program, inputs: int, outs: int) -> tuple[Program, Program, tuple[int, ...]]:
-    """What does not depend on cotangents, and the rest; views are taken again, not kept."""
+    """The lines that do not depend on cotangents, and the rest; views are taken again, not kept."""
     primals, cotangents = whole.inputs[:inputs], whole.inputs[inputs:]
     late, early = set(cotangents), _needed(_early(whole, cotangents), whole.outs[:outs])
     first: list[Eqn] = []

@@ -26,7 +26,7 @@ __all__ = ["ANSWERS", "on_replicas", "placed", "replica"]
 
 
 def on_replicas(f: Callable[..., Any], leaves: Sequence[Any], spec: Any, comm: Any) -> Any:
-    """What `f` returns for these arguments, its tensors as replicated DTensors. Differentiable.
+    """The results of `f` for these arguments, its tensors as replicated DTensors. Differentiable.
 
     Collective: all ranks gather the operands. Ranks outside of their mesh get the same Python
     values, and empty tensors.
@@ -65,7 +65,7 @@ def on_replicas(f: Callable[..., Any], leaves: Sequence[Any], spec: Any, comm: A
 def placed(
     f: Callable[..., Any], result: Any, leaves: Sequence[Any], spec: Any, options: Options
 ) -> Any:
-    """What `f` returned for these arguments, in the layouts that the options ask for.
+    """The results of `f` for these arguments, in the layouts that the options ask for.
 
     Where they leave that open, what is shaped like an argument gets its layout, unless `quiet`.
     """
@@ -92,7 +92,7 @@ def replica(tensor: torch.Tensor, mesh: Mesh) -> TensorType:
 
 
 def _shared_with_all(answer: Any, comm: Any, root: int) -> Any:
-    """What `root` has, on every rank of a Comm: Python values, also on ranks outside a mesh."""
+    """The value of `root` on every rank of a Comm: Python values, also on ranks outside a mesh."""
     data = pickle.dumps(answer) if comm.rank == root else b""
     (length,) = comm.share([len(data)], root)
     shared = b""

@@ -116,7 +116,7 @@ def _with_cotangents(
 
 
 _NOT_BY_VJP = ("requires_grad", "saved tensor hooks", "setup_context")
-"""What torch says of functions with autograd or checkpoints inside, or with derivatives of ops."""
+"""Words in torch's errors about autograd or checkpoints inside, or derivatives that ops lack."""
 
 
 def _by_vjp(

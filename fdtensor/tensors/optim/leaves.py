@@ -51,7 +51,7 @@ class Params:
         ]
 
     def beside(self, tree: Any, name: str) -> list[Any]:
-        """What a pytree has in place of each parameter."""
+        """The leaves of a pytree in place of each parameter."""
         try:
             return self.spec.flatten_up_to(tree)
         except ValueError as error:

@@ -50,7 +50,7 @@ class Numbers(TorchFunctionMode):
 
 
 _AGAINST_ZERO = {"ne": True, "__ne__": True, "eq": False, "__eq__": False, "gt": True, "lt": False}
-"""What comparing a number that is above 0 with 0 gives."""
+"""The results of comparing a number above 0 with 0."""
 
 
 def _scaled(func: Any, plain: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

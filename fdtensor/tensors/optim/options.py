@@ -73,7 +73,7 @@ def checked(kind: Kind, options: Mapping[str, Any]) -> None:
 def _combinations(
     options: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """What torch is to look at: all options of one value, and one value of a pytree at a time."""
+    """The options for torch to check: all of one value, and one value of a pytree at a time."""
     values = {name: _values(value, defaults[name]) for name, value in options.items()}
     single = {name: entries[0] for name, entries in values.items() if len(entries) == 1}
     yield single

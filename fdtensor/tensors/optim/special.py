@@ -33,7 +33,7 @@ class Special:
     refused: str = ""
     """Why there is none for DTensors."""
     instead: str = ""
-    """What to do where it is refused."""
+    """The hint where it is refused."""
     options: Mapping[str, Any] = attrs.field(factory=dict)
     """Options that give the same without asking a tensor for its value."""
     without: Mapping[str, str] = attrs.field(factory=dict)
@@ -43,7 +43,7 @@ class Special:
     own: Mapping[str, Any] = attrs.field(factory=dict)
     """Options that torch does not have, with their defaults."""
     note: str = ""
-    """What there is to say of them."""
+    """The note on them."""
     fresh: Callable[[Group, torch.Tensor], State] = _nothing
     """State that torch makes in the first step, as it is before that."""
     before: Callable[[Group, State], None] = _unchanged
@@ -51,7 +51,7 @@ class Special:
 
 
 def special_of(kind: type[torch.optim.Optimizer]) -> Special:
-    """What an optimizer needs, by its class or the first of its bases in the table."""
+    """The needs of an optimizer, by its class or the first of its bases in the table."""
     return next((TABLE[k.__name__] for k in kind.__mro__ if k.__name__ in TABLE), Special())
 
 

@@ -23,7 +23,7 @@ from fdtensor.tensors.dtensor import DTensor
 __all__ = ["Device", "Where", "blockwise", "checked_dtype", "drawn", "floats"]
 
 Where: TypeAlias = Sequence[int] | int | TensorType
-"""What is drawn: a shape, or the type of a DTensor, which says its dtype too."""
+"""The target of a draw: a shape, or the type of a DTensor, which says its dtype too."""
 
 Device: TypeAlias = str | torch.device | None
 
@@ -86,7 +86,7 @@ def floats(
 def blockwise(
     x: DTensor[Any], of_block: Callable[[Places, torch.Tensor], torch.Tensor], dtype: torch.dtype
 ) -> DTensor[Any]:
-    """What `made` makes of each rank's block of `x` and of the places it has; in `x`'s layout."""
+    """The DTensor of `made(block, places)` on each rank's block of `x`, in the layout of `x`."""
     type = TensorType(x.shape, dtype, x.layout)
     rank = x.comm.rank
     ranks = type.mesh.order if rank is None else (rank,)

@@ -1,4 +1,4 @@
-"""What a function in `shard_map` is given: DTensors on its mesh, in the layouts that it wants."""
+"""Arguments of a function in `shard_map`: DTensors on its mesh, in the layouts that it wants."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ __all__ = ["Done", "ask", "inside", "run_lockstep"]
 
 @attrs.frozen(eq=False)
 class Done:
-    """What the function of a fiber has returned."""
+    """The result of the function of a fiber."""
 
     value: Any
 
@@ -52,7 +52,7 @@ class _Fiber:
         )
 
     def resume(self, answer: Any = None) -> Any:
-        """What the fiber asks for next, or `Done`; raises what it raises."""
+        """The next request of the fiber, or `Done`; raises the error that the fiber raises."""
         if self.thread.ident is None:
             self.thread.start()
         else:
@@ -109,7 +109,7 @@ def ask(request: Any) -> Any:
 def run_lockstep(
     bodies: Sequence[Callable[[], Any]], serve: Callable[[list[Any]], Sequence[Any]]
 ) -> list[Any]:
-    """What each body returns. When all have asked for something or ended, `serve` answers them.
+    """The results of the bodies. When all have asked for something or ended, `serve` answers them.
 
     What a body or `serve` raises is raised here, after all other fibers have ended.
     """
@@ -126,7 +126,7 @@ def run_lockstep(
 
 
 def _state() -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """What gives another thread the state of torch that this thread has for itself."""
+    """Returns the context that gives another thread the state of torch of this one."""
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     forward = forward_grad_enabled()
     kinds = ["cpu", *(["cuda"] if torch.cuda.is_initialized() else [])]

@@ -164,7 +164,7 @@ def _on_this_rank(
     wrong: Sequence[str],
     known: dict[Any, Sequence[Table]],
 ) -> Sequence[torch.Tensor]:
-    """What the function gives on this rank of a real mesh."""
+    """The result of the function on this rank of a real mesh."""
     rank: int = comm.rank  # type: ignore[attr-defined]
     if run.mesh.position(rank) is None:
         raise CommError(

@@ -64,7 +64,7 @@ class Permute:
 
 
 LocalCollective = Move | Permute
-"""What a named collective does with one tensor of each rank."""
+"""The movement of a named collective, of one tensor of each rank."""
 
 
 def _dual(placement: Placement) -> Placement:

@@ -33,7 +33,7 @@ __all__ = ["Call", "Place", "RealPlace", "SimulatedPlace", "at", "current", "sim
 
 @attrs.frozen
 class Call:
-    """What a rank says before tensors move: what it calls, and with tensors of which shapes."""
+    """The announcement of a rank before tensors move: its call, and the shapes of its tensors."""
 
     what: str
     """Such as `psum over 'tp'`; ranks that say different things fail together."""
@@ -57,7 +57,7 @@ class Call:
 
 
 Table = Sequence[Call]
-"""What each rank of a mesh says, in the order of the mesh."""
+"""The announcements of the ranks of a mesh, in its order."""
 
 
 class Place(Protocol):
@@ -66,14 +66,14 @@ class Place(Protocol):
     mesh: Mesh
     rank: int
     token: torch.Tensor | None
-    """What depends on all collectives so far, so that backward passes run all of them, in order."""
+    """A tensor that depends on all collectives so far: backward passes run them all, in order."""
 
     def meet(self, call: Call) -> Table:
-        """What all ranks say, which must be the same thing of the same dtypes."""
+        """The announcements of all ranks, which must be the same call with the same dtypes."""
         ...
 
     def carry(self, move: LocalCollective, tensor: torch.Tensor) -> torch.Tensor:
-        """What this rank has after a move, in a tensor of its own."""
+        """The tensor of this rank after a move, in memory of its own."""
         ...
 
 
@@ -119,7 +119,7 @@ def _says(call: Call) -> str:
 
 @attrs.frozen(eq=False)
 class _Carry:
-    """What a fiber asks for: a move of its tensor."""
+    """The request of a fiber: a move of its tensor."""
 
     move: LocalCollective
     tensor: torch.Tensor
@@ -147,7 +147,7 @@ class SimulatedPlace:
 
 
 def simulate(mesh: Mesh, comm: Comm[Any], body: Callable[[int], Any]) -> list[Any]:
-    """What `body` returns on each rank of the mesh, in its order."""
+    """The results of `body` on the ranks of the mesh, in its order."""
     bodies = [lambda rank=rank: body(rank) for rank in mesh.order]
     return run_lockstep(bodies, lambda requests: _serve(mesh, comm, requests))
 

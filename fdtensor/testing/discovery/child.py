@@ -25,11 +25,11 @@ from fdtensor.testing.discovery.trial import Judged, Trial, judged
 __all__ = ["in_child"]
 
 SECONDS = 20.0
-"""What one attempt may take."""
+"""The limits of one attempt."""
 
 
 def in_child(draws: Sequence[Sequence[Sample]], trials: Sequence[Trial]) -> Iterator[Judged]:
-    """What comes of the trials in child processes; that which kills a fresh one does not hold."""
+    """The verdicts of trials in child processes; a trial that kills a fresh one does not hold."""
     note = mmap.mmap(-1, 16)
     fatal: set[tuple[int, int]] = set()
     start, done = 0, False
@@ -53,7 +53,7 @@ def _of_child(
     fatal: set[tuple[int, int]],
     note: Any,
 ) -> list[Any]:
-    """What a child process said before its end: None last where it did not die."""
+    """The messages of a child process before its end: None last where it did not die."""
     note[:16] = struct.pack("qq", start, 0)
     read, write = os.pipe()
     with warnings.catch_warnings():

@@ -13,7 +13,7 @@ __all__ = ["alike", "conditions_of", "groups", "guard"]
 
 
 def facts_of(views: Sequence[View], numbers: bool = False) -> dict[str, list[Any]]:
-    """What rows may depend on: numbers of dims, flags and dims that are given, for each case.
+    """The facts that rows may depend on: numbers of dims, flags, dims that are given, by case.
 
     With `numbers`, also all other arguments that have a text.
     """

@@ -116,7 +116,7 @@ def _says(
 
 
 def _heads(views: Sequence[View], operand: str) -> Iterator[tuple[str, str]]:
-    """What a loop may go over, and what it may leave out."""
+    """The ranges of a loop, and what it may leave out."""
     ndim = f"{operand}.ndim"
     spans = [f"{a}, {ndim}" if a else ndim for a in (0, 1, 2)]
     spans += [f"{a}, {ndim} - {b}" if a else f"{ndim} - {b}" for b in (1, 2) for a in (0, 1)]
@@ -137,7 +137,7 @@ def _heads(views: Sequence[View], operand: str) -> Iterator[tuple[str, str]]:
 
 
 def _forms(views: Sequence[View], ref: str, operand: str) -> Iterator[str]:
-    """What the dim of a slot may be where `ref` is cut along `d`."""
+    """The possible dims of a slot where `ref` is cut along `d`."""
     yield "d"
     if operand:
         yield f"d - {ref}.ndim + {operand}.ndim"

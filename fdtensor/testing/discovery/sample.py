@@ -35,9 +35,9 @@ class Sample:
     tensors: tuple[torch.Tensor, ...]
     outs: tuple[torch.Tensor, ...]
     held: dict[Any, list[torch.Tensor]] = attrs.field(factory=dict, init=False)
-    """What ranks hold of an operand, by its number, placement and setting."""
+    """The blocks of an operand, by its number, placement and setting."""
     due: dict[Any, dict[Placement, list[torch.Tensor]]] = attrs.field(factory=dict, init=False)
-    """What they hold of an output for each placement, by its number, the size cut and setting."""
+    """The blocks of an output for each placement, by its number, the size cut and setting."""
 
     @property
     def ins(self) -> tuple[Full, ...]:
@@ -46,7 +46,7 @@ class Sample:
 
     @property
     def results(self) -> tuple[Full, ...]:
-        """What it returns but for the values."""
+        """The results but for their values."""
         return tuple(Full(tuple(t.shape), t.dtype) for t in self.outs)
 
     @staticmethod
@@ -98,7 +98,7 @@ class Sample:
         return Sample(self.call, tuple(tensors), tuple(outs))
 
     def blocks(self, i: int, placement: Placement, setting: Setting) -> list[torch.Tensor]:
-        """What each rank holds of operand `i`."""
+        """The blocks of operand `i`, by rank."""
         key = i, placement, setting
         if key not in self.held:
             tensor = self.tensors[i]
@@ -144,7 +144,7 @@ def cut(tensor: torch.Tensor, dim: int, setting: Setting) -> list[torch.Tensor]:
 
 
 def run(call: Call, tensors: Sequence[torch.Tensor], resized: Any = None) -> list[torch.Tensor]:
-    """What the op of a call returns for these tensors; `resized` is an argument and its value."""
+    """The results of the op of a call for these tensors; `resized` is an argument and its value."""
     args, kwargs = substituted((call.args, call.kwargs), lambda v: tensors[v.index])
     if resized is not None:
         place, value = resized

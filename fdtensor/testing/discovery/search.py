@@ -90,7 +90,7 @@ def _products(
 def found(
     draws: Sequence[Sequence[Sample]], trials: Sequence[Trial], isolated: bool
 ) -> list[Found | None]:
-    """What came of each trial; `draws` are the samples, each with several values."""
+    """The verdict of each trial; `draws` are the samples, each with several values."""
     verdicts: dict[int, dict[int, tuple[Placement, ...] | None]] = {}
     results = in_child(draws, trials) if isolated else judged(draws, trials)
     for number, phase, outs in results:

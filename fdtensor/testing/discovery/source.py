@@ -58,7 +58,7 @@ def _lines(views: Sequence[View]) -> list[str]:
 
 
 def _options(cases: Sequence[Any]) -> str:
-    """What the rule is registered with, besides the op."""
+    """The options of the rule, besides the op."""
     rows = [f for case in cases for f in case.found]
     options = ""
     resized = {f.attempt.resized[0] for f in rows if f.attempt.resized}
@@ -75,7 +75,7 @@ Block = tuple[str, list[str]]
 
 
 def _blocks(marks: Any, views: Sequence[View]) -> list[Block]:
-    """What yields the rows of a family."""
+    """The source that yields the rows of a family."""
     wanted = [v.families.get(marks, {}) for v in views]
     alternatives = groups(views)
     lines_of = {

@@ -85,7 +85,7 @@ def empties(size: int | None) -> list[Setting]:
 
 
 PHASES = (plains, mixes, empties, empties)
-"""What must hold: plain cuts; any cuts; empty blocks where the op takes them, and everywhere."""
+"""The phases of a trial: plain cuts; any cuts; empty blocks where the op takes them; all."""
 
 
 Judged = tuple[int, int, tuple[Placement, ...] | None]
@@ -99,7 +99,7 @@ def judged(
     fatal: Collection[tuple[int, int]] = (),
     note: Any = None,
 ) -> Iterator[Judged]:
-    """What comes of the trials from `start` on, but for phases that kill; notes what it is at."""
+    """The verdicts of trials from `start` on, but for phases that kill; notes the current one."""
     for number in range(start, len(trials)):
         trial, outs = trials[number], None
         for phase in range(len(PHASES) + 1):

@@ -28,17 +28,17 @@ class View:
     sample: Sample
     args: dict[str, Any]
     operands: tuple[str, ...]
-    """What each operand is called."""
+    """The names of the operands."""
     families: dict[Any, dict[tuple[int, ...], Found]]
     """The rows by their marks, each by its dims."""
 
     def value(self, text: str, d: int = 0) -> Any:
-        """What an expression says of this case."""
+        """The value of an expression for this case."""
         return eval(text, {"d": d, **self.args})
 
 
 def view_of(op: Any, case: Any) -> View:
-    """What the rule sees of a case."""
+    """The view of a case that the rule has."""
     sample: Sample = case.samples[0]
     names = parameters(op, sample)
     formal = list(zip(names[: len(_formal(op))], _formal(op), strict=True))
@@ -132,7 +132,7 @@ def _formal(op: Any) -> tuple[tuple[str, bool, Any], ...]:
 
 
 def parameters(op: Any, sample: Sample) -> list[str]:
-    """What its parameters are called in the rule; more where it is called with more."""
+    """The names of its parameters in the rule; more where it is called with more."""
     names = [name for name, _, _ in _formal(op)]
     more = range(len(sample.call.args) - sum(not by_name for _, by_name, _ in _formal(op)))
     names += [f"arg{i}" for i in more]
