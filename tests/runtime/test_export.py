@@ -110,6 +110,7 @@ def locally(types, cost):
     return run(program, blocks, comm), module(*blocks), compiled(*blocks)
 
 
+@pytest.mark.few(2)
 @pytest.mark.mesh
 @pytest.mark.parametrize("types", [EVEN, UNEVEN], ids=["even", "uneven"])
 @pytest.mark.parametrize("cost", [NCCL, GLOO], ids=["nccl", "gloo"])

@@ -157,6 +157,7 @@ def doubles():
     torch.set_default_dtype(before)
 
 
+@pytest.mark.few(16)
 @pytest.mark.parametrize(("name", "options"), CASES, ids=str)
 def test_steps_are_those_of_one_process(name, options, doubles):
     """In float64, where only what is computed otherwise could differ."""

@@ -69,6 +69,7 @@ def mlp(x, params, scale=1):
     return {"out": torch.relu(x @ params["up"]) @ params["down"] * scale, "scale": scale}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.complex64])
 def test_a_function_of_trees_is_the_same_on_every_layout(dtype):
     drawn = torch.Generator().manual_seed(0)
@@ -285,6 +286,7 @@ def test_an_error_of_some_layouts_is_found_and_told():
     assert isinstance(raised.value.__cause__, RuntimeError)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("spread", "said"),
     [

@@ -83,6 +83,7 @@ def _has(setting, place, kind):
     return any(isinstance(p, kind) for p in setting.layouts[place].placements)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", WANTED)
 @settings(suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 @given(setting=ANY)
@@ -152,6 +153,7 @@ def test_sharded_takes_trees_without_tensors():
     assert find(sharded({"a": 1}), lambda _: True, settings=shrunk) == {"a": 1}
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("wanted", "least"),
     [

@@ -283,6 +283,7 @@ def test_an_axis_with_another_name_is_refused():
 # --- training on a mesh ----------------------------------------------------------------------
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_the_losses_on_a_mesh_are_those_of_one_process(mesh):
     found = list(losses(TINY, SimulatedComm(mesh)))
@@ -299,6 +300,7 @@ def test_the_losses_are_right_where_blocks_are_uneven(mesh):
 DROPPING = attrs.evolve(TINY, size=attrs.evolve(TINY.size, dropout=0.3))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("mesh", MESHES[1:8:2], ids=str)
 def test_with_dropout_the_losses_on_a_mesh_are_those_of_one_rank(mesh):
     alone = list(losses(DROPPING, SimulatedComm(Mesh(dp=1))))
@@ -306,6 +308,7 @@ def test_with_dropout_the_losses_on_a_mesh_are_those_of_one_rank(mesh):
     assert alone != pytest.approx(list(plain_losses(TINY)), rel=1e-3)
 
 
+@pytest.mark.few(2)
 @pytest.mark.mesh
 @pytest.mark.parametrize("mesh", MESHES[:5], ids=str)
 def test_the_losses_on_real_ranks_are_those_of_one_process(mesh, pool4):
