@@ -98,7 +98,7 @@ def _of_transposed(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any
 
     Kernels factorize the transpose of a real matrix that is contiguous, and other matrices as they
     are; derivatives, which solve by the factors, read the strides of the matrix while they are
-    recorded. `local_program.CONTIGUOUS` gives these ops contiguous blocks.
+    recorded. `operand_memory.CONTIGUOUS` gives these ops contiguous blocks.
     """
     if not _is_factorized_as_it_is(args[0]):
         return NotImplemented

@@ -20,7 +20,8 @@ from fdtensor.plans.cost import NCCL, in_order
 from fdtensor.programs.assembly import assembled
 from fdtensor.programs.problem import Constraints
 from fdtensor.programs.program import Program
-from fdtensor.runtime.local_program import LocalProgram, Spelling, local_program
+from fdtensor.runtime.lines import LocalProgram
+from fdtensor.runtime.local_program import Spelling, local_program
 
 __all__ = ["RankPrograms", "device_of", "rank_programs"]
 

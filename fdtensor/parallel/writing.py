@@ -32,7 +32,7 @@ from fdtensor.parallel.opaque_calls import OPAQUE, stands_for
 from fdtensor.parallel.rank_programs import RankPrograms
 from fdtensor.parallel.state_blocks import state_blocks
 from fdtensor.runtime.fx import is_whole, places
-from fdtensor.runtime.local_program import Line, constant, of_ops
+from fdtensor.runtime.lines import Line, constant, of_ops
 
 __all__ = ["written"]
 

@@ -13,7 +13,8 @@ from fdtensor.layouts.placement import Replicate
 from fdtensor.ops.graph import Var
 from fdtensor.ops.value_checks import CHECK
 from fdtensor.programs.program import Program
-from fdtensor.runtime.local_program import Line, Spelling, constant, local_program, of_ops
+from fdtensor.runtime.lines import Line, constant, of_ops
+from fdtensor.runtime.local_program import Spelling, local_program
 
 __all__ = ["is_whole", "places", "to_fx"]
 

@@ -20,16 +20,9 @@ from fdtensor.plans.collectives import Step
 from fdtensor.plans.local_tensors import empty
 from fdtensor.programs.program import Program, Together
 from fdtensor.runtime.comm import inside
-from fdtensor.runtime.local_program import (
-    AFTER,
-    BEFORE,
-    BY_HAND,
-    Line,
-    LocalProgram,
-    Spelling,
-    constant,
-    local_program,
-)
+from fdtensor.runtime.lines import AFTER, BEFORE, Line, LocalProgram, constant
+from fdtensor.runtime.local_program import Spelling, local_program
+from fdtensor.runtime.operand_memory import BY_HAND
 
 __all__ = ["compiled", "run_lines", "run_locally", "runner_of", "written"]
 

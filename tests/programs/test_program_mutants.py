@@ -26,7 +26,7 @@ from fdtensor.ops.graph import substituted, tensors_of
 from fdtensor.plans.collectives import Step
 from fdtensor.programs.eqn import Together
 from fdtensor.programs.json import _argument, _encoded
-from fdtensor.runtime.local_program import RESHAPES
+from fdtensor.runtime.operand_memory import RESHAPES
 from fdtensor.testing.values import gather_full, scatter
 from tests.support.depth import times
 from tests.support.mutants import mutants

@@ -1,0 +1,141 @@
+"""`LocalProgram`: what one rank runs, as lines of aten calls and steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import torch
+
+from fdtensor.ops.graph import Var
+from fdtensor.ops.value_checks import BOUNDED
+from fdtensor.runtime.operand_memory import BY_HAND, from_start, in_rows
+
+__all__ = [
+    "AFTER",
+    "BEFORE",
+    "WAIT",
+    "Line",
+    "LocalProgram",
+    "constant",
+    "of_ops",
+    "owned",
+    "unread",
+    "values_in",
+    "waiting_late",
+]
+
+aten = torch.ops.aten
+
+WAIT = torch.ops._c10d_functional.wait_tensor.default
+
+_MAY_SHARE = {aten.reshape.default, aten.contiguous.default, *BY_HAND, BOUNDED, WAIT}
+
+
+@attrs.frozen(eq=False)
+class Line:
+    """One call on the blocks of a rank, or one step; values are numbered for the rank."""
+
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    outs: tuple[Var | None, ...]
+    eqn: int
+    """The line of the program that it belongs to."""
+
+
+BEFORE, AFTER = -2, -1
+"""In place of the number of a line: what comes before the first one and after the last."""
+
+
+@attrs.frozen(eq=False)
+class LocalProgram:
+    """The lines of a rank: `outs` from `inputs`, with what is read last at each line."""
+
+    inputs: tuple[Var, ...]
+    lines: tuple[Line, ...]
+    outs: tuple[Var, ...]
+    dead: tuple[tuple[Var, ...], ...]
+    """The values that nobody reads after each line."""
+
+
+def constant(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor: the op of a line that has it at hand."""
+    return tensor
+
+
+def of_ops(line: Line) -> Line:
+    """The line as a graph may have it: an op that does at least what is called by hand."""
+    if line.op is in_rows:
+        return attrs.evolve(line, op=aten.contiguous.default)
+    if line.op is from_start:
+        kept = ("memory_format", torch.contiguous_format)
+        return attrs.evolve(line, op=aten.clone.default, kwargs=(kept,))
+    return line
+
+
+def waiting_late(lines: list[Line]) -> list[Line]:
+    """The lines with each wait for a collective just before its result is read."""
+    waits: dict[Var, Line] = {}
+    out: list[Line] = []
+    for line in lines:
+        if line.op is WAIT:
+            waits[line.outs[0]] = line  # type: ignore[index]
+            continue
+        for v in values_in((*line.args, *(v for _, v in line.kwargs))):
+            if v in waits:
+                out.append(waits.pop(v))
+        out.append(line)
+    return [*out, *waits.values()]
+
+
+def owned(lines: list[Line], inputs: Any, outs: Any, new: Any) -> tuple[list[Line], Any]:
+    """Copies the outputs that share memory with an input, a constant or another output."""
+    root: dict[Var, Var] = {v: v for v in inputs}
+    for line in lines:
+        shares = line.op in _MAY_SHARE or _views(line.op)
+        source = next((a for a in line.args if isinstance(a, Var)), None)
+        for v in line.outs:
+            if v is not None:
+                root[v] = root[source] if shares and source is not None else v
+        if line.op is constant:
+            root.update((v, inputs[0] if inputs else v) for v in line.outs if v is not None)
+    taken = set(inputs)
+    copied = []
+    for v in outs:
+        if root[v] in taken:
+            copy = new()
+            lines.append(Line(aten.clone.default, (v,), (), (copy,), AFTER))
+            v = copy
+        else:
+            taken.add(root[v])
+        copied.append(v)
+    return lines, tuple(copied)
+
+
+def _views(op: Any) -> bool:
+    if not hasattr(op, "_schema"):
+        return False
+    return any(r.alias_info is not None for r in op._schema.returns)
+
+
+def unread(lines: list[Line], inputs: Any, outs: Any) -> tuple[tuple[Var, ...], ...]:
+    """The values that nobody reads after each line."""
+    kept = {*outs}
+    dead: list[tuple[Var, ...]] = []
+    for line in reversed(lines):
+        gone = []
+        operands = [*values_in(line.args), *values_in(tuple(v for _, v in line.kwargs))]
+        for v in (*operands, *(v for v in line.outs if v is not None)):
+            if v not in kept:
+                kept.add(v)
+                gone.append(v)
+        dead.append(tuple(gone))
+    return tuple(reversed(dead))
+
+
+def values_in(tree: Any) -> list[Var]:
+    """The values in the arguments of a line."""
+    if isinstance(tree, Var):
+        return [tree]
+    return [v for entry in tree for v in values_in(entry)] if isinstance(tree, tuple) else []
