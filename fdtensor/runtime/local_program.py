@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import torch
 
+from fdtensor.layouts.torch_private import functional_collectives, has_schema, schema_of
 from fdtensor.ops.graph import Graph, Var, substituted
 from fdtensor.ops.line_checks import LineCheck
 from fdtensor.ops.lowering import lowered
@@ -293,15 +294,15 @@ STRICT = (CONTIGUOUS, IN_ROWS, CANONICAL)
 RESHAPES = {aten.view.default, aten._unsafe_view.default}
 """Views whose strides a block need not have."""
 
-WAIT = torch.ops._c10d_functional.wait_tensor.default
+WAIT = functional_collectives.wait_tensor.default
 
 _MAY_SHARE = {aten.reshape.default, aten.contiguous.default, *BY_HAND, BOUNDED, WAIT}
 
 
 def _views(op: Any) -> bool:
-    if not hasattr(op, "_schema"):
+    if not has_schema(op):
         return False
-    return any(r.alias_info is not None for r in op._schema.returns)
+    return any(r.alias_info is not None for r in schema_of(op).returns)
 
 
 def _dead(lines: list[Line], inputs: Any, outs: Any) -> tuple[tuple[Var, ...], ...]:
