@@ -7,16 +7,20 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import (
+
+from fdtensor.layouts.callsite import user_line
+from fdtensor.layouts.errors import TraceError
+from fdtensor.layouts.torch_private import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
+    TorchDispatchMode,
+    packet_name,
+    proxy_mode,
+    schema_of,
+    storage_number,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
-
-from fdtensor.layouts.callsite import user_line
-from fdtensor.layouts.errors import TraceError
 from fdtensor.ops.graph import Call, Full, Var, is_view, tensors_of
 from fdtensor.ops.memory_order import IN_OTHER_ORDER, in_order_of_kernel
 from fdtensor.ops.randomness import Numbers, is_quiet, refuse_random, replacement
@@ -29,7 +33,6 @@ from fdtensor.ops.value_checks import CHECKED
 __all__ = ["CallRecorder", "write_error"]
 
 aten = torch.ops.aten
-_C: Any = torch  # what torch does not declare
 
 _SAME = {
     aten.detach.default,
@@ -61,7 +64,7 @@ class CallRecorder(TorchDispatchMode):
 
     def __init__(self, fakes: FakeTensorMode, mark: Callable[[], Any], checks: bool) -> None:
         super().__init__()
-        self.fakes, self.mark, self.outer = fakes, mark, _proxy_mode()
+        self.fakes, self.mark, self.outer = fakes, mark, proxy_mode()
         self.checks = Checks(self) if checks else None
         self.types: list[Full] = []
         self.calls: list[Call] = []
@@ -109,7 +112,7 @@ class CallRecorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if _proxy_mode() is not self.outer:
+        if proxy_mode() is not self.outer:
             raise TraceError(
                 "a function is traced by make_fx, as torch.cond, torch.func.linearize and "
                 "torch.export do, inside of a recorded function.",
@@ -172,7 +175,7 @@ class CallRecorder(TorchDispatchMode):
         operands = tensors_of((args, tuple(kwargs.values())))
         if not _smooth(dtype) or any(_smooth(t.dtype) for t in operands):
             return args, kwargs
-        names = [a.name for a in func._schema.arguments]
+        names = [a.name for a in schema_of(func).arguments]
         if "dtype" in names:
             return args, kwargs if len(args) > names.index("dtype") else {**kwargs, "dtype": dtype}
         if operands and (torch.Tag.pointwise in func.tags or func in _PROMOTING):
@@ -218,9 +221,9 @@ class CallRecorder(TorchDispatchMode):
 
 def _refuse(func: Any, args: Any) -> None:
     refuse_random(func, args)
-    if func._schema.is_mutable:
+    if schema_of(func).is_mutable:
         raise write_error(str(func))
-    if func._opname.startswith(("quantize_per_", "dequantize")):
+    if packet_name(func).startswith(("quantize_per_", "dequantize")):
         raise TraceError(
             f"{func} is of quantized tensors, and only plain ones are recorded.",
             line=user_line() or "not known",
@@ -230,7 +233,7 @@ def _refuse(func: Any, args: Any) -> None:
 
 def _unmasked(func: Any, args: Any, out: Any) -> Any:
     """The result without outputs that a mask leaves out, as of kernels; fakes may have them."""
-    names = [a.name for a in func._schema.arguments]
+    names = [a.name for a in schema_of(func).arguments]
     if "output_mask" not in names or not isinstance(out, (tuple, list)):
         return out
     mask = args[names.index("output_mask")]
@@ -245,14 +248,9 @@ def _is_alias(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors are the same elements of one memory."""
 
     def place(t: torch.Tensor) -> Any:
-        return t.shape, t.stride(), t.storage_offset(), t.dtype, t.untyped_storage()._cdata
+        return t.shape, t.stride(), t.storage_offset(), t.dtype, storage_number(t.untyped_storage())
 
     return place(a) == place(b)
-
-
-def _proxy_mode() -> Any:
-    """The mode of `make_fx`, which would record none of the ops that a recorder sees."""
-    return _C._C._get_dispatch_mode(_C._C._TorchDispatchModeKey.PROXY)
 
 
 def write_error(writer: str) -> TraceError:

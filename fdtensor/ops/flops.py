@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fdtensor.layouts.placement import Cut
+from fdtensor.layouts.torch_private import packet_of
 from fdtensor.ops.decompositions.grouped import GROUPED_MM, GROUPED_OUTER
 from fdtensor.ops.graph import Call, Full, is_view
 from fdtensor.ops.rows import CallKey, arguments
@@ -47,7 +48,7 @@ def flops(key: CallKey, ins: tuple[Full, ...], outs: tuple[Full | None, ...]) ->
 
     if key.op in PRODUCTS_OF_GROUPS:
         return 2.0 * ins[0].numel * ins[1].shape[-1]
-    formula = flop_registry.get(key.op._overloadpacket)
+    formula = flop_registry.get(packet_of(key.op))
     if formula is None or not outs:
         return 0.0
     call = Call(key.op, key.args, key.kwargs, (None,) * key.width)

@@ -13,6 +13,7 @@ import torch
 
 from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.record import Record
+from fdtensor.layouts.torch_private import OpOverload, check_schema, schema_of
 
 __all__ = [
     "Call",
@@ -66,7 +67,7 @@ class Full(Record):
 class Call:
     """One aten op on full tensors; `args` and `kwargs` hold a `Var` where the op takes a tensor."""
 
-    op: torch._ops.OpOverload
+    op: OpOverload
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...]
     outs: tuple[Var | None, ...]
@@ -104,7 +105,7 @@ class _Name:
 
 
 def _named(value: Any) -> Any:
-    if isinstance(value, torch._ops.OpOverload):
+    if isinstance(value, OpOverload):
         return _Name(value.name())
     return _Name(str(value)) if isinstance(value, torch.memory_format) else value
 
@@ -122,12 +123,12 @@ def _replaced(tree: Any, of: Callable[[Any], Any]) -> Any:
     return of(tree)
 
 
-def op_named(name: str) -> torch._ops.OpOverload:
+def op_named(name: str) -> OpOverload:
     """The op called `aten::mm` or `aten::add.Tensor`; raises `TraceError` where there is none."""
     match = re.fullmatch(r"(\w+)::(\w+)(?:\.(\w+))?", name, re.ASCII)
     try:
         packet, overload = (f"{match[1]}::{match[2]}", match[3] or "") if match else ("", "")
-        torch._C._get_schema(packet, overload)
+        check_schema(packet, overload)
     except RuntimeError:
         raise TraceError(
             f"there is no op called {name!r}.",
@@ -161,7 +162,7 @@ class Graph:
 
 def is_view(call: Call) -> bool:
     """Whether a call is a view: its result has the elements of its operand."""
-    returns = call.op._schema.returns
+    returns = schema_of(call.op).returns
     return len(call.ins) == 1 and bool(returns) and returns[0].alias_info is not None
 
 

@@ -10,6 +10,7 @@ import torch
 
 from fdtensor.layouts.mesh import Coord
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.torch_private import schema_of
 from fdtensor.ops.graph import Call, Full, Graph, Var, substituted, tensors_of
 from fdtensor.ops.notation.core import At, Block, rule_of
 from fdtensor.ops.recorder import record
@@ -69,7 +70,7 @@ def _numbered(outs: Sequence[Block | None], start: int) -> list[Var | None]:
 def _resized(call: Call, sizes: Any, outs: Sequence[Block | None]) -> tuple[Any, Any]:
     """The arguments of a call with those that are shapes replaced by the shapes of blocks."""
     args, kwargs = arguments(call, lambda v: v)
-    names = [a.name for a in call.op._schema.arguments]
+    names = [a.name for a in schema_of(call.op).arguments]
     for name, number in sizes.items():
         block = outs[number]
         if block is not None:

@@ -12,7 +12,8 @@ from typing import Any
 
 import optree
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
+
+from fdtensor.layouts.torch_private import without_modes, without_transforms
 
 __all__ = ["IN_OTHER_ORDER", "in_order_of_kernel"]
 
@@ -78,7 +79,7 @@ def _of_kernel(func: Any, leaves: Sequence[Any], spec: Any, most: int) -> Any:
     operands: Any = optree.tree_unflatten(spec, real)
     args, kwargs = operands
     try:
-        with _disable_current_modes(), torch._C._DisableFuncTorch():
+        with without_modes(), without_transforms():
             return func(*args, **kwargs)
     except RuntimeError:
         return None
@@ -102,7 +103,7 @@ def _real(t: torch.Tensor, most: int) -> torch.Tensor:
     """A real tensor of zeros like `t`, with sizes of at most `most`."""
     shape = [min(n, most) for n in t.shape]
     strides = _strided(shape, _order(t))
-    with _disable_current_modes(), torch._C._DisableFuncTorch():
+    with without_modes(), without_transforms():
         return torch.empty_strided(shape, strides, dtype=t.dtype, device="cpu").zero_()
 
 

@@ -7,6 +7,13 @@ from typing import Any
 import attrs
 import torch
 
+from fdtensor.layouts.torch_private import (
+    get_unwrapped,
+    is_functional_tensor,
+    is_gradtrackingtensor,
+    storage_number,
+)
+
 __all__ = ["elements_overlap", "is_expanded", "memory_of", "overlap_partly"]
 
 _C: Any = torch  # what torch does not declare
@@ -45,12 +52,12 @@ class MemoryRegion:
 
 def memory_of(tensor: torch.Tensor) -> MemoryRegion | None:
     """The region of a functional tensor; None under vmap, and for other or empty tensors."""
-    while _C._C._functorch.is_gradtrackingtensor(tensor):
-        tensor = _C._C._functorch.get_unwrapped(tensor)
-    if not _C._is_functional_tensor(tensor) or 0 in tensor.shape:
+    while is_gradtrackingtensor(tensor):
+        tensor = get_unwrapped(tensor)
+    if not is_functional_tensor(tensor) or 0 in tensor.shape:
         return None
     return MemoryRegion(
-        tensor.untyped_storage()._cdata,
+        storage_number(tensor.untyped_storage()),
         tuple(tensor.shape),
         tuple(tensor.stride()),
         int(tensor.storage_offset()),

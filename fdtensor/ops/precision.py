@@ -15,6 +15,7 @@ import torch
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.placement import Partial
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.torch_private import packet_name, schema_of
 
 __all__ = [
     "CAST",
@@ -84,8 +85,8 @@ def widened(op: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> tuple[Any, A
     """The op and arguments that give `dtype`, and whether operands stay halves."""
     if op in WIDE and dtype is torch.float32:
         return WIDE[op], (*args, dtype), kwargs, True
-    takes = any(a.name == "dtype" and a.kwarg_only for a in op._schema.arguments)
-    if takes and op._opname in ("sum", "mean", "nansum"):
+    takes = any(a.name == "dtype" and a.kwarg_only for a in schema_of(op).arguments)
+    if takes and packet_name(op) in ("sum", "mean", "nansum"):
         rest = tuple((name, value) for name, value in kwargs if name != "dtype")
         return op, args, (*rest, ("dtype", dtype)), True
     return op, _replaced(args, dtype), _replaced(kwargs, dtype), False

@@ -9,6 +9,7 @@ import torch
 
 from fdtensor.layouts.callsite import user_place
 from fdtensor.layouts.errors import IndexRangeError
+from fdtensor.layouts.torch_private import packet_name, schema_of
 from fdtensor.ops.graph import Call, Var
 from fdtensor.ops.saved_values import phase
 from fdtensor.ops.value_checks import (
@@ -46,8 +47,8 @@ class Checks:
     def within(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """The arguments of a call, its checked operand or operands with entries in range."""
         bounds = CHECKED[op]
-        names = [a.name for a in op._schema.arguments]
-        named = {a.name: a.default_value for a in op._schema.arguments}
+        names = [a.name for a in schema_of(op).arguments]
+        named = {a.name: a.default_value for a in schema_of(op).arguments}
         named |= {**dict(zip(names[: len(args)], args, strict=True)), **kwargs}
         self._count_masked(op, named)
         if not bounds.operand:
@@ -70,7 +71,7 @@ class Checks:
         low, high = bounds.range(named, k)
         if high <= low:
             raise IndexRangeError(
-                f"an index of {op._opname} is in a dim without elements.",
+                f"an index of {packet_name(op)} is in a dim without elements.",
                 line=user_place() or "not known",
                 hint="Leave such calls out where the dim is empty.",
             )

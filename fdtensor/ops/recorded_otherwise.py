@@ -15,6 +15,7 @@ import torch
 
 from fdtensor.layouts.callsite import user_line
 from fdtensor.layouts.errors import TraceError
+from fdtensor.layouts.torch_private import current_autograd_node
 from fdtensor.ops.graph import Call, Full, Var
 
 __all__ = ["OTHERWISE"]
@@ -207,5 +208,5 @@ def _unfolded(
 
 def _is_derivative(name: str) -> bool:
     """Whether autograd is running a node of this name: the op is a derivative, and no write."""
-    node = _C._C._current_autograd_node()
+    node = current_autograd_node()
     return node is not None and node.name().startswith(name)

@@ -11,9 +11,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fdtensor.layouts.errors import TraceError
+from fdtensor.layouts.torch_private import (
+    FakeTensorMode,
+    get_unwrapped,
+    is_functional_tensor,
+    is_gradtrackingtensor,
+    of_functional_tensor,
+    sync,
+    to_functional_tensor,
+    turn_functionalization_off,
+    turn_functionalization_on,
+)
 from fdtensor.ops.ambient import neutral
 from fdtensor.ops.call_recorder import CallRecorder, write_error
 from fdtensor.ops.graph import Full, Graph, Var, pruned
@@ -23,13 +33,11 @@ from fdtensor.ops.transparent import needs_values, transparent
 
 __all__ = ["draw_from", "record"]
 
-_C: Any = torch  # what torch does not declare
-
 
 def draw_from(key: torch.Tensor) -> None:
     """Lets the random ops of the function that runs, or is recorded, draw from a key."""
-    while _C._C._functorch.is_gradtrackingtensor(key):
-        key = _C._C._functorch.get_unwrapped(key)
+    while is_gradtrackingtensor(key):
+        key = get_unwrapped(key)
     Numbers.active[-1].key = _unwrapped(key)
 
 
@@ -93,14 +101,14 @@ def _run(
         stack.enter_context(transparent(of_caller))
         stack.enter_context(recorder.fakes)
         stack.enter_context(recorder)
-        wrapped = [_C._to_functional_tensor(t) for t in bare]
+        wrapped = [to_functional_tensor(t) for t in bare]
         for t, wanted in zip(wrapped, requires_grad, strict=True):
             t.requires_grad_(wanted)
-        _C._enable_functionalization(reapply_views=True)
+        turn_functionalization_on(reapply_views=True)
         try:
             results = [_unwrapped(t) for t in f(wrapped)]
         finally:
-            _C._disable_functionalization()
+            turn_functionalization_off()
         outs = tuple(recorder.known(recorder.fake(t)) for t in results)
         if recorder.checks is not None:
             recorder.checks.finish(outs)
@@ -108,16 +116,16 @@ def _run(
 
 
 def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
-    if not _C._is_functional_tensor(tensor):
+    if not is_functional_tensor(tensor):
         return tensor
-    _C._sync(tensor)
-    return _C._from_functional_tensor(tensor)
+    sync(tensor)
+    return of_functional_tensor(tensor)
 
 
 def _no_gradients_left(recorder: CallRecorder) -> None:
     for _, tensor in recorder.constants:
         grad = tensor.grad if tensor.is_leaf else None
-        if grad is not None and _C._is_functional_tensor(grad):
+        if grad is not None and is_functional_tensor(grad):
             tensor.grad = None
             raise TraceError(
                 "backward() of a traced function left a gradient in a tensor that it closes over.",

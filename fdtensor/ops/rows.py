@@ -20,6 +20,7 @@ from fdtensor.layouts.placement import (
     Spans,
     StridedShard,
 )
+from fdtensor.layouts.torch_private import schema_of
 from fdtensor.ops.graph import Call, Full, Var, substituted
 from fdtensor.ops.notation.core import Halo, P, R, Row, Units, Window, rule_of
 from fdtensor.ops.notation.dtypes import keeps_sums
@@ -35,7 +36,7 @@ def arguments(call: Call, of: Callable[[Var], Any]) -> tuple[list[Any], dict[str
     """
     named = dict(call.kwargs)
     args, kwargs = [], {}
-    for i, argument in enumerate(call.op._schema.arguments):
+    for i, argument in enumerate(schema_of(call.op).arguments):
         if i < len(call.args):
             value = substituted(call.args[i], of)
         elif argument.name in named:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import attrs
 import torch
 
+from fdtensor.layouts.torch_private import current_graph_task
 from fdtensor.ops.graph import Call, Full, Var, is_view, substituted
 
 __all__ = ["ALIAS", "CONSTRAIN", "SAVED", "SAVED_AS", "phase", "with_saved_values"]
@@ -36,7 +37,7 @@ ALIAS = torch.ops.aten.alias.default
 
 def phase() -> int:
     """The number of the backward that is running, -1 for none."""
-    return torch._C._current_graph_task_id()
+    return current_graph_task()
 
 
 @attrs.define(eq=False)

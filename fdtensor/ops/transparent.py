@@ -9,18 +9,32 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.masked import MaskedTensor
 from torch.overrides import TorchFunctionMode
 
 from fdtensor.layouts.callsite import user_line
 from fdtensor.layouts.dtypes import dtype_name
 from fdtensor.layouts.errors import DataDependentError, TraceError
+from fdtensor.layouts.torch_private import (
+    DYNAMO,
+    FAKES_LOG,
+    TENSOR_TYPE,
+    FakeTensor,
+    as_if_compiling,
+    is_functional_tensor,
+    is_functorch_wrapped_tensor,
+    onednn_enabled,
+    packet_name,
+    pop_saving_hooks,
+    push_saving_hooks,
+    qualified_name_or,
+    saving_hooks,
+    schema_of,
+    set_onednn_enabled,
+)
 from fdtensor.ops.writes import checked_write
 
 __all__ = ["needs_values", "recorded_as", "recording", "transparent"]
-
-_C: Any = torch  # what torch does not declare
 
 _DEPTH = [0]
 
@@ -32,12 +46,12 @@ def recording() -> bool:
 
 def needs_values(func: Any, args: Any) -> DataDependentError:
     """The error for a call whose result is no function of shapes and dtypes alone."""
-    name = func.__name__ if func in _READS else func._opname
+    name = func.__name__ if func in _READS else packet_name(func)
     operand = next((t for t in args if isinstance(t, torch.Tensor)), None)
     type = "a tensor" if operand is None else _type_text(operand)
     if func is _ITEM:
         sentence = f"{type} is asked for its value, by .item(), float(), if or the like"
-    elif func in _READS or not func._schema.returns[0].type.isSubtypeOf(_TENSOR):
+    elif func in _READS or not schema_of(func).returns[0].type.isSubtypeOf(TENSOR_TYPE):
         sentence = f"{name} reads the values of {type}"
     else:
         sentence = f"the shape of what {name} gives depends on the values of {type}"
@@ -50,7 +64,6 @@ def needs_values(func: Any, args: Any) -> DataDependentError:
 
 
 _ITEM = torch.ops.aten._local_scalar_dense.default
-_TENSOR = torch._C.TensorType.get()
 
 
 def _type_text(tensor: torch.Tensor) -> str:
@@ -65,36 +78,32 @@ def transparent(of_caller: bool) -> Iterator[None]:
     To a function `of_caller`, `torch.compiler.is_compiling()` is true: libraries then leave out
     warnings and shortcuts that read values.
     """
-    compiling = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = of_caller
     _DEPTH[0] += 1
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
-    log = logging.getLogger("torch._subclasses.fake_tensor")
+    log = logging.getLogger(FAKES_LOG)
     quiet, log.disabled = log.disabled, True  # it prints every error, which is raised too
-    onednn = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    saving: Any = torch._C._autograd  # type: ignore[attr-defined]
+    onednn = onednn_enabled()
+    set_onednn_enabled(False)
     hooks = []
-    while saving._top_saved_tensors_default_hooks(True) is not None:  # nothing is saved here
-        hooks.append(saving._top_saved_tensors_default_hooks(True))
-        saving._pop_saved_tensors_default_hooks()
+    while saving_hooks(True) is not None:  # nothing is saved here
+        hooks.append(saving_hooks(True))
+        pop_saving_hooks()
     try:
-        with _Plain(), _as_written(), _without_masked():
+        with as_if_compiling(of_caller), _Plain(), _as_written(), _without_masked():
             yield
     finally:
         for pack, unpack in reversed(hooks):
-            saving._push_saved_tensors_default_hooks(pack, unpack)
-        torch._C._set_mkldnn_enabled(onednn)
+            push_saving_hooks(pack, unpack)
+        set_onednn_enabled(onednn)
         log.disabled = quiet
         torch.backends.mha.set_fastpath_enabled(fast)
         _DEPTH[0] -= 1
-        torch.compiler._is_compiling_flag = compiling
 
 
 def _as_written() -> Any:
     """A context in which compiled functions run op by op, so that they are recorded."""
-    if "torch._dynamo" not in sys.modules:  # none was compiled, and the import takes seconds
+    if DYNAMO not in sys.modules:  # none was compiled, and the import takes seconds
         return contextlib.nullcontext()
     return torch.compiler.set_stance("force_eager")
 
@@ -150,9 +159,7 @@ _READS = {torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__, torch
 
 def _has_values(tensor: torch.Tensor) -> bool:
     """Whether a tensor has values: it is neither a fake nor a wrapper of one."""
-    wrapped = _C._is_functional_tensor(tensor) or _C._C._functorch.is_functorch_wrapped_tensor(
-        tensor
-    )
+    wrapped = is_functional_tensor(tensor) or is_functorch_wrapped_tensor(tensor)
     return not wrapped and not isinstance(tensor, FakeTensor)
 
 
@@ -173,7 +180,7 @@ class _Plain(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _READS and args and not _has_values(args[0]):
             raise needs_values(func, args)
-        name = getattr(func, "_qualified_op_name", func)
+        name = qualified_name_or(func)
         _refuse_fused(func)
         replacement = _RECORDED_AS.get(func, _RECORDED_AS.get(name))
         if replacement is not None:

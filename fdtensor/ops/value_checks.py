@@ -19,6 +19,7 @@ import attrs
 import torch
 
 from fdtensor.layouts.errors import IndexRangeError, OperandError
+from fdtensor.layouts.torch_private import packet_name
 
 __all__ = [
     "BOUNDED",
@@ -44,7 +45,7 @@ def fault_text(what: str, place: str | None) -> str:
 def range_text(op: Any, bounds: Bounds, low: float, high: float) -> str:
     """The range of an operand of an op, in words."""
     last = high - 1 if bounds.kind == "index" else high
-    return f"{bounds.kind} of {op._opname.strip('_')}, {low} to {last}"
+    return f"{bounds.kind} of {packet_name(op).strip('_')}, {low} to {last}"
 
 
 class _Seen(threading.local):

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.torch_private import forward_active, transforms_active
 from fdtensor.plans.fused import Fused, batched, fuse
 from fdtensor.plans.planner import Plan
 
@@ -27,7 +27,7 @@ Go = Callable[[Any, Sequence[Any], Any, bool], list[Any]]
 
 def tracked(values: Sequence[object]) -> bool:
     """Whether a derivative of what is computed from these values may be asked for."""
-    transformed = torch._C._are_functorch_transforms_active() or _forward()
+    transformed = transforms_active() or forward_active()
     if not transformed and not torch.is_grad_enabled():
         return False
     for value in values:
@@ -35,11 +35,6 @@ def tracked(values: Sequence[object]) -> bool:
             if isinstance(leaf, torch.Tensor) and (transformed or leaf.requires_grad):
                 return True
     return False
-
-
-def _forward() -> bool:
-    """Whether tensors may have tangents."""
-    return forward_ad._current_level >= 0 and torch._C._is_fwd_grad_enabled()
 
 
 def spread(tensor: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from fdtensor.layouts.errors import CommError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.torch_private import FakeTensor, plain_dispatch
 from fdtensor.plans.collectives import Step
 from fdtensor.plans.cost import CostModel
 from fdtensor.programs.options import Check
@@ -180,7 +180,7 @@ def other_kind(tensor: torch.Tensor) -> str | None:
     if tensor.is_nested:
         return "a nested tensor"
     kind: Any = type(tensor)
-    plain = kind.__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+    plain = kind.__torch_dispatch__ is plain_dispatch
     return None if plain or isinstance(tensor, FakeTensor) else f"a {kind.__name__}"
 
 

@@ -20,6 +20,7 @@ import torch.distributed as dist
 from fdtensor.layouts.errors import CommError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.torch_private import below_autograd
 from fdtensor.plans.collectives import Exchange, Step
 from fdtensor.plans.collectives.base import OnRank
 from fdtensor.plans.collectives.exchange import members
@@ -35,9 +36,6 @@ __all__ = ["FuncolComm"]
 _all_gather = functional("all_gather_into_tensor")
 _all_reduce = functional("all_reduce")
 _broadcast = functional("broadcast")
-
-_below_autograd: Any = torch._C._AutoDispatchBelowAutograd  # type: ignore[attr-defined]
-"""Derivatives are the interpreter's; those of torch take 30 us a call once DTensor is imported."""
 
 _LIVING: weakref.WeakValueDictionary[Any, FuncolComm] = weakref.WeakValueDictionary()
 """Those of this process, by what makes two alike: DTensors from a pickle meet the others."""
@@ -204,14 +202,15 @@ class FuncolComm(Comm[torch.Tensor]):
     # --- steps -------------------------------------------------------------------------------
 
     def perform(self, step: Step, value: torch.Tensor, owned: bool = False) -> torch.Tensor:
-        with _below_autograd():
+        # derivatives are the interpreter's; torch's take 30 us a call once DTensor is imported
+        with below_autograd():
             return self.prepared(step)(value, owned)
 
     def perform_together(
         self, steps: Sequence[Step], values: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
         if steps and isinstance(steps[0].collective, Exchange):
-            with _below_autograd():
+            with below_autograd():
                 return exchange_many(steps, values, self.around)
         return [self.perform(step, value) for step, value in zip(steps, values, strict=True)]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import attrs
 import torch
-import torch.distributed._functional_collectives  # registers what the ops give on fake tensors
 
+from fdtensor.layouts.torch_private import collectives_on_fakes
 from fdtensor.ops.graph import Full, Graph
 from fdtensor.ops.recorder import record
 from fdtensor.plans.collectives import Step
@@ -18,6 +18,8 @@ from fdtensor.runtime.process_groups import group_name
 from fdtensor.runtime.world import functional
 
 __all__ = ["lower_steps"]
+
+collectives_on_fakes()
 
 
 @attrs.frozen

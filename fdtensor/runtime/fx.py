@@ -10,6 +10,7 @@ import torch.fx
 
 from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.placement import Replicate
+from fdtensor.layouts.torch_private import schema_of
 from fdtensor.ops.graph import Var
 from fdtensor.ops.value_checks import CHECK
 from fdtensor.programs.program import Program
@@ -95,7 +96,7 @@ def _add(
     line = of_ops(line)
     kwargs = {name: given(value) for name, value in line.kwargs}
     made = graph.call_function(line.op, tuple(map(given, line.args)), kwargs)
-    returns = line.op._schema.returns
+    returns = schema_of(line.op).returns
     if len(returns) == 1 and str(returns[0].type) == "Tensor":
         assert first is not None
         nodes[first] = made
@@ -107,7 +108,7 @@ def _add(
 
 def places(line: Line) -> list[int]:
     """Where the tensors are among what an op returns, numbers and what a mask leaves out apart."""
-    returns = line.op._schema.returns
+    returns = schema_of(line.op).returns
     if len(returns) == 1:
         return list(range(len(line.outs)))
     tensors = [i for i, r in enumerate(returns) if str(r.type) == "Tensor"]

@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 import torch
 
+from fdtensor.layouts.torch_private import functional_collectives, has_schema, schema_of
 from fdtensor.ops.graph import Var
 from fdtensor.ops.value_checks import BOUNDED
 from fdtensor.runtime.operand_memory import BY_HAND, from_start, in_rows
@@ -27,7 +28,7 @@ __all__ = [
 
 aten = torch.ops.aten
 
-WAIT = torch.ops._c10d_functional.wait_tensor.default
+WAIT = functional_collectives.wait_tensor.default
 
 _MAY_SHARE = {aten.reshape.default, aten.contiguous.default, *BY_HAND, BOUNDED, WAIT}
 
@@ -114,9 +115,9 @@ def owned(lines: list[Line], inputs: Any, outs: Any, new: Any) -> tuple[list[Lin
 
 
 def _views(op: Any) -> bool:
-    if not hasattr(op, "_schema"):
+    if not has_schema(op):
         return False
-    return any(r.alias_info is not None for r in op._schema.returns)
+    return any(r.alias_info is not None for r in schema_of(op).returns)
 
 
 def unread(lines: list[Line], inputs: Any, outs: Any) -> tuple[tuple[Var, ...], ...]:

@@ -82,5 +82,5 @@ def strict_operands(op: Any) -> tuple[int, ...]:
 
 
 def brought_by(op: Any) -> Callable[..., torch.Tensor]:
-    """What brings an operand into the memory that an op wants; for None contiguous."""
+    """Returns the function that copies an operand into the memory that an op wants."""
     return in_rows if op in IN_ROWS else from_start if op in CANONICAL else aten.contiguous.default

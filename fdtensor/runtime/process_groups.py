@@ -14,6 +14,13 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.torch_private import (
+    default_group,
+    group_tables,
+    new_group_helper,
+    register_group,
+    timeout_of,
+)
 
 __all__ = [
     "backend_of",
@@ -48,7 +55,7 @@ def group_of(ranks: tuple[int, ...]) -> str:
     if name is None:
         name = group_name(ranks)
         if ranks == tuple(range(dist.get_world_size())):
-            c10d._register_process_group(name, world)  # type: ignore[attr-defined]
+            register_group(name, world)
         else:
             make_group(ranks, name)
         made[ranks] = name
@@ -61,21 +68,20 @@ def make_group(ranks: tuple[int, ...], name: str) -> None:
     `dist.new_group` derives names from how many groups a rank has made, which differs between ranks
     that make groups when they need them, and then hangs; so this calls what it calls.
     """
-    world = c10d._world  # type: ignore[attr-defined]
-    default = c10d._get_default_group()
+    world, default = group_tables(), default_group()
     backend, store = world.pg_map[default]
     bound = default.bound_device_id
     default.bound_device_id = None  # else NCCL splits the default group, which needs every rank
     try:
         with _connecting_late():
-            made, _ = c10d._new_process_group_helper(
+            made, _ = new_group_helper(
                 len(ranks),
                 ranks.index(dist.get_rank()),
                 list(ranks),
                 backend,
                 store,
-                name,  # type: ignore[arg-type]
-                timeout=_timeout(default, backend),  # type: ignore[arg-type]
+                name,
+                timeout=timeout_of(default, backend),
             )
     finally:
         default.bound_device_id = bound
@@ -98,16 +104,6 @@ def _connecting_late() -> Iterator[None]:
             del os.environ[name]
         else:
             os.environ[name] = before
-
-
-def _timeout(default: Any, backend: Any) -> Any:
-    """That of the default group, which the user may have chosen."""
-    for device in default._device_types:
-        options = getattr(default._get_backend(device), "options", None)
-        found = getattr(options, "_timeout", None)
-        if found is not None:
-            return found
-    return c10d._get_default_timeout(backend)
 
 
 def groups(mesh: Mesh, *axes: str) -> dict[str, tuple[int, ...]]:

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Replicate
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.torch_private import TorchDispatchMode, functional_collectives, storage_number
 from fdtensor.ops.transparent import recording
 
 __all__ = [
@@ -35,12 +35,10 @@ __all__ = [
 Along = frozenset[tuple[Mesh, str]] | None
 """The axes of which all ranks hold the same tensor; None where it was promised for all."""
 
-_c10d = torch.ops._c10d_functional
-
 _DIFFERENT = {
-    _c10d.reduce_scatter_tensor.default,
-    _c10d.reduce_scatter_tensor_coalesced.default,
-    _c10d.all_to_all_single.default,
+    functional_collectives.reduce_scatter_tensor.default,
+    functional_collectives.reduce_scatter_tensor_coalesced.default,
+    functional_collectives.all_to_all_single.default,
 }
 """Collectives that give each rank something else."""
 
@@ -60,7 +58,7 @@ class _Known(TorchDispatchMode):
     def put(self, tensor: torch.Tensor, along: Along) -> None:
         storage = _storage(tensor)
         if storage is not None:
-            self.table[storage._cdata] = StorageWeakRef(storage), along
+            self.table[storage_number(storage)] = StorageWeakRef(storage), along
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -76,7 +74,7 @@ class _Known(TorchDispatchMode):
 
     def get(self, tensor: torch.Tensor) -> tuple[StorageWeakRef, Along] | None:
         storage = _storage(tensor)
-        return None if storage is None else self.table.get(storage._cdata)
+        return None if storage is None else self.table.get(storage_number(storage))
 
 
 class _Here(threading.local):
@@ -147,7 +145,7 @@ def same_along(tensor: torch.Tensor, mesh: Mesh, axis: str) -> bool:
 def storage_of(tensor: torch.Tensor) -> int | None:
     """The number of the memory that a tensor is in; None for one that has none."""
     storage = _storage(tensor)
-    return None if storage is None else storage._cdata
+    return None if storage is None else storage_number(storage)
 
 
 def _storage(tensor: torch.Tensor) -> Any:

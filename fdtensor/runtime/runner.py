@@ -12,6 +12,13 @@ from typing import Any
 
 import torch
 
+from fdtensor.layouts.torch_private import (
+    below_autograd,
+    has_schema,
+    overload_name,
+    packet_name,
+    schema_of,
+)
 from fdtensor.ops.ambient import autocasting, without_autocast
 from fdtensor.ops.graph import Var, substituted, tensors_of
 from fdtensor.ops.line_checks import LineCheck, debugging
@@ -127,7 +134,7 @@ def run_locally(program: Program, values: Sequence[Any], comm: Any) -> Sequence[
     if not inside(comm, program.mesh):
         return [empty(type, comm.rank, comm.device) for type in program.out_types]
     constants = [t for _, t in program.constants]
-    with _below_autograd(), without_autocast():
+    with below_autograd(), without_autocast():
         return compiled(program, comm)(*values, *constants)
 
 
@@ -140,7 +147,7 @@ def runner_of(program: Program, comm: Any) -> Callable[[Sequence[Any]], Sequence
         return lambda values: function(*values)
 
     def below(values: Sequence[Any]) -> Sequence[Any]:
-        with _below_autograd():  # a third faster where torch would look for derivatives
+        with below_autograd():  # a third faster where torch would look for derivatives
             return function(*values)
 
     return below
@@ -158,9 +165,6 @@ def as_traced(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-_below_autograd: Any = torch._C._AutoDispatchBelowAutograd  # type: ignore[attr-defined]
-
-
 def written(found: LocalProgram, comm: Any) -> tuple[str, dict[str, Any]]:
     """The lines of a rank as the source of one function, and the names that it reads."""
     names: dict[str, Any] = {}
@@ -171,7 +175,7 @@ def written(found: LocalProgram, comm: Any) -> tuple[str, dict[str, Any]]:
         value = _expression(line, names, comm)
         if len(line.outs) > 1 or _several(line.op):
             outs = f"({outs},)"
-            if hasattr(line.op, "_schema") and not _plain_tuple(line):
+            if has_schema(line.op) and not _plain_tuple(line):
                 value = f"{_named(tensors_of, 'tensors_of', names)}({value})"
         body.append(f"    {outs} = {value}" if outs else f"    {value}")
         gone = [f"v{v.index}" for v in dead if v not in inputs]
@@ -184,15 +188,15 @@ def written(found: LocalProgram, comm: Any) -> tuple[str, dict[str, Any]]:
 
 def _plain_tuple(line: Line) -> bool:
     """Whether an op returns just its tensors, without numbers or None among them."""
-    kinds = [str(r.type) for r in line.op._schema.returns]
+    kinds = [str(r.type) for r in schema_of(line.op).returns]
     return kinds == ["List[Tensor]"] or (set(kinds) == {"Tensor"} and len(kinds) == len(line.outs))
 
 
 def _several(op: Any) -> bool:
     """Whether an op returns a list even of one tensor."""
-    if not hasattr(op, "_schema"):
+    if not has_schema(op):
         return False
-    returns = op._schema.returns
+    returns = schema_of(op).returns
     return len(returns) > 1 or any(str(r.type) != "Tensor" for r in returns)
 
 
@@ -227,13 +231,13 @@ def _fast(op: Any) -> Callable[..., Any]:
         return SHARED[op]
     if op in BY_HAND:
         return op
-    if op.namespace == "aten" and op._opname in _PLAIN and op._overloadname != "dtype":
-        return getattr(torch, op._opname)
+    if op.namespace == "aten" and packet_name(op) in _PLAIN and overload_name(op) != "dtype":
+        return getattr(torch, packet_name(op))
     return op
 
 
 def _name_of(op: Any) -> str:
-    return op.__name__ if op in BY_HAND else op._opname
+    return op.__name__ if op in BY_HAND else packet_name(op)
 
 
 def _named(value: Any, hint: str, names: dict[str, Any]) -> str:

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from fdtensor.layouts.torch_private import functional_collectives
 from fdtensor.plans.wire import to_wire
 from fdtensor.runtime.process_groups import group_of
 
 __all__ = ["ProcessWorld", "functional", "wait"]
 
-_ops = torch.ops._c10d_functional
-wait = _ops.wait_tensor.default
+wait = functional_collectives.wait_tensor.default
 
 _TAG = 7040
 
@@ -32,7 +32,7 @@ class _Done:
 
 def functional(name: str) -> Callable[..., torch.Tensor]:
     """The functional collective of this name, with its wait."""
-    op = getattr(_ops, name).default
+    op = getattr(functional_collectives, name).default
 
     def waited(*args: Any) -> torch.Tensor:
         return wait(op(*args))

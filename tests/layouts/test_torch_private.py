@@ -1,4 +1,4 @@
-"""Private names of torch are used by one file, which gives each a public name of ours."""
+"""Private names of torch are used in one place, which gives each a public name of ours."""
 
 import ast
 from collections.abc import Iterator
@@ -11,20 +11,12 @@ from fdtensor.layouts import torch_private
 
 ROOT = Path(fdtensor.__file__).parent
 
-HOME = ROOT / "layouts" / "torch_private.py"
-
-ROOMS = ("layouts", "tensors", "parallel", "io", "inspect", "cluster", "testing", "train", "")
-"""The rooms that are looked at; the last is the top."""
+HOME = sorted((ROOT / "layouts" / "torch_private").glob("*.py"))
 
 NOT_OF_TORCH = {"_current_frames", "_exit"}
 """Private names of Python, which documents them."""
 
-FILES = sorted(
-    file
-    for room in ROOMS
-    for file in ((ROOT / room).rglob("*.py") if room else ROOT.glob("*.py"))
-    if file != HOME
-)
+FILES = sorted(file for file in ROOT.rglob("*.py") if file not in HOME)
 
 
 def is_private(name: str) -> bool:
@@ -33,11 +25,13 @@ def is_private(name: str) -> bool:
 
 
 def is_own(node: ast.expr) -> bool:
-    """Whether an attribute is one of `self`, `cls`, `super()`, or the name of an op of aten."""
+    """Whether an attribute is one of `self`, `cls`, `super()`, or the name of an op."""
     match node:
         case ast.Name("self" | "cls" | "aten"):
             return True
         case ast.Attribute(_, "aten") | ast.Call(ast.Name("super")):
+            return True
+        case ast.Attribute(ast.Attribute(ast.Name("torch"), "ops")):
             return True
     return False
 
@@ -62,10 +56,12 @@ def private_names(source: str) -> Iterator[str]:
 
 def own_names() -> Iterator[str]:
     """The private names of torch that the home of them reads."""
-    for node in ast.walk(ast.parse(HOME.read_text())):
+    for node in (node for file in HOME for node in ast.walk(ast.parse(file.read_text()))):
         match node:
             case ast.ImportFrom(module, names) if module and module.startswith("torch"):
                 yield from (n.name for n in names if is_private(n.name))
+            case ast.Attribute(ast.Attribute(_, "ops")):
+                pass  # a namespace of ops, whose name programs hold as a text
             case ast.Attribute(_, name) if is_private(name):
                 yield name
             case ast.Constant(str() as text) if is_private(text) and text.isidentifier():
@@ -95,7 +91,21 @@ def test_the_functions_find_what_they_name():
         torch_private.abstract_function(op) is None,
         torch_private.backward_function(op) is None,
         torch_private.setup_context_function(op) is None,
+        torch_private.has_schema(relu.default) and not torch_private.has_schema(torch.relu),
+        torch_private.packet_of(relu.default) is relu,
+        torch_private.packet_name(relu.default) == "relu",
+        torch_private.overload_name(relu.default) == "default",
+        torch_private.qualified_name_or(relu) == "aten::relu",
+        torch_private.qualified_name_or(torch.relu) is torch.relu,
+        relu.default in torch_private.decomposition_table(),
+        torch_private.has_kernel("aten::relu", "CPU"),
         torch_private.version_of(torch.ones(1).add_(1)) == 1,
+        torch_private.storage_number(torch.ones(1).untyped_storage()) > 0,
+        torch_private.proxy_mode() is None,
+        torch_private.current_autograd_node() is None,
+        torch_private.current_graph_task() == -1,
+        torch_private.saving_hooks(True) is None,
+        not torch_private.forward_active(),
         torch_private.forward_level() == -1,
         torch_private.module_tensors(module)[0].keys() == {"weight", "bias"},
         [len(group) for group in torch_private.forward_hooks(module)] == [2, 2],
@@ -114,6 +124,14 @@ def test_within_a_nested_jvp_forward_ad_keeps_its_level():
     with torch.autograd.forward_ad.dual_level(), torch_private.nested_jvp():
         torch.func.jvp(torch.sin, (torch.ones(()),), (torch.ones(()),))
         assert torch_private.forward_level() == 0
+
+
+def test_a_truncated_normal_is_drawn_by_the_function_that_is_given():
+    import torch
+
+    with torch_private.truncated_normal_by(lambda tensor, *_, **__: tensor.fill_(3)):
+        assert torch.nn.init.trunc_normal_(torch.empty(1)) == 3
+    assert torch.nn.init.trunc_normal_(torch.empty(1)) != 3
 
 
 def test_as_if_compiling_ends():
@@ -139,6 +157,7 @@ def test_no_other_file_uses_a_private_name_of_torch(file):
         "op._schema",
         "DeviceMesh(x, _init_backend=False)",
         "getattr(op, '_schema')",
+        "torch.ops._c10d_functional",
     ],
 )
 def test_a_private_name_is_seen(source):

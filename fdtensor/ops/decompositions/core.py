@@ -11,12 +11,13 @@ blocks: their totals for a scan, their candidates for the largest elements.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
 import torch
+
+from fdtensor.layouts.torch_private import OpOverload, decomposition_table
 
 __all__ = [
     "DECOMPOSITIONS",
@@ -38,13 +39,11 @@ class Decomposition:
     """Whether `f` takes the number of blocks that a dim is cut into, before the arguments."""
 
 
-DECOMPOSITIONS: dict[torch._ops.OpOverload, Decomposition] = {}
+DECOMPOSITIONS: dict[OpOverload, Decomposition] = {}
 """By op."""
 
 
-def decomposition(
-    *ops: torch._ops.OpOverload, blocked: bool = False
-) -> Callable[[Callable], Callable]:
+def decomposition(*ops: OpOverload, blocked: bool = False) -> Callable[[Callable], Callable]:
     """Registers the decorated function as the decomposition of the ops."""
 
     def register(f: Callable) -> Callable:
@@ -60,16 +59,9 @@ def decomposition_of(op: Any) -> Decomposition | None:
     It returns a tuple where the op has several results.
     """
     known = DECOMPOSITIONS.get(op)
-    if known is None and op in _torch_decompositions():
-        return Decomposition(_torch_decompositions()[op])
+    if known is None and op in decomposition_table():
+        return Decomposition(decomposition_table()[op])
     return known
-
-
-@functools.cache
-def _torch_decompositions() -> dict[Any, Callable[..., Any]]:
-    from torch._decomp import decomposition_table
-
-    return decomposition_table
 
 
 def wide(x: torch.Tensor) -> torch.Tensor:

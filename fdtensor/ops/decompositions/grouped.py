@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from fdtensor.layouts import torch_private
 from fdtensor.ops.notation.core import P, R, S, rule
 from fdtensor.ops.transparent import recorded_as
 
@@ -119,7 +120,7 @@ class _Grouped(torch.autograd.Function):
 
 
 @recorded_as(
-    torch._grouped_mm,  # type: ignore[attr-defined]
+    torch_private.grouped_mm,
     torch.ops.aten._grouped_mm,
     torch.ops.aten._grouped_mm.default,
     "transformers::grouped_mm_fallback",

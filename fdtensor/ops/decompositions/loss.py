@@ -95,6 +95,7 @@ def _of_samples(x, matrix, target, bias, weight, ignore_index, *_):
 with contextlib.suppress(ImportError):  # it came with torch 2.13
     import torch.nn.modules.linear_cross_entropy
 
-    _ops = torch.ops.torch_nn
-    decomposition(_ops._linear_cross_entropy_batch_chunked.default)(_with_gradients)
-    decomposition(_ops._linear_cross_entropy_batch_chunked_no_reduction.default)(_of_samples)
+    decomposition(torch.ops.torch_nn._linear_cross_entropy_batch_chunked.default)(_with_gradients)
+    decomposition(torch.ops.torch_nn._linear_cross_entropy_batch_chunked_no_reduction.default)(
+        _of_samples
+    )

@@ -36,6 +36,7 @@ from fdtensor.layouts.placement import (
     StridedShard,
 )
 from fdtensor.layouts.record import Record
+from fdtensor.layouts.torch_private import OpOverload, OpOverloadPacket, overload_in, schema_of
 
 __all__ = [
     "At",
@@ -267,10 +268,10 @@ def _ours(*rules: Rule) -> bool:
 
 
 def _overloads(op: Any) -> list[Any]:
-    op = getattr(op, "_opoverload", op)  # what torch.library.custom_op returns
-    if isinstance(op, torch._ops.OpOverloadPacket):
+    op = overload_in(op)
+    if isinstance(op, OpOverloadPacket):
         return [getattr(op, name) for name in op.overloads()]
-    if not isinstance(op, torch._ops.OpOverload) and op != "pointwise":
+    if not isinstance(op, OpOverload) and op != "pointwise":
         raise RuleError(
             f"{getattr(op, '__name__', op)} is no op, so it can have no rule.",
             hint="Give an overload such as torch.ops.aten.mm.default, or make the function an op "
@@ -282,6 +283,6 @@ def _overloads(op: Any) -> list[Any]:
 def rule_of(op: Any) -> Rule | None:
     """The rule of an op: its own, or that of elementwise ops; None where it has none."""
     known = _RULES.get(op)
-    if known is None and torch.Tag.pointwise in op.tags and not op._schema.is_mutable:
+    if known is None and torch.Tag.pointwise in op.tags and not schema_of(op).is_mutable:
         return _RULES["pointwise"]
     return known

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from fdtensor.layouts.torch_private import schema_of
 from fdtensor.ops.notation.core import rule
 
 __all__ = ["each"]
@@ -19,7 +20,7 @@ def each(*ops: Any, **options: Any) -> Callable[[Callable[..., Iterable[Any]]], 
 
     def register(rows: Callable[..., Iterable[Any]]) -> Any:
         for op in ops:
-            names = [argument.name for argument in op._schema.arguments]
+            names = [argument.name for argument in schema_of(op).arguments]
 
             @functools.wraps(rows)
             def of_one(*args: Any, op: Any = op, names: Any = names, **kwargs: Any) -> Any:

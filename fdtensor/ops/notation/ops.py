@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
+from fdtensor.layouts.torch_private import OpOverload
 from fdtensor.ops.graph import Full
 from fdtensor.ops.notation.core import rule
 
 __all__ = ["on", "overloads", "tensors"]
 
 
-def overloads(names: str) -> list[torch._ops.OpOverload]:
+def overloads(names: str) -> list[OpOverload]:
     """The overloads of aten with these names, such as `exp` for `exp.default`, or `add.Tensor`."""
     full = [name if "." in name else f"{name}.default" for name in names.split()]
     return [operator.attrgetter(name)(torch.ops.aten) for name in full]

@@ -9,6 +9,7 @@ import torch
 
 from fdtensor.layouts.errors import FdtensorError
 from fdtensor.layouts.record import integer, natural
+from fdtensor.layouts.torch_private import count_dispatch_modes, is_functorch_wrapped_tensor
 from fdtensor.layouts.tree import register_value
 from fdtensor.ops.random_bits.threefry import Words, hash_ints, hash_tensor
 
@@ -17,15 +18,13 @@ __all__ = ["INTEGERS", "AnyKey", "Key", "fold_in", "key", "recorded", "split", "
 INTEGERS = (torch.int64, torch.int32, torch.uint32, torch.uint64)
 """The dtypes in which a tensor may hold the words of a key."""
 _WORD = 0xFFFFFFFF
-_C: Any = torch._C  # what torch does not declare
 
 
 def recorded(*tensors: torch.Tensor) -> bool:
     """Whether ops are recorded rather than run, or some of these tensors stand for others."""
-    if torch.compiler.is_compiling() or _C._len_torch_dispatch_stack():
+    if torch.compiler.is_compiling() or count_dispatch_modes():
         return True
-    wrapped = _C._functorch.is_functorch_wrapped_tensor
-    return any(type(x) is not torch.Tensor or wrapped(x) for x in tensors)
+    return any(type(x) is not torch.Tensor or is_functorch_wrapped_tensor(x) for x in tensors)
 
 
 def _check_word(word: Any) -> None:

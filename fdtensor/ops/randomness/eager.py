@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from fdtensor.layouts.torch_private import TorchDispatchMode
 from fdtensor.ops.randomness.numbers import Numbers
 from fdtensor.ops.randomness.of_torch import replacement
 from fdtensor.ops.randomness.refusal import is_quiet, refuse_random

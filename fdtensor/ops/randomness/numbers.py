@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from fdtensor.layouts.errors import TraceError
+from fdtensor.layouts.torch_private import without_modes
 from fdtensor.ops.randomness.draw import DRAW
 
 __all__ = ["Numbers"]
@@ -31,7 +31,7 @@ class Numbers:
 
     def stream(self) -> int:
         """The number of the next stream."""
-        with _disable_current_modes():
+        with without_modes():
             state = torch.default_generator.get_state()
             if self._before is None:
                 self._before = state
@@ -46,7 +46,7 @@ class Numbers:
         """Restores the state of torch's generator."""
         self.active.pop()
         if self._before is not None:
-            with _disable_current_modes():
+            with without_modes():
                 torch.default_generator.set_state(self._before)
 
     def draw(

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from fdtensor.layouts.errors import TraceError
+from fdtensor.layouts.torch_private import schema_of
 
 __all__ = ["is_quiet", "refuse_random"]
 
@@ -25,12 +26,12 @@ def refuse_random(func: Any, args: Any) -> None:
 
 def is_quiet(func: Any, args: Any) -> bool:
     """Whether a call of an op that may draw random numbers draws none: a dropout of 0."""
-    names = [a.name for a in func._schema.arguments]
+    names = [a.name for a in schema_of(func).arguments]
     for name, quiet in _QUIET.items():
         if name in names:
             place = names.index(name)
             value = (
-                args[place] if place < len(args) else func._schema.arguments[place].default_value
+                args[place] if place < len(args) else schema_of(func).arguments[place].default_value
             )
             if isinstance(value, (int, float)) and value == quiet:
                 return name != "p" or "train" in names  # of other ops `p` is not that of dropping

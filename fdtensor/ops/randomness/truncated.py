@@ -5,27 +5,19 @@ Torch draws again for elements that fall outside, until none does: no program ha
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator
-from typing import Any
+from contextlib import AbstractContextManager
 
 import torch
-from torch.nn import init
+
+from fdtensor.layouts.torch_private import truncated_normal_by
 
 __all__ = ["without_rejection"]
 
 
-@contextlib.contextmanager
-def without_rejection() -> Iterator[None]:
+def without_rejection() -> AbstractContextManager[None]:
     """A context in which `torch.nn.init.trunc_normal_` inverts the cumulative distribution."""
-    module: Any = init
-    before = module._no_grad_trunc_normal_
-    module._no_grad_trunc_normal_ = _truncated
-    try:
-        yield
-    finally:
-        module._no_grad_trunc_normal_ = before
+    return truncated_normal_by(_truncated)
 
 
 def _truncated(

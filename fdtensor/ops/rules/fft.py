@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from fdtensor.layouts.torch_private import OpOverload
 from fdtensor.ops.notation.core import P, S, rule
 
 aten = torch.ops.aten
@@ -16,7 +17,7 @@ DTYPES = {
 """The dtype of the result of an op, from that of its operand."""
 
 
-def _transform(op: torch._ops.OpOverload) -> None:
+def _transform(op: OpOverload) -> None:
     def local(at, x, *args):
         if 0 in x.shape:  # which the kernels refuse
             return x.new_zeros(at.outs[0].shape, dtype=DTYPES[op](x.dtype))

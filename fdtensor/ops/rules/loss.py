@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fdtensor.layouts.torch_private import schema_of
 from fdtensor.ops.graph import Full
 from fdtensor.ops.notation.core import P, R
 from fdtensor.ops.notation.each import each
@@ -21,7 +22,7 @@ NONE, MEAN, SUM = 0, 1, 2
 
 
 def _place(op: Any) -> int:
-    return [argument.name for argument in op._schema.arguments].index("reduction")
+    return [argument.name for argument in schema_of(op).arguments].index("reduction")
 
 
 def _operands(named: dict[str, Any]) -> tuple[list[Full | None], list[int]]:

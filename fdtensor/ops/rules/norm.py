@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from fdtensor.layouts.torch_private import schema_of
 from fdtensor.ops.graph import Full
 from fdtensor.ops.notation.core import P, R, S, Units
 from fdtensor.ops.notation.each import each
@@ -79,7 +80,7 @@ def _normalization(cuts: Cuts, names: str) -> None:
     def rows(op, named):
         """The cuts, and sums: of gradients, of a weight, of weight and bias together."""
         tensors = [name for name, t in named.items() if isinstance(t, Full)]
-        width = len(op._schema.returns)
+        width = len(schema_of(op).returns)
         mask = named.get("output_mask", (True,) * width)
 
         def row(ins, others, *outs):

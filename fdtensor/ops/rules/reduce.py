@@ -26,6 +26,7 @@ from math import inf, prod
 import torch
 
 from fdtensor.layouts.placement import Placement
+from fdtensor.layouts.torch_private import schema_of
 from fdtensor.ops.graph import Full
 from fdtensor.ops.notation.core import MAX, MIN, PRODUCT, P, S, rule
 from fdtensor.ops.notation.dtypes import highest, linear_in, lowest
@@ -100,7 +101,8 @@ def _reduction(names, *pending, passes=_never, nothing=(), local=None):
     """
 
     def rows(op, named):
-        x, dim, outs = named["self"], named.get("dim"), pending or [None] * len(op._schema.returns)
+        x, dim = named["self"], named.get("dim")
+        outs = pending or [None] * len(schema_of(op).returns)
         if dim == () and op in (aten.any.dims, aten.all.dims):  # here it reduces nothing
             yield from (((S(d),), S(d)) for d in range(x.ndim))
         else:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fdtensor.layouts.placement import StridedShard
+from fdtensor.layouts.torch_private import schema_of
 from fdtensor.ops.graph import Full
 from fdtensor.ops.notation.core import At, Halo, P, R, S, Units, rule
 from fdtensor.ops.notation.empty import unless_empty
@@ -56,7 +57,7 @@ LINEAR = {
 
 def _linear(op: Any, forward: Any, n: int, along: Callable[..., Any]) -> None:
     """The rule of an op of this kind, or of its gradient, which takes `x` or its shape besides."""
-    back, sized = op is not forward, "input_size" in str(op._schema)
+    back, sized = op is not forward, "input_size" in str(schema_of(op))
 
     def lines(x, *args) -> list[Taps]:
         """The taps along each dim; none where some are not known."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import torch
 
+from fdtensor.layouts.torch_private import schema_of
 from fdtensor.ops.graph import Full
 from fdtensor.ops.notation.core import P, R, S, rule
 from fdtensor.ops.notation.dtypes import linear_in
@@ -41,7 +42,7 @@ logcumsumexp cummax cummin sort sort.stable topk
 def along(op, named):
     """Any cut of another dim, the same for all tensors."""
     tensors = [t for t in named.values() if isinstance(t, Full)]
-    x, outs = tensors[0], len(op._schema.returns)
+    x, outs = tensors[0], len(schema_of(op).returns)
     for d in range(x.ndim):
         if d != named["dim"] % x.ndim:
             yield (S(d),) * len(tensors), (S(d),) * outs

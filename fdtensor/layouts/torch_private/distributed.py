@@ -1,0 +1,100 @@
+"""Private names of `torch.distributed`, imported when first asked for: 2.11 to 2.13."""
+
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import torch
+
+__all__ = [
+    "NO_GROUPS",
+    "c10d_group",
+    "collectives_on_fakes",
+    "default_group",
+    "dtensor_spec_module",
+    "group_tables",
+    "local_tensor_of",
+    "new_group_helper",
+    "register_group",
+    "spec_of",
+    "strided_shard",
+    "timeout_of",
+]
+
+NO_GROUPS: dict[str, Any] = {"_init_backend": False}
+"""The argument that lets a DeviceMesh make no process groups, as on a rank outside of it."""
+
+_C: Any = torch._C
+
+
+# --- process groups --------------------------------------------------------------------------
+
+
+def c10d_group(name: str) -> Any:
+    """The process group of this name."""
+    return _C._distributed_c10d._resolve_process_group(name)
+
+
+def _c10d() -> Any:
+    return import_module("torch.distributed.distributed_c10d")
+
+
+def default_group() -> Any:
+    """The default process group; raises where there is none."""
+    return _c10d()._get_default_group()
+
+
+def group_tables() -> Any:
+    """What torch knows of groups: `pg_map` has backends and stores, `pg_group_ranks` the ranks."""
+    return _c10d()._world
+
+
+def register_group(name: str, group: Any) -> None:
+    """Gives a group one more name, by which collectives find it."""
+    _c10d()._register_process_group(name, group)
+
+
+def new_group_helper(*args: Any, **kwargs: Any) -> Any:
+    """What `torch.distributed.new_group` calls once it has made up a name."""
+    return _c10d()._new_process_group_helper(*args, **kwargs)
+
+
+def timeout_of(group: Any, backend: Any) -> Any:
+    """How long collectives of a group may take, by its options; else the default of its backend."""
+    for device in group._device_types:
+        options = getattr(group._get_backend(device), "options", None)
+        found = getattr(options, "_timeout", None)
+        if found is not None:
+            return found
+    return _c10d()._get_default_timeout(backend)
+
+
+def collectives_on_fakes() -> None:
+    """Registers what functional collectives give on fake tensors: an import does it."""
+    import_module("torch.distributed._functional_collectives")
+
+
+# --- the DTensors of torch -------------------------------------------------------------------
+
+
+def strided_shard() -> Any:
+    """torch's placement for a dim that is cut into blocks first: the class `_StridedShard`."""
+    return import_module("torch.distributed.tensor.placement_types")._StridedShard
+
+
+def dtensor_spec_module() -> Any:
+    """The module that defines `DTensorSpec` and `TensorMeta`."""
+    return import_module("torch.distributed.tensor._dtensor_spec")
+
+
+def spec_of(dtensor: Any) -> Any:
+    """The `DTensorSpec` of a torch DTensor: mesh, placements and how they are read."""
+    return dtensor._spec
+
+
+def local_tensor_of(dtensor: Any) -> torch.Tensor:
+    """The local tensor of a torch DTensor, outside of autograd."""
+    return dtensor._local_tensor

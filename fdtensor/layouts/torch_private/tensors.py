@@ -1,0 +1,76 @@
+"""Private names of torch for tensors, modules and pytrees: 2.11 to 2.13."""
+
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, MutableMapping
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch.nn import init
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.utils import _pytree
+
+__all__ = [
+    "RESETS",
+    "ConvNd",
+    "ConvTransposeNd",
+    "forward_hooks",
+    "lazy_clone",
+    "module_tensors",
+    "storage_number",
+    "torch_pytree",
+    "truncated_normal_by",
+    "version_of",
+]
+
+torch_pytree = _pytree
+"""The pytrees of torch, by which exported programs are called."""
+
+_torch: Any = torch
+
+lazy_clone: Any = _torch._lazy_clone
+"""A clone that shares its memory with the tensor until one of the two is written to."""
+
+version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
+"""The number of times that a tensor, or another view of its memory, was written to."""
+
+storage_number: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
+"""The number of a memory: that of no other as long as it is there."""
+
+ConvNd = _ConvNd
+"""The base of all convolutions."""
+
+ConvTransposeNd = _ConvTransposeNd
+"""The base of all transposed convolutions."""
+
+RESETS = ("reset_parameters", "_reset_parameters")
+"""The methods by which modules draw their parameters; `MultiheadAttention` has the second."""
+
+
+def module_tensors(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The parameters and the buffers that a module itself has, None for those left out."""
+    return module._parameters, module._buffers
+
+
+def forward_hooks(module: torch.nn.Module) -> tuple[list[MutableMapping[int, Any]], ...]:
+    """The hooks before and after a forward by number, and what is known of them by number."""
+    return (
+        [module._forward_pre_hooks, module._forward_hooks],
+        [module._forward_pre_hooks_with_kwargs, module._forward_hooks_always_called],
+    )
+
+
+@contextlib.contextmanager
+def truncated_normal_by(f: Callable[..., torch.Tensor]) -> Generator[None]:
+    """Lets `torch.nn.init.trunc_normal_` draw by this function."""
+    module: Any = init
+    before = module._no_grad_trunc_normal_
+    module._no_grad_trunc_normal_ = f
+    try:
+        yield
+    finally:
+        module._no_grad_trunc_normal_ = before

@@ -1,0 +1,87 @@
+"""Private names of torch for the transforms of `torch.func` and autograd: 2.11 to 2.13."""
+
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+from typing import Any
+
+import torch
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor, is_gradtrackingtensor
+from torch._functorch import eager_transforms
+from torch.autograd import forward_ad
+
+__all__ = [
+    "current_autograd_node",
+    "current_graph_task",
+    "forward_active",
+    "forward_grad_enabled",
+    "forward_level",
+    "get_unwrapped",
+    "is_functorch_wrapped_tensor",
+    "is_gradtrackingtensor",
+    "nested_jvp",
+    "pop_saving_hooks",
+    "push_saving_hooks",
+    "saving_hooks",
+    "set_forward_grad_enabled",
+    "transforms_active",
+    "without_transforms",
+]
+
+_C: Any = torch._C
+_autograd: Any = _C._autograd
+_forward_ad: Any = forward_ad
+
+transforms_active: Any = _C._are_functorch_transforms_active
+"""Whether a transform of `torch.func` surrounds this code."""
+
+without_transforms: Any = _C._DisableFuncTorch
+"""A context in which no transform of `torch.func` sees what is called."""
+
+forward_grad_enabled: Any = _C._is_fwd_grad_enabled
+"""Whether forward AD is on in this thread."""
+
+set_forward_grad_enabled: Any = forward_ad._set_fwd_grad_enabled
+"""The context manager that turns forward AD on or off in this thread."""
+
+
+def forward_level() -> int:
+    """The current level of forward AD, which all threads share; -1 outside of all levels."""
+    return _forward_ad._current_level
+
+
+def forward_active() -> bool:
+    """Whether tensors may have tangents."""
+    return _forward_ad._current_level >= 0 and forward_grad_enabled()
+
+
+@contextlib.contextmanager
+def nested_jvp() -> Generator[None]:
+    """Lets every `torch.func.jvp` within find itself nested, so that none ends the shared level."""
+    transforms: Any = eager_transforms
+    transforms.JVP_NESTING += 1
+    try:
+        yield
+    finally:
+        transforms.JVP_NESTING -= 1
+
+
+# --- the engine of autograd ------------------------------------------------------------------
+
+current_autograd_node: Any = _C._current_autograd_node
+"""The node of the graph of autograd that is running; None outside of a backward."""
+
+current_graph_task: Any = _C._current_graph_task_id
+"""The number of the backward that is running, -1 for none."""
+
+saving_hooks: Any = _autograd._top_saved_tensors_default_hooks
+"""The innermost hooks that pack and unpack saved tensors, None for none; the argument is True."""
+
+push_saving_hooks: Any = _autograd._push_saved_tensors_default_hooks
+"""Makes hooks that pack and unpack saved tensors the innermost."""
+
+pop_saving_hooks: Any = _autograd._pop_saved_tensors_default_hooks
+"""Leaves the innermost hooks."""
