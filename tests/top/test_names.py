@@ -19,7 +19,20 @@ ELSEWHERE = (torch, torch.nn, torch.nn.functional, torch.nn.init, torch.func, to
 OTHERS = {
     *("assert_close", "dcp", "dist", "load", "new_group"),
     *("StorageReader", "make_fx", "reset_parameters"),
-    *("0", "double", "py", "fdshow", "layers", "mylib", "op", "w", "dim_0", "dim_1", "n_j"),
+    *(
+        "0",
+        "double",
+        "py",
+        "fdshow",
+        "layers",
+        "medium",
+        "mylib",
+        "op",
+        "w",
+        "dim_0",
+        "dim_1",
+        "n_j",
+    ),
 }
 """Names of torch that the objects above lack, and those of examples, formulas and styles."""
 
