@@ -211,48 +211,50 @@ def _check_type(type: TensorType) -> None:
             largest=f"{LARGEST} bytes",
             hint="Give a shape that torch can make a tensor of.",
         )
-    ndim = len(type.shape)
     for axis, placement in zip(type.mesh.axes, type.layout.placements, strict=True):
-        match placement:
-            case Replicate():
-                pass
-            case Partial(reduce_op):
-                if not reducible(type.dtype, reduce_op):
-                    raise LayoutError(
-                        f"{dtype_name(type.dtype)} has no {reduce_op}, which mesh axis {axis!r} "
-                        "has pending.",
-                        layout=type.layout,
-                        hint=f"Use another reduce op, or a dtype that has {reduce_op}.",
-                    )
-            case _ if placement.dim >= ndim:
-                raise LayoutError(
-                    f"mesh axis {axis!r} shards dim {placement.dim} of a tensor that has "
-                    f"{ndim} dims.",
-                    shape=type.shape,
-                    layout=type.layout,
-                    mesh=type.mesh,
-                    hint=f"Shard one of dims 0 to {ndim - 1}, or leave {axis!r} as Replicate()."
-                    if ndim
-                    else f"A tensor without dims can only be replicated: leave {axis!r} as "
-                    "Replicate().",
-                )
-            case Spans(dim, spans) if any(
-                ranges and ranges[-1][1] > type.shape[dim] for ranges in spans
-            ):
-                raise LayoutError(
-                    f"the ranges of mesh axis {axis!r} reach beyond dim {dim}, which has "
-                    f"{type.shape[dim]}.",
-                    shape=type.shape,
-                    layout=type.layout,
-                    hint="Keep the ranges within the dim.",
-                )
-            case Ragged(dim, sizes) if sum(sizes) != type.shape[dim]:
-                raise LayoutError(
-                    f"the ragged sizes of mesh axis {axis!r} add up to {sum(sizes)}, but dim {dim} "
-                    f"has {type.shape[dim]}.",
-                    shape=type.shape,
-                    sizes=sizes,
-                    hint="Make the sizes add up to the size of the dim.",
-                )
-            case _:
-                pass
+        if not isinstance(placement, Replicate):
+            _check_placement(type, axis, placement)
+
+
+def _check_placement(type: TensorType, axis: str, placement: Placement) -> None:
+    """Raises where a tensor of this type cannot have this placement on a mesh axis."""
+    ndim = len(type.shape)
+    match placement:
+        case Partial(reduce_op) if not reducible(type.dtype, reduce_op):
+            raise LayoutError(
+                f"{dtype_name(type.dtype)} has no {reduce_op}, which mesh axis {axis!r} has "
+                "pending.",
+                layout=type.layout,
+                hint=f"Use another reduce op, or a dtype that has {reduce_op}.",
+            )
+        case Partial() | Replicate():
+            pass
+        case _ if placement.dim >= ndim:
+            raise LayoutError(
+                f"mesh axis {axis!r} shards dim {placement.dim} of a tensor that has {ndim} dims.",
+                shape=type.shape,
+                layout=type.layout,
+                mesh=type.mesh,
+                hint=f"Shard one of dims 0 to {ndim - 1}, or leave {axis!r} as Replicate()."
+                if ndim
+                else f"A tensor without dims can only be replicated: leave {axis!r} as "
+                "Replicate().",
+            )
+        case Spans(dim, spans) if max((r[-1][1] for r in spans if r), default=0) > type.shape[dim]:
+            raise LayoutError(
+                f"the ranges of mesh axis {axis!r} reach beyond dim {dim}, which has "
+                f"{type.shape[dim]}.",
+                shape=type.shape,
+                layout=type.layout,
+                hint="Keep the ranges within the dim.",
+            )
+        case Ragged(dim, sizes) if sum(sizes) != type.shape[dim]:
+            raise LayoutError(
+                f"the ragged sizes of mesh axis {axis!r} add up to {sum(sizes)}, but dim {dim} "
+                f"has {type.shape[dim]}.",
+                shape=type.shape,
+                sizes=sizes,
+                hint="Make the sizes add up to the size of the dim.",
+            )
+        case _:
+            pass

@@ -140,28 +140,30 @@ def _row(
         )
     special = (Units, Window, Halo, Ragged, StridedShard, Spans)
     exact = any(isinstance(p, special) for p in (*before, *after))
-
-    def resolved(pattern: Any, full: Full | None) -> Any:
-        if full is None:  # an output that no call reads has no type
-            return pattern if isinstance(pattern, Partial) else R
-        placed = pattern
-        if isinstance(pattern, (Units, Window, Halo)):
-            placed = pattern.of(full.shape[pattern.dim], count)
-            if placed is None:
-                return None
-        if not isinstance(placed, (Replicate, Partial)) and placed.dim >= full.ndim:
-            raise RuleError(
-                f"a row of the rule for {op} cuts dim {placed.dim} of a tensor that has "
-                f"{full.ndim} dims.",
-                row=row,
-                hint="Count dims from the front, and skip those that are not there.",
-            )
-        return placed
-
+    resolved = functools.partial(_resolved, op, row, count)
     placed = tuple(map(resolved, before, ins)), tuple(map(resolved, after, outs))
     if None in placed[0] or None in placed[1]:  # there is no such placement on these sizes
         return None
     return Row(*placed, exact, contiguous)
+
+
+def _resolved(op: Any, row: Any, count: int, pattern: Any, full: Full | None) -> Any:
+    """The placement that an entry of a row stands for on a tensor; None where there is none."""
+    if full is None:  # an output that no call reads has no type
+        return pattern if isinstance(pattern, Partial) else R
+    placed = pattern
+    if isinstance(pattern, (Units, Window, Halo)):
+        placed = pattern.of(full.shape[pattern.dim], count)
+        if placed is None:
+            return None
+    if not isinstance(placed, (Replicate, Partial)) and placed.dim >= full.ndim:
+        raise RuleError(
+            f"a row of the rule for {op} cuts dim {placed.dim} of a tensor that has "
+            f"{full.ndim} dims.",
+            row=row,
+            hint="Count dims from the front, and skip those that are not there.",
+        )
+    return placed
 
 
 def variants(row: Row, kinds: Iterable[Placement], shapes: Sequence[Full | None]) -> Iterator[Row]:

@@ -51,13 +51,8 @@ def checked_write(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     if kwargs.get("out") is not None:
         return _to_out(func, args, kwargs)
     target = args[0] if args and isinstance(args[0], torch.Tensor) else None
-    if target is not None and name in ("resize_", "resize_as_") and not target.is_contiguous():
-        raise TraceError(
-            f"{name} of a tensor whose elements do not lie in the order of its shape depends on "
-            "where they lie.",
-            line=user_line() or "not known",
-            hint="Take contiguous() of it, or reshape().",
-        )
+    if target is not None and name in ("resize_", "resize_as_"):
+        _refuse_out_of_order(name, target)
     if name == "__setitem__" and target is not None and _is_number(args[1]):
         value: Any = args[2]  # torch would read the value of the index
         target.copy_(torch.where(args[1], value, target))
@@ -72,12 +67,7 @@ def checked_write(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     else:
         refuse_overlap(func, args, kwargs)
         refuse_cast(func, args, kwargs)
-    if getattr(target, _SHARED, False):
-        raise TraceError(
-            f"{name} writes to a tensor of which several elements share one place in memory.",
-            line=user_line() or "not known",
-            hint="Write to the tensor before expand() or unfold(), or to a clone().",
-        )
+    _refuse_shared(name, target)
     if part is None and _loses_order(func, target):
         row_major = target.clone(memory_format=torch.contiguous_format)
         func(row_major, *args[1:], **kwargs)
@@ -87,6 +77,25 @@ def checked_write(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     out = func(*args, **kwargs)
     _check_shape(target, before)
     return out
+
+
+def _refuse_out_of_order(name: str, target: torch.Tensor) -> None:
+    if not target.is_contiguous():
+        raise TraceError(
+            f"{name} of a tensor whose elements do not lie in the order of its shape depends on "
+            "where they lie.",
+            line=user_line() or "not known",
+            hint="Take contiguous() of it, or reshape().",
+        )
+
+
+def _refuse_shared(name: str, target: torch.Tensor) -> None:
+    if getattr(target, _SHARED, False):
+        raise TraceError(
+            f"{name} writes to a tensor of which several elements share one place in memory.",
+            line=user_line() or "not known",
+            hint="Write to the tensor before expand() or unfold(), or to a clone().",
+        )
 
 
 def _is_number(index: Any) -> bool:

@@ -12,10 +12,11 @@ from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Call, Graph, Var
 from fdtensor.plans.cost import CostModel
 from fdtensor.programs.axis_order import preferred_order
+from fdtensor.programs.boundary import Boundary
 from fdtensor.programs.builder import Builder, Choices
 from fdtensor.programs.choice import chosen
 from fdtensor.programs.options import OnMissingRule
-from fdtensor.programs.problem import UNCONSTRAINED, Boundary, Choice, Constraints
+from fdtensor.programs.problem import UNCONSTRAINED, Choice, Constraints
 from fdtensor.programs.program import Program
 from fdtensor.programs.regather import unshared, views_of_inputs
 from fdtensor.programs.schedule import scheduled

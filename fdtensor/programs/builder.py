@@ -19,10 +19,11 @@ from fdtensor.ops.pins import pinned
 from fdtensor.ops.precision import HALVES, is_widened, wide_of, widened
 from fdtensor.ops.saved_values import ALIAS, SAVED
 from fdtensor.plans.cost import CostModel
+from fdtensor.programs.boundary import boundary_of
 from fdtensor.programs.choice import has_rule, inside
 from fdtensor.programs.eqn import Eqn
 from fdtensor.programs.options import OnMissingRule
-from fdtensor.programs.problem import Body, Choice, boundary_of
+from fdtensor.programs.problem import Body, Choice
 from fdtensor.programs.solver import Option, Place
 from fdtensor.programs.values import Values
 

@@ -24,11 +24,11 @@ from fdtensor.ops.recorder import record
 from fdtensor.ops.rewrite import rewritten
 from fdtensor.ops.rows import CallKey, arguments
 from fdtensor.plans.cost import CostModel
+from fdtensor.programs.boundary import Boundary
 from fdtensor.programs.prices import Prices
 from fdtensor.programs.problem import (
     UNCONSTRAINED,
     Body,
-    Boundary,
     Choice,
     Constraints,
     ProblemBuilder,

@@ -23,6 +23,7 @@ from fdtensor.ops.notation.core import R, Row, rule_of
 from fdtensor.ops.pins import pinned
 from fdtensor.ops.rows import CallKey, rows_of, variants
 from fdtensor.plans.cost import CostModel
+from fdtensor.programs.boundary import Boundary, boundary_of
 from fdtensor.programs.prices import Prices
 from fdtensor.programs.solver import Node, Option, Place
 
@@ -30,11 +31,9 @@ __all__ = [
     "UNCONSTRAINED",
     "Body",
     "BodyOptions",
-    "Boundary",
     "Choice",
     "Constraints",
     "ProblemBuilder",
-    "boundary_of",
 ]
 
 
@@ -45,14 +44,6 @@ class Body:
     graph: Graph
     depth: int
     """The number of decompositions that its calls are inside of."""
-
-
-@attrs.frozen
-class Boundary:
-    """The placements of a graph's inputs and outputs on one axis, "free" where they are open."""
-
-    ins: tuple[Place, ...]
-    outs: tuple[Place, ...]
 
 
 @attrs.frozen(eq=False)
@@ -286,12 +277,6 @@ class ProblemBuilder:
     def _may_come_cut(self, call: Call, cuts: Sequence[tuple[int, int]]) -> bool:
         """Whether an operand may come with one of these cuts: its number and a dim."""
         return any(_cut(p) and p.dim == d for i, d in cuts for p in self.domain[call.ins[i]])
-
-
-def boundary_of(option: Option, read: Sequence[bool]) -> Boundary:
-    """The boundary of a decomposition where an axis takes this option of its call."""
-    outs = tuple(p for p, is_read in zip(option.outs, read, strict=True) if is_read)
-    return Boundary(option.ins, outs)
 
 
 def _cut(p: object) -> TypeGuard[Cut]:

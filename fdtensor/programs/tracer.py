@@ -10,6 +10,7 @@ import optree
 import torch
 
 from fdtensor.layouts.errors import TraceError
+from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.progress import working
@@ -126,14 +127,7 @@ def traced(
     graph, out_tree, statics, new = recorded(f, spec, leaves, types, device, requires_grad, checks)
     out_layouts = resolved(options.out_layouts, f, spec, types)
     wants = wanted_layouts(graph, spec, types, out_tree, statics, out_layouts)
-    for layout in (*wants, *map(pinned, graph.calls)):
-        if layout is not None and layout.mesh is not mesh:
-            raise TraceError(
-                "a layout of out_layouts or constrain is on another mesh than the arguments.",
-                arguments=mesh,
-                layout=layout.mesh,
-                hint="A traced function runs on one mesh; redistribute before or after it.",
-            )
+    _refuse_other_mesh([*wants, *map(pinned, graph.calls)], mesh)
     with neutral():  # rules ask torch too: what taps an op reads, which dtype it gives
         program = assembled(
             graph,
@@ -149,6 +143,17 @@ def traced(
         )
     bare = out_tree.is_leaf() and statics == (TENSOR,)
     return Traced(program, out_tree, statics, bare, new)
+
+
+def _refuse_other_mesh(layouts: Sequence[Layout | None], mesh: Mesh) -> None:
+    for layout in layouts:
+        if layout is not None and layout.mesh is not mesh:
+            raise TraceError(
+                "a layout of out_layouts or constrain is on another mesh than the arguments.",
+                arguments=mesh,
+                layout=layout.mesh,
+                hint="A traced function runs on one mesh; redistribute before or after it.",
+            )
 
 
 def one_mesh(types: Sequence[TensorType]) -> Mesh:

@@ -81,37 +81,17 @@ class FuncolComm(Comm[torch.Tensor]):
         cost: CostModel = NCCL,
         check: Check = "first",
     ) -> None:
-        if not (dist.is_available() and dist.is_initialized()):
-            raise CommError(
-                "there is no process group.",
-                mesh=mesh,
-                hint="Start with torchrun and call connect(mesh), or use SimulatedComm(mesh).",
-            )
-        world = dist.get_world_size()
-        if max(mesh.order) >= world:
-            raise CommError(
-                f"the mesh has rank {max(mesh.order)}, but there are {world} processes.",
-                mesh=mesh,
-                hint="Start more processes, or make a smaller mesh.",
-            )
+        self.backend: str = _backend(mesh, torch.device(device))
         self.mesh = mesh
         self.device = torch.device(device)
         self.rank = dist.get_rank()
         self.check: Check = check
-        backend = backend_of(self.device)
-        if backend is None:
-            raise CommError(
-                f"the process group has no backend for {self.device.type} tensors.",
-                backends=dist.get_backend_config(),
-                hint="Pass the device that it serves, or bring up a group that serves this one.",
-            )
-        self.backend: str = backend
         self.agreed: set[Any] = set()
         self.compiled: dict[Any, Any] = {}
         self.cost = cost
         # not kept: a group that outlives `destroy_process_group` may abort Python at its end
         self._world = weakref.ref(dist.group.WORLD)  # type: ignore[arg-type]
-        self.around = ProcessWorld(self.rank, self.device, backend, lambda: self.world)
+        self.around = ProcessWorld(self.rank, self.device, self.backend, lambda: self.world)
         self.prepared = functools.lru_cache(maxsize=8192)(self._prepare)
         _LIVING[mesh, self.device, cost, check] = self
 
@@ -216,3 +196,28 @@ class FuncolComm(Comm[torch.Tensor]):
 
     def _prepare(self, step: Step) -> OnRank:
         return step.collective.on_rank(step, self.around)
+
+
+def _backend(mesh: Mesh, device: torch.device) -> str:
+    """The backend that serves a device on the processes of a mesh; raises where there is none."""
+    if not (dist.is_available() and dist.is_initialized()):
+        raise CommError(
+            "there is no process group.",
+            mesh=mesh,
+            hint="Start with torchrun and call connect(mesh), or use SimulatedComm(mesh).",
+        )
+    world = dist.get_world_size()
+    if max(mesh.order) >= world:
+        raise CommError(
+            f"the mesh has rank {max(mesh.order)}, but there are {world} processes.",
+            mesh=mesh,
+            hint="Start more processes, or make a smaller mesh.",
+        )
+    backend = backend_of(device)
+    if backend is None:
+        raise CommError(
+            f"the process group has no backend for {device.type} tensors.",
+            backends=dist.get_backend_config(),
+            hint="Pass the device that it serves, or bring up a group that serves this one.",
+        )
+    return backend

@@ -4,11 +4,11 @@
     @given(sharded((x, w)))  # any DTensors of these tensors, for a law of your own
     pytest_plugins = ["fdtensor.testing.fixtures"]  # gloo_ranks(4): four real ranks in a test
 
-`every_layout` has the law and `strategies` draws meshes, layouts, types, redistributions and
-DTensors, by hypothesis; `values` makes the tensors that go with them, `pool` keeps gloo processes
-up and `fixtures` hands them to pytest. Each is imported at its first use: the pool does without
-hypothesis, and all but the fixtures without pytest. `verify` tries the rows of an op and
-`discovery` finds some. It imports from all other rooms.
+`every_layout` has the law; `strategies` draws meshes, layouts, types and redistributions by
+hypothesis, and `tensor_strategies` DTensors; `values` makes the tensors that go with them, `pool`
+keeps gloo processes up and `fixtures` hands them to pytest. Each is imported at its first use: the
+pool does without hypothesis, and all but the fixtures without pytest. `verify` tries the rows of an
+op and `discovery` finds some. It imports from all other rooms.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ if TYPE_CHECKING:
     from fdtensor.testing.row_checks import verify
     from fdtensor.testing.strategies import (
         layouts,
-        memory_formats,
         meshes,
         placements,
         redistributions,
         shapes,
-        sharded,
         types,
     )
     from fdtensor.testing.strides import Strides
+    from fdtensor.testing.tensor_strategies import memory_formats, sharded
     from fdtensor.testing.values import block, full_tensor, gather_full, reduced, scatter
 
 __all__ = [
@@ -68,9 +67,9 @@ if not TYPE_CHECKING:  # checkers would take any name for one of this package
             "testing.strides": ["Strides"],
             "testing.every_layout": ["assert_same_on_every_layout", "assert_same_on_layouts"],
             "testing.strategies": [
-                *("layouts", "memory_formats", "meshes", "placements", "redistributions"),
-                *("shapes", "sharded", "types"),
+                *("layouts", "meshes", "placements", "redistributions", "shapes", "types"),
             ],
+            "testing.tensor_strategies": ["memory_formats", "sharded"],
             "testing.discovery": ["Discovered", "discover"],
             "testing.row_checks": ["verify"],
         },

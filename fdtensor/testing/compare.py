@@ -145,19 +145,23 @@ def _of_blocks(
             worst = float(gaps.max()), place, int(gaps.argmax())
     if worst is None:
         return None
-    _, place, flat = worst
+    element = _element(actual, expected, *worst[1:])
+    return Difference(
+        name,
+        f"is {element}{_others(bad, actual)}",
+        f"{apart:.3g} at most, {relative:.3g} of the value (rtol={rtol:g}, atol={atol:g})",
+    )
+
+
+def _element(actual: DTensor[Any], expected: torch.Tensor, place: int, flat: int) -> str:
+    """What one element of a block is and should be, with its index in the full tensor."""
+    type = actual.type
     rank, local = type.mesh.ranks[place], actual.local[place]
     inside = torch.unravel_index(torch.tensor(flat), local.shape) if local.ndim else ()
     index = [indices[int(i)] for indices, i in zip(type.index(rank), inside, strict=True)]
-    pair = [
-        _number(t[tuple(index)] if t is expected else t[tuple(inside)]) for t in (local, expected)
-    ]
     where = f" at {index}" if index else ""
-    return Difference(
-        name,
-        f"is {pair[0]} instead of {pair[1]}{where} on rank {rank}{_others(bad, actual)}",
-        f"{apart:.3g} at most, {relative:.3g} of the value (rtol={rtol:g}, atol={atol:g})",
-    )
+    pair = _number(local[tuple(inside)]), _number(expected[tuple(index)])
+    return f"{pair[0]} instead of {pair[1]}{where} on rank {rank}"
 
 
 def _of_whole(name: str, actual: DTensor[Any]) -> Difference | None:

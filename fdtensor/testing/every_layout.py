@@ -79,15 +79,8 @@ def assert_same_on_every_layout(
     world = None if ranks is None else ranks.n
     if grad:
         partial = [op for op in _LINEAR if partial is True or (partial and op in partial)]
-    drawn = _drawn(
-        case.tensors,
-        mesh,
-        min(max_ranks, world or max_ranks),
-        world,
-        partial,
-        max_examples,
-        seed,
-    )
+    most = min(max_ranks, world or max_ranks)
+    drawn = _drawn(case.tensors, mesh, most, world, partial, max_examples, seed)
     for i, setting in enumerate(drawn):
         problem = checker.problem(setting)
         if problem is not None:
@@ -155,7 +148,7 @@ def _drawn(
 ) -> list[LayoutCase]:
     """Different settings, at most `max_examples`: the plainest, then any, one of one rank."""
     from fdtensor.testing.drawing import drawn
-    from fdtensor.testing.strategies import settings_of
+    from fdtensor.testing.tensor_strategies import settings_of
 
     types = [(tuple(t.shape), t.dtype) for t in tensors]
     strategy = settings_of(types, mesh=mesh, max_ranks=max_ranks, world=world, partial=partial)

@@ -14,7 +14,8 @@ from fdtensor.layouts.tree import unflatten
 from fdtensor.testing.case import Case
 from fdtensor.testing.compare import Tolerance
 from fdtensor.testing.layout_case import LayoutCase
-from fdtensor.testing.sources import Names, literal
+from fdtensor.testing.source_text import literal
+from fdtensor.testing.sources import Names
 from fdtensor.testing.values import full_tensor
 
 __all__ = ["integers", "script", "simple_values"]

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import builtins
-import dis
-import inspect
 import sys
 import tempfile
-import textwrap
-from collections.abc import Iterator
 from pathlib import Path
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodDescriptorType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, ModuleType
 from typing import Any
 
 import attrs
@@ -32,8 +27,9 @@ from fdtensor.ops.notation.core import rule_of
 from fdtensor.ops.random_bits import Key
 from fdtensor.programs.options import Options
 from fdtensor.tensors.calls.function import Spmd
+from fdtensor.testing.source_text import MISSING, lambda_source, literal, needed_by, source_of
 
-__all__ = ["Names", "literal"]
+__all__ = ["Names"]
 
 _LITERAL = 24
 """Tensors with more elements go into a file."""
@@ -189,9 +185,9 @@ class Names:
         `value` is what its decorators make of it; they are left out where it is not `decorated`.
         """
         bare = function.__name__ == "<lambda>"
-        source = _lambda_source(function) if bare else _source(function, decorated)
-        needed = {} if source is None else dict(_needed(function, source))
-        if source is None or any(value_needed is _MISSING for value_needed in needed.values()):
+        source = lambda_source(function) if bare else source_of(function, decorated)
+        needed = {} if source is None else dict(needed_by(function, source))
+        if source is None or any(value_needed is MISSING for value_needed in needed.values()):
             return None
         name = self.fresh("f" if bare else function.__name__)
         if not bare and name != function.__name__ and name.strip("_0123456789"):
@@ -246,96 +242,8 @@ class Names:
             self.lines.append(f"{by}({called})")
 
 
-_MISSING = object()
-
-
-def _needed(function: FunctionType, source: str) -> Iterator[tuple[str, Any]]:
-    """The names that a function takes from outside, with what they are."""
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    names = {*_globals_of(function.__code__), *cells, *_outside(source)}
-    for name in sorted(names):
-        if name in cells:
-            try:
-                yield name, cells[name].cell_contents
-            except ValueError:  # not assigned yet
-                yield name, _MISSING
-        elif name in function.__globals__:
-            yield name, function.__globals__[name]
-        elif not hasattr(builtins, name):
-            yield name, _MISSING
-
-
-def _globals_of(code: CodeType) -> Iterator[str]:
-    """The global names that code reads."""
-    for step in dis.get_instructions(code):
-        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            yield step.argval
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _globals_of(constant)
-
-
-def _outside(source: str) -> Iterator[str]:
-    """The names in decorators and defaults, which are read where the function is made."""
-    node: Any = ast.parse(source).body[0]
-    node = node.value if isinstance(node, ast.Expr) else node
-    parts = [*node.args.defaults, *(d for d in node.args.kw_defaults if d)]
-    parts += getattr(node, "decorator_list", [])
-    arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-    parts += [a.annotation for a in arguments if a.annotation]
-    parts += [node.returns] if getattr(node, "returns", None) else []
-    for part in parts:
-        for name in ast.walk(part):
-            if isinstance(name, ast.Name):
-                yield name.id
-
-
-def _source(function: FunctionType, decorated: bool) -> str | None:
-    """The text of a function, with its decorators if they are wanted."""
-    try:
-        text = textwrap.dedent(inspect.getsource(function)).rstrip()
-        node = ast.parse(text).body[0]
-    except (OSError, TypeError, SyntaxError, IndexError):
-        return None
-    if not isinstance(node, ast.FunctionDef) or node.name != function.__name__:
-        return None
-    return text if decorated else "\n".join(text.splitlines()[node.lineno - 1 :])
-
-
 def _at(home: object, name: str) -> Any:
     """The object of a module under a dotted name, or None."""
     for part in name.split("."):
         home = getattr(home, part, None)
     return home
-
-
-def _lambda_source(function: FunctionType) -> str | None:
-    """The text of a lambda, if it is the only one on its line that is compiled to its code."""
-    try:
-        text = "".join(inspect.findsource(function)[0])
-        tree = ast.parse(text)
-    except (OSError, TypeError, SyntaxError):
-        return None
-    line = function.__code__.co_firstlineno
-    texts_there = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Lambda) and node.lineno == line:
-            texts_there.add(ast.unparse(node))
-    same = [text for text in texts_there if _shape(text) == function.__code__.co_names]
-    texts = list(texts_there) if len(texts_there) == 1 else same
-    return texts[0] if len(texts) == 1 else None
-
-
-def _shape(text: str) -> tuple[str, ...]:
-    """The names in the code of a lambda."""
-    code = compile(text, "", "eval")
-    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    return inner[0].co_names if inner else ()
-
-
-def literal(tensor: torch.Tensor) -> str:
-    """A small tensor as source."""
-    tensor = tensor.detach()
-    values = repr(tensor.tolist()).replace("inf", "float('inf')").replace("nan", "float('nan')")
-    shaped = f".reshape({tuple(tensor.shape)!r})" if 0 in tensor.shape else ""
-    return f"torch.tensor({values}, dtype={tensor.dtype}){shaped}"

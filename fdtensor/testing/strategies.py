@@ -15,7 +15,6 @@ import functools
 from collections.abc import Collection, Sequence
 from itertools import permutations
 from math import prod
-from typing import Any
 
 import torch
 from hypothesis import strategies as st
@@ -35,20 +34,13 @@ from fdtensor.layouts.placement import (
     StridedShard,
 )
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.layouts.tree import flatten, unflatten
-from fdtensor.testing.layout_case import LayoutCase
-from fdtensor.testing.strides import Strides
-from fdtensor.testing.values import full_tensor
 
 __all__ = [
     "layouts",
-    "memory_formats",
     "meshes",
     "placements",
     "redistributions",
-    "settings_of",
     "shapes",
-    "sharded",
     "types",
 ]
 
@@ -228,76 +220,6 @@ def redistributions(
     other = draw(_others(src.mesh, world)) if cross_mesh and world is not None else src.mesh
     ending = partial if dst_partial is None else dst_partial
     return src, draw(types(other, src.shape, src.dtype, partial=ending, kinds=kinds))
-
-
-@st.composite
-def sharded(
-    draw: st.DrawFn,
-    args: Any,
-    *,
-    mesh: Mesh | None = None,
-    max_ranks: int = 6,
-    partial: bool | Collection[ReduceOp] = True,
-    kinds: Sequence[type[Placement]] = MOVEMENT,
-    as_types: bool = False,
-) -> Any:
-    """A pytree with any DTensors of its tensors: any mesh of simulated ranks, any layouts.
-
-    Tensors of the meta device stand for their shape and dtype, and get small integers as values.
-    What is pending is split at random, and blocks lie in memory in any way. Python values stay.
-    With `as_types` there are TensorTypes in place of DTensors, as `trace` takes them.
-
-        @given(sharded((torch.randn(6, 4), {"w": torch.empty(4, 5, device="meta")})))
-        def test_it_gives_rows(args):
-            assert spmd(f)(*args).shape == (6, 5)
-    """
-    leaves, tree = flatten(args)
-    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    tensors = [leaves[i] for i in places]
-    kinds_of = [(tuple(t.shape), t.dtype) for t in tensors]
-    setting = draw(
-        settings_of(kinds_of, mesh=mesh, max_ranks=max_ranks, partial=partial, kinds=kinds)
-    )
-    pairs = zip(tensors, setting.types, strict=True)
-    full = [full_tensor(x, i) if t.is_meta else t for i, (t, x) in enumerate(pairs)]
-    values = setting.types if as_types else setting.spread(full) if full else ()
-    for i, leaf in zip(places, values, strict=True):
-        leaves[i] = leaf
-    return unflatten(tree, leaves)
-
-
-@st.composite
-def settings_of(
-    draw: st.DrawFn,
-    tensors: Sequence[tuple[Shape, torch.dtype]],
-    *,
-    mesh: Mesh | None = None,
-    max_ranks: int = 6,
-    world: int | None = None,
-    partial: bool | Collection[ReduceOp] = True,
-    kinds: Sequence[type[Placement]] = MOVEMENT,
-) -> LayoutCase:
-    """Any mesh, of up to 2 axes where not given, and any layout on it for each of some tensors."""
-    if mesh is None:
-        mesh = draw(meshes(max_axes=2, max_ranks=max_ranks, world=world).filter(_has_axes))
-    types_ = [
-        draw(types(mesh, shape, dtype, partial=partial, kinds=kinds)) for shape, dtype in tensors
-    ]
-    how = [draw(memory_formats(len(shape))) for shape, _ in tensors]
-    return LayoutCase(types_, draw(st.integers(0, 99)), how)
-
-
-def memory_formats(ndim: int) -> st.SearchStrategy[Strides | None]:
-    """How a tensor of `ndim` dims lies in memory: contiguous as often as not, in the simplest case.
-
-    Else its dims in any order, such as channels_last, or with elements left out between its own.
-    """
-    orders = st.permutations(range(ndim))
-    return st.none() | st.builds(Strides, orders, st.sampled_from((1, 2)))
-
-
-def _has_axes(mesh: Mesh) -> bool:
-    return mesh.ndim > 0
 
 
 @st.composite

@@ -14,7 +14,7 @@ from fdtensor.plans.cost import GLOO, NCCL
 from fdtensor.programs.tracer import trace
 from fdtensor.runtime.runner import run_lines
 from fdtensor.runtime.simulator import SimulatedComm
-from fdtensor.testing.strategies import sharded
+from fdtensor.testing.tensor_strategies import sharded
 from fdtensor.testing.values import scatter
 from tests.support.models import MODELS
 from tests.support.programs import same

@@ -12,6 +12,7 @@ from fdtensor.ops.pins import constrain
 from fdtensor.ops.saved_as import saved_as
 from fdtensor.programs.tracer import trace
 from fdtensor.runtime.simulator import SimulatedComm
+from fdtensor.tensors.calls import entry
 from fdtensor.tensors.distribution import distribute
 from fdtensor.tensors.spmd import spmd
 from fdtensor.testing.strategies import layouts
@@ -165,12 +166,9 @@ def test_one_program_frees_what_it_has_cut():
 
 def halves(monkeypatch, f, *args):
     """The forward and the backward that spmd makes of a function."""
-    from fdtensor import spmd as home
-
-    module = __import__("sys").modules[home.__module__]
     found = []
-    real = module.adjoint
-    monkeypatch.setattr(module, "adjoint", lambda *a: found.append(real(*a)) or found[-1])
+    real = entry.adjoint
+    monkeypatch.setattr(entry, "adjoint", lambda *a: found.append(real(*a)) or found[-1])
     out = spmd(f)(*args)
     return found[0], out
 

@@ -27,8 +27,9 @@ from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.tensors.distribution import distribute
 from fdtensor.tensors.dtensor import DTensor
 from fdtensor.tensors.spmd import spmd
-from fdtensor.testing.strategies import layouts, memory_formats, meshes
+from fdtensor.testing.strategies import layouts, meshes
 from fdtensor.testing.strides import Strides, strided
+from fdtensor.testing.tensor_strategies import memory_formats
 from fdtensor.testing.values import block, scatter
 
 __all__ = [

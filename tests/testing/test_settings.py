@@ -19,7 +19,8 @@ from fdtensor import (
 )
 from fdtensor.testing import full_tensor, gather_full, sharded
 from fdtensor.testing.layout_case import LayoutCase, _size, alone, smaller, smallest
-from fdtensor.testing.strategies import DTYPES, settings_of, shapes
+from fdtensor.testing.strategies import DTYPES, shapes
+from fdtensor.testing.tensor_strategies import settings_of
 
 SHAPES = [((5, 4), torch.float32), ((4,), torch.int64)]
 FLOATS = st.sampled_from([dtype for dtype in DTYPES if dtype.is_floating_point])

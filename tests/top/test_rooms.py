@@ -1,4 +1,7 @@
-"""Files import from rooms before their own, not from each other in circles; tests mirror rooms."""
+"""Files import from rooms before their own, not from each other in circles; tests mirror rooms.
+
+Files and functions are short.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -135,6 +138,45 @@ def test_a_namespace_at_the_top_defines_nothing(name):
     body = ast.parse((ROOT / name).with_suffix(".py").read_text()).body
     kinds = (ast.Expr, ast.ImportFrom, ast.Assign, ast.If)
     assert [node for node in body if not isinstance(node, kinds)] == []
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_has_at_most_300_lines(file):
+    assert len((ROOT / file).with_suffix(".py").read_text().splitlines()) <= 300
+
+
+TOLD_IN_ORDER = {"demo.stops"}
+"""What a reader follows from top to bottom, however long it is."""
+
+
+def long_functions(source: str) -> list[str]:
+    """The functions of more than 40 lines, docstrings left out, that no comment gives a reason for.
+
+    The comment is the line above the `def`, or above its first decorator.
+    """
+    lines, names = source.splitlines(), []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            start = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            count = node.end_lineno - start + 1
+            if ast.get_docstring(node) is not None:
+                count -= node.body[0].end_lineno - node.body[0].lineno + 1
+            if count > 40 and not (start > 1 and lines[start - 2].lstrip().startswith("#")):
+                names.append(node.name)
+    return names
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_function_has_at_most_40_lines_or_a_reason(file):
+    names = long_functions((ROOT / file).with_suffix(".py").read_text())
+    assert [name for name in names if f"{file}.{name}" not in TOLD_IN_ORDER] == []
+
+
+def test_a_long_function_is_seen():
+    body = '    """Text,\n\n    more."""\n' + "    pass\n" * 38
+    assert long_functions(f"@cache\ndef f():\n{body}") == []
+    assert long_functions(f"@cache\ndef f():\n{body}    pass\n") == ["f"]
+    assert long_functions(f"# one table\n@cache\ndef f():\n{body}    pass\n") == []
 
 
 BESIDE = {"laws", "mesh", "support", "bench", "hunt", "operators"}

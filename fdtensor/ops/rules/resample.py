@@ -55,6 +55,7 @@ LINEAR = {
 """Ops that are linear along each of their last dims: their arguments for one, numbers of dims."""
 
 
+# the rows and what a rank computes read the same taps, and are made for one op
 def _linear(op: Any, forward: Any, n: int, along: Callable[..., Any]) -> None:
     """The rule of an op of this kind, or of its gradient, which takes `x` or its shape besides."""
     back, sized = op is not forward, "input_size" in str(schema_of(op))

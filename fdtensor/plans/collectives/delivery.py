@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -52,38 +52,13 @@ def by_all_to_all(world: World, ranks: tuple[int, ...], reduce_op: ReduceOp | No
     place = {peer: i for i, peer in enumerate(ranks)}
     send, group = world.collective("all_to_all_single"), world.group(ranks)
 
-    def sizes(messages: Sequence[MessageView]) -> list[int]:
-        """How many elements go to, or come from, each rank."""
-        counts = [0] * len(ranks)
-        for message in messages:
-            counts[place[message.peer]] = message.part.numel
-        return counts
-
-    def side_by_side(
-        turn: ExchangeRound, olds: Sequence[Views], like: torch.Tensor
-    ) -> torch.Tensor:
-        """The messages to all ranks, one after the other."""
-        if world.records:  # what is recorded is best not written to
-            parts = [like.new_empty(0)] * len(ranks)
-            for message in turn.sends:
-                part = packed(message.part, olds[message.index])
-                parts[place[message.peer]] = part.reshape(-1)
-            return torch.cat(parts)
-        in_sizes = sizes(turn.sends)
-        sending = like.new_empty(sum(in_sizes))
-        slots = torch.split_with_sizes(sending, in_sizes)
-        for message in turn.sends:
-            slot = slots[place[message.peer]].view(message.part.shape)
-            pack_into(slot, message.part, olds[message.index])
-        return sending
-
     def deliver(
         turn: ExchangeRound, source: torch.Tensor, target: torch.Tensor
     ) -> torch.Tensor | None:
         olds = cut(source, turn.source) if turn.source.parts else ()
-        out_sizes = sizes(turn.recvs)
-        wire = to_wire(side_by_side(turn, olds, target))
-        buffer = from_wire(send(wire, out_sizes, sizes(turn.sends), group), target.dtype)
+        out_sizes = _sizes(turn.recvs, place)
+        wire = to_wire(_side_by_side(world, place, turn, olds, target))
+        buffer = from_wire(send(wire, out_sizes, _sizes(turn.sends, place), group), target.dtype)
         slots = torch.split_with_sizes(buffer, out_sizes)
         arrived = [slots[place[m.peer]].view(m.part.shape) for m in turn.recvs]
         news = cut(target, turn.target)
@@ -93,6 +68,37 @@ def by_all_to_all(world: World, ranks: tuple[int, ...], reduce_op: ReduceOp | No
         return buffer if world.records and not any(out_sizes) else None
 
     return deliver
+
+
+def _sizes(messages: Sequence[MessageView], place: Mapping[int, int]) -> list[int]:
+    """How many elements go to, or come from, each rank."""
+    counts = [0] * len(place)
+    for message in messages:
+        counts[place[message.peer]] = message.part.numel
+    return counts
+
+
+def _side_by_side(
+    world: World,
+    place: Mapping[int, int],
+    turn: ExchangeRound,
+    olds: Sequence[Views],
+    like: torch.Tensor,
+) -> torch.Tensor:
+    """The messages to all ranks, one after the other."""
+    if world.records:  # what is recorded is best not written to
+        parts = [like.new_empty(0)] * len(place)
+        for message in turn.sends:
+            part = packed(message.part, olds[message.index])
+            parts[place[message.peer]] = part.reshape(-1)
+        return torch.cat(parts)
+    in_sizes = _sizes(turn.sends, place)
+    sending = like.new_empty(sum(in_sizes))
+    slots = torch.split_with_sizes(sending, in_sizes)
+    for message in turn.sends:
+        slot = slots[place[message.peer]].view(message.part.shape)
+        pack_into(slot, message.part, olds[message.index])
+    return sending
 
 
 def _waited(work: Work, tensor: torch.Tensor) -> torch.Tensor:

@@ -48,45 +48,50 @@ def bernoulli(
     """
     if not isinstance(p, (torch.Tensor, DTensor)):
         _probability(p)
-        dtype, own_shape = torch.float32, ()
-    else:
-        dtype, own_shape = p.dtype, tuple(p.shape)
-        if dtype not in FLOATS:
-            raise FdtensorError(
-                f"{dtype_name(dtype)} cannot be probabilities.", hint="Pass floats from 0 to 1."
-            )
-    shape = own_shape if shape is None else shape
-    _broadcastable(own_shape, shape)
-    uniform = uniform_of(dtype)
-
-    def below(limit: Any, places: Places, device: Device) -> torch.Tensor:
-        noise = filled(key, places, dtype, width_of(dtype), uniform, device)
-        return noise < limit
-
+        shape, number = () if shape is None else shape, float(p)
+        _broadcastable((), shape)
+        checked_dtype(shape, None, torch.bool, (torch.bool,), "bernoulli")
+        return drawn(key, shape, comm, lambda at, device: _mask(key, number, at, device), device)
+    if p.dtype not in FLOATS:
+        raise FdtensorError(
+            f"{dtype_name(p.dtype)} cannot be probabilities.", hint="Pass floats from 0 to 1."
+        )
+    shape = tuple(p.shape) if shape is None else shape
+    _broadcastable(tuple(p.shape), shape)
     if isinstance(p, DTensor):
-        words_of(key)
-        if isinstance(shape, TensorType) or comm is not None:
-            raise FdtensorError(
-                f"the result has the layout of p, {p.layout}.",
-                hint="Pass a plain shape, and redistribute p or the result.",
-            )
-        settled = _settled(p).detach()
-        wide = checked_shape(shape)
-        if wide != own_shape:
-            settled = call(torch.broadcast_to, settled, wide)
-        return blockwise(settled, lambda at, x: below(x, at, x.device), torch.bool)
+        return _distributed_bools(key, p, shape, comm)
     checked_dtype(shape, None, torch.bool, (torch.bool,), "bernoulli")
-    if isinstance(p, torch.Tensor):
-        full = _probabilities(p.detach())
-        size = shape.shape if isinstance(shape, TensorType) else checked_shape(shape)
-        device = device or (None if isinstance(shape, TensorType) else p.device)
+    full = _probabilities(p.detach())
+    size = shape.shape if isinstance(shape, TensorType) else checked_shape(shape)
+    device = device or (None if isinstance(shape, TensorType) else p.device)
 
-        def draw(places: Places, device: Device) -> torch.Tensor:
-            return below(places.block(full.expand(size)).to(device), places, device)
+    def draw(places: Places, device: Device) -> torch.Tensor:
+        return _below(key, places.block(full.expand(size)).to(device), places, device)
 
-        return drawn(key, shape, comm, draw, device)
-    number = float(p)
-    return drawn(key, shape, comm, lambda at, device: _mask(key, number, at, device), device)
+    return drawn(key, shape, comm, draw, device)
+
+
+def _distributed_bools(
+    key: AnyKey, p: DTensor[Any], shape: Where, comm: Comm[Any] | None
+) -> DTensor[Any]:
+    """Bools in the layout of their probabilities."""
+    words_of(key)
+    if isinstance(shape, TensorType) or comm is not None:
+        raise FdtensorError(
+            f"the result has the layout of p, {p.layout}.",
+            hint="Pass a plain shape, and redistribute p or the result.",
+        )
+    settled = _settled(p).detach()
+    wide = checked_shape(shape)
+    if wide != tuple(p.shape):
+        settled = call(torch.broadcast_to, settled, wide)
+    return blockwise(settled, lambda at, x: _below(key, x, at, x.device), torch.bool)
+
+
+def _below(key: AnyKey, limit: torch.Tensor, places: Places, device: Device) -> torch.Tensor:
+    """Whether the uniform numbers of some places are below a limit, which has their dtype."""
+    dtype = limit.dtype
+    return filled(key, places, dtype, width_of(dtype), uniform_of(dtype), device) < limit
 
 
 def categorical(key: AnyKey, logits: Any, dim: int = -1) -> Any:
