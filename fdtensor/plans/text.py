@@ -38,7 +38,9 @@ def listing(found: Plan) -> tuple[str, list[tuple[str, str, str]], str]:
 
 def _short(mesh: Mesh) -> str:
     text = repr(mesh)
-    return text if len(text) <= 60 else f"{mesh.size} ranks as {dict(zip(mesh.axes, mesh.sizes))}"
+    if len(text) <= 60:
+        return text
+    return f"{mesh.size} ranks as {dict(zip(mesh.axes, mesh.sizes, strict=True))}"
 
 
 def bytes_text(count: int) -> str:

@@ -106,7 +106,7 @@ class _Writer:
         program = self.program
         given = (*program.inputs, *(v for v, _ in program.constants))
         inputs = tuple(self.new() for _ in given)
-        self.names.update(zip(given, inputs))
+        self.names.update(zip(given, inputs, strict=True))
         self._check(given, "an input", BEFORE)
         for number, eqn in enumerate(program.eqns):
             if eqn.steps:
@@ -119,7 +119,7 @@ class _Writer:
         outs = tuple(self.names[v] for v in program.outs)
         lines, outs = _owned(self.lines, inputs, outs, self.new)
         lines = _waiting_late(lines)
-        return LocalProgram(inputs, tuple(lines), outs, _dead(lines, inputs, outs))
+        return LocalProgram(inputs, tuple(lines), outs, _dead(lines, outs))
 
     def _check(
         self, values: Sequence[Var | None], line: str, number: int, contiguous: bool = False
@@ -137,7 +137,7 @@ class _Writer:
             made = tuple(self.new() for _ in steps)
             given = tuple(self.names[v] for v in eqn.ins)
             self.lines.append(Line(eqn.op, given, (), made, number))
-            self.names.update(zip(eqn.outs, made))  # type: ignore[arg-type]
+            self.names.update(zip(eqn.outs, made, strict=True))  # type: ignore[arg-type]
             return
         from fdtensor.runtime.funcol_lowering import lower_steps
 
@@ -171,7 +171,11 @@ class _Writer:
                 of = {v: v for v in _read((*args, *(v for _, v in kwargs)))} | blocks
                 args, kwargs = substituted((args, kwargs), of.__getitem__)
             outs = tuple(None if v is None else self.new() for v in call.outs)
-            local.update((v, m) for v, m in zip(call.outs, outs) if v is not None and m is not None)
+            local.update(
+                (v, m)
+                for v, m in zip(call.outs, outs, strict=True)
+                if v is not None and m is not None
+            )
             op = aten.reshape.default if call.op in RESHAPES else call.op
             self.lines.append(Line(op, args, kwargs, outs, number))
         read = [v for v in eqn.outs if v is not None]
@@ -305,7 +309,7 @@ def _views(op: Any) -> bool:
     return any(r.alias_info is not None for r in schema_of(op).returns)
 
 
-def _dead(lines: list[Line], inputs: Any, outs: Any) -> tuple[tuple[Var, ...], ...]:
+def _dead(lines: list[Line], outs: Any) -> tuple[tuple[Var, ...], ...]:
     kept = {*outs}
     dead: list[tuple[Var, ...]] = []
     for line in reversed(lines):
