@@ -218,7 +218,8 @@ def _check_type(type: TensorType) -> None:
 
 def _check_placement(type: TensorType, axis: str, placement: Placement) -> None:
     """Raises where a tensor of this type cannot have this placement on a mesh axis."""
-    ndim = len(type.shape)
+    ndim, leave = len(type.shape), f"leave {axis!r} as Replicate()"
+    last = f"Shard one of dims 0 to {ndim - 1}, or {leave}."
     match placement:
         case Partial(reduce_op) if not reducible(type.dtype, reduce_op):
             raise LayoutError(
@@ -235,10 +236,7 @@ def _check_placement(type: TensorType, axis: str, placement: Placement) -> None:
                 shape=type.shape,
                 layout=type.layout,
                 mesh=type.mesh,
-                hint=f"Shard one of dims 0 to {ndim - 1}, or leave {axis!r} as Replicate()."
-                if ndim
-                else f"A tensor without dims can only be replicated: leave {axis!r} as "
-                "Replicate().",
+                hint=last if ndim else f"A tensor without dims can only be replicated: {leave}.",
             )
         case Spans(dim, spans) if max((r[-1][1] for r in spans if r), default=0) > type.shape[dim]:
             raise LayoutError(

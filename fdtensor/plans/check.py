@@ -104,7 +104,8 @@ def _of_one_tensor(src: TensorType, dst: TensorType) -> bool:
         and (src.shape, src.dtype) == (dst.shape, dst.dtype)
         and all(
             not isinstance(p, Spans) or p is q
-            for p, q in zip(src.layout.placements, dst.layout.placements)
+            # none overlaps where the meshes differ, and with them how many there are
+            for p, q in zip(src.layout.placements, dst.layout.placements, strict=False)
         )
     )
 
@@ -132,7 +133,9 @@ def _held(src: TensorType, dst: TensorType) -> bool:
     if not _exchangeable(src, dst) or (same and _pending(src) != _pending(dst)):
         return False
     a, b = normalized(src), normalized(dst)
-    if same and all(long[: len(short)] == short for short, long in zip(a.cuts, b.cuts)):
+    if same and all(
+        long[: len(short)] == short for short, long in zip(a.cuts, b.cuts, strict=True)
+    ):
         return True
     blocks = max(src.mesh.size * _pieces(a), dst.mesh.size * _pieces(b))
     return blocks <= MOST_BLOCKS and not most_received((by_exchange(src, dst),))

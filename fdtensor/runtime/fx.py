@@ -46,7 +46,7 @@ def to_fx(
     count = len(program.inputs)
     for i, v in enumerate(found.inputs[:count]):
         nodes[v] = graph.placeholder(f"input_{i}")
-    for i, (v, (_, tensor)) in enumerate(zip(found.inputs[count:], program.constants)):
+    for i, (v, (_, tensor)) in enumerate(zip(found.inputs[count:], program.constants, strict=True)):
         nodes[v] = _buffer(module, graph, f"constant_{i}", tensor)
     for line in found.lines:
         _add(line, module, graph, nodes)
@@ -101,7 +101,7 @@ def _add(
         assert first is not None
         nodes[first] = made
         return
-    for place, v in zip(places(line), line.outs):
+    for place, v in zip(places(line), line.outs, strict=True):
         if v is not None:
             nodes[v] = graph.call_function(operator.getitem, (made, place))
 
@@ -114,5 +114,5 @@ def places(line: Line) -> list[int]:
     tensors = [i for i, r in enumerate(returns) if str(r.type) == "Tensor"]
     masks = [a for a in line.args if isinstance(a, tuple) and a and isinstance(a[0], bool)]
     if len(line.outs) < len(tensors) and masks:
-        tensors = [i for i, wanted in zip(tensors, masks[-1]) if wanted]
+        tensors = [i for i, wanted in zip(tensors, masks[-1], strict=True) if wanted]
     return tensors

@@ -120,7 +120,7 @@ def _views(op: Any) -> bool:
     return any(r.alias_info is not None for r in schema_of(op).returns)
 
 
-def unread(lines: list[Line], inputs: Any, outs: Any) -> tuple[tuple[Var, ...], ...]:
+def unread(lines: list[Line], outs: Any) -> tuple[tuple[Var, ...], ...]:
     """The values that nobody reads after each line."""
     kept = {*outs}
     dead: list[tuple[Var, ...]] = []

@@ -77,7 +77,7 @@ class _Writer:
         program = self.program
         operands = (*program.inputs, *(v for v, _ in program.constants))
         inputs = tuple(self.new() for _ in operands)
-        self.names.update(zip(operands, inputs))
+        self.names.update(zip(operands, inputs, strict=True))
         self._check(operands, "an input", BEFORE)
         for number, eqn in enumerate(program.eqns):
             if eqn.steps:
@@ -90,7 +90,7 @@ class _Writer:
         outs = tuple(self.names[v] for v in program.outs)
         lines, outs = owned(self.lines, inputs, outs, self.new)
         lines = waiting_late(lines)
-        return LocalProgram(inputs, tuple(lines), outs, unread(lines, inputs, outs))
+        return LocalProgram(inputs, tuple(lines), outs, unread(lines, outs))
 
     def _check(
         self, values: Sequence[Var | None], line: str, number: int, contiguous: bool = False
@@ -107,7 +107,7 @@ class _Writer:
         if spelling is None or (exchange and not spelling.exchanges):
             ins, outs = tuple(self.names[v] for v in eqn.ins), tuple(self.new() for _ in steps)
             self.lines.append(Line(eqn.op, ins, (), outs, number))
-            self.names.update(zip(eqn.outs, outs))  # type: ignore[arg-type]
+            self.names.update(zip(eqn.outs, outs, strict=True))  # type: ignore[arg-type]
             return
         from fdtensor.runtime.funcol_lowering import lower_steps
 
@@ -140,7 +140,11 @@ class _Writer:
                 of = {v: v for v in values_in((*args, *(v for _, v in kwargs)))} | blocks
                 args, kwargs = substituted((args, kwargs), of.__getitem__)
             outs = tuple(None if v is None else self.new() for v in call.outs)
-            local.update((v, m) for v, m in zip(call.outs, outs) if v is not None and m is not None)
+            local.update(
+                (v, m)
+                for v, m in zip(call.outs, outs, strict=True)
+                if v is not None and m is not None
+            )
             op = aten.reshape.default if call.op in RESHAPES else call.op
             self.lines.append(Line(op, args, kwargs, outs, number))
         read = [v for v in eqn.outs if v is not None]

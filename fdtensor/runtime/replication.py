@@ -113,7 +113,7 @@ def mark(tensors: Iterable[torch.Tensor], type: TensorType | None, own: bool = F
         return
     along: Along = frozenset() if own else None
     if type is not None:
-        places = zip(type.mesh.axes, type.layout.placements)
+        places = zip(type.mesh.axes, type.layout.placements, strict=True)
         along = frozenset((type.mesh, a) for a, p in places if isinstance(p, Replicate))
     for tensor in tensors:
         here.put(tensor, along)
@@ -126,7 +126,7 @@ def mark_operands(values: Sequence[Any], types: Sequence[TensorType], comm: Any)
     """
     if _HERE.known is None:
         return
-    for value, type in zip(values, types):
+    for value, type in zip(values, types, strict=True):
         leaves = comm.leaves(value)
         mark([t for t in leaves if not (t.is_leaf and t.requires_grad) or known(t)], type)
 

@@ -43,11 +43,13 @@ def run_lines(program: Program, values: Sequence[Any], comm: Any) -> list[Any]:
     constants = [(t.detach(),) * mesh.size for _, t in program.constants]
     values = [[block.detach() for block in value] for value in values]
     given = list(zip(*values, *constants, strict=True)) or [()] * mesh.size
-    envs: list[dict[Var, Any]] = [dict(zip(p.inputs, v)) for p, v in zip(locals_, given)]
+    envs: list[dict[Var, Any]] = [
+        dict(zip(p.inputs, v, strict=True)) for p, v in zip(locals_, given, strict=True)
+    ]
     with without_autocast():
         _run_together(program, locals_, envs, comm)
-    outs = [[env[v] for v in p.outs] for p, env in zip(locals_, envs)]
-    return [tuple(blocks) for blocks in zip(*outs)]
+    outs = [[env[v] for v in p.outs] for p, env in zip(locals_, envs, strict=True)]
+    return [tuple(blocks) for blocks in zip(*outs, strict=True)]
 
 
 def _run_together(
@@ -58,7 +60,7 @@ def _run_together(
 
     def run_rest(number: int) -> None:
         """The lines of each rank that belong to this line of the program."""
-        for r, (p, env) in enumerate(zip(locals_, envs)):
+        for r, (p, env) in enumerate(zip(locals_, envs, strict=True)):
             while places[r] < len(p.lines) and p.lines[places[r]].eqn == number:
                 _call(p.lines[places[r]], env)
                 _forget(env, p, places[r])
@@ -67,14 +69,16 @@ def _run_together(
     run_rest(BEFORE)
     for number, eqn in enumerate(program.eqns):
         if eqn.steps:
-            lines = [p.lines[i] for p, i in zip(locals_, places)]
+            lines = [p.lines[i] for p, i in zip(locals_, places, strict=True)]
             before = [
-                tuple([env[line.args[k]] for env, line in zip(envs, lines)])
+                tuple([env[line.args[k]] for env, line in zip(envs, lines, strict=True)])
                 for k in range(len(eqn.steps))
             ]
             after = comm.perform_together(eqn.steps, before)
-            for r, (env, line) in enumerate(zip(envs, lines)):
-                env.update((v, made[r]) for v, made in zip(line.outs, after) if v is not None)
+            for r, (env, line) in enumerate(zip(envs, lines, strict=True)):
+                env.update(
+                    (v, made[r]) for v, made in zip(line.outs, after, strict=True) if v is not None
+                )
                 _forget(env, locals_[r], places[r])
                 places[r] += 1
         run_rest(number)
@@ -89,7 +93,7 @@ def _forget(env: dict[Var, Any], p: LocalProgram, place: int) -> None:
 def _call(line: Line, env: dict[Var, Any]) -> None:
     args, kwargs = substituted((line.args, line.kwargs), env.__getitem__)
     made = line.op(*_lists(args), **{k: _lists(v) for k, v in kwargs})
-    env.update((v, t) for v, t in zip(line.outs, tensors_of(made)) if v is not None)
+    env.update((v, t) for v, t in zip(line.outs, tensors_of(made), strict=True) if v is not None)
 
 
 def _lists(tree: Any) -> Any:
@@ -170,7 +174,7 @@ def written(found: LocalProgram, comm: Any) -> tuple[str, dict[str, Any]]:
     names: dict[str, Any] = {}
     inputs = set(found.inputs)
     body = []
-    for line, dead in zip(found.lines, found.dead):
+    for line, dead in zip(found.lines, found.dead, strict=True):
         outs = ", ".join("_" if v is None else f"v{v.index}" for v in line.outs)
         value = _expression(line, names, comm)
         if len(line.outs) > 1 or _several(line.op):
