@@ -25,7 +25,7 @@ __all__ = ["AllGather"]
 class AllGather(Even):
     """Every rank gets the blocks that even cuts of `dims[i]` along `axes[i]` made.
 
-    [A] [B]  ->  [A B] [A B]
+    `[A] [B]  ->  [A B] [A B]`
     """
 
     axes: Axes

@@ -30,7 +30,7 @@ __all__ = ["AllReduce"]
 class AllReduce(Even):
     """Every rank gets the reduction of the terms along `axes`.
 
-    +[A] +[B]  ->  [A+B] [A+B]
+    `+[A] +[B]  ->  [A+B] [A+B]`
 
     It receives what a reduce_scatter and an all_gather would.
     """

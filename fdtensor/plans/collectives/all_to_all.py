@@ -16,7 +16,7 @@ __all__ = ["AllToAll"]
 class AllToAll(Even):
     """Even blocks of `src_dim` along `axes` become even blocks of `dst_dim`.
 
-    [A B] [C D]  ->  [A / C] [B / D]
+    `[A B] [C D]  ->  [A / C] [B / D]`
     """
 
     axes: Axes

@@ -18,7 +18,7 @@ __all__ = ["Broadcast"]
 class Broadcast(Collective):
     """Every rank of another mesh gets what `root` holds.
 
-    [A] .  ->  [A] [A]
+    `[A] .  ->  [A] [A]`
     """
 
     root: int

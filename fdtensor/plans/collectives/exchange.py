@@ -51,7 +51,7 @@ Way = Literal["peer_to_peer", "all_to_all"]
 class Exchange(Collective):
     """Each rank gets the pieces of its new block from their holders, one message a pair of ranks.
 
-    any blocks  ->  any blocks
+    `any blocks  ->  any blocks`
 
     With a `reduce_op`, the terms of each element go to its owner, who reduces them in the order of
     their coordinates. `axes` are those along which ranks talk; None when the meshes differ.

@@ -18,7 +18,7 @@ __all__ = ["Mask"]
 class Mask(Local):
     """A replicated value becomes pending terms along `axes`.
 
-    [A] [A]  ->  +[A] +[0]
+    `[A] [A]  ->  +[A] +[0]`
 
     The first rank keeps it and the others hold identity elements; for avg, max, min, band and bor
     every rank keeps it.

@@ -17,7 +17,7 @@ __all__ = ["Pad"]
 class Pad(Local):
     """Blocks along `axes` become pending terms: identity elements all around the block.
 
-    [A] [B]  ->  +[A 0] +[0 B]
+    `[A] [B]  ->  +[A 0] +[0 B]`
     """
 
     axes: Axes

@@ -27,7 +27,7 @@ __all__ = ["ReduceScatter"]
 class ReduceScatter(Even):
     """Each rank gets its even block of the reduced terms, along `axes[i]` of `dims[i]`.
 
-    +[A B] +[C D]  ->  [A+C] [B+D]
+    `+[A B] +[C D]  ->  [A+C] [B+D]`
     """
 
     axes: Axes

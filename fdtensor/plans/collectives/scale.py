@@ -21,7 +21,7 @@ _WIDE = {torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.co
 class Scale(Local):
     """Terms of a sum along `axes` become terms of an average, or back, by a power of two.
 
-    +[A] +[B]  ->  +[2A] +[2B]
+    `+[A] +[B]  ->  +[2A] +[2B]`
     """
 
     axes: Axes

@@ -28,7 +28,7 @@ __all__ = ["Slice"]
 class Slice(Local):
     """Each rank keeps its block of dim `dims[i]` along `axes[i]`; outer cuts first.
 
-    [A B] [A B]  ->  [A] [B]
+    `[A B] [A B]  ->  [A] [B]`
     """
 
     axes: Axes

@@ -1,0 +1,5 @@
+import sys
+
+from tests.pages import main
+
+sys.exit(main())
