@@ -186,7 +186,7 @@ BESIDE = {"laws", "mesh", "support", "bench", "hunt", "operators", "pages"}
 def test_tests_live_in_the_same_rooms():
     """And in no other folder: `tests/top` has those of the top."""
     folders = {path.parent.relative_to(TESTS).as_posix() for path in TESTS.rglob("test_*.py")}
-    assert folders == {room or "top" for room in ROOMS} | (BESIDE - {"pages", "support"})
+    assert folders == {room or "top" for room in ROOMS} | (BESIDE - {"support"})
     assert {path.parent.name for path in TESTS.glob("*/__init__.py")} == folders | {"support"}
 
 
