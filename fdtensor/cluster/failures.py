@@ -19,6 +19,13 @@ class WorkerError(RuntimeError):
 
     `failures` says what happened on each of those ranks, the first to fail first, and `errors` has
     the exceptions themselves, where they can travel. `lost` is whether the ranks had to be stopped.
+
+    >>> with local_cluster(2) as cluster:
+    ...     cluster.run(lambda: 1 // cluster.rank)
+    Traceback (most recent call last):
+        ...
+    fdtensor.cluster.failures.WorkerError: rank 0 raised ZeroDivisionError: ...
+    ...
     """
 
     def __init__(

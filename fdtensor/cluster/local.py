@@ -49,6 +49,10 @@ def local_cluster(
     `env`. `timeout` is how many seconds a call may take, by default as long as it likes. What ranks
     print comes out where `run` was called, behind their numbers; without `labels`, as it is, on the
     streams of this process. Linux and macOS.
+
+    >>> with local_cluster(2) as ranks:
+    ...     print(ranks.run(lambda: connect(Mesh(x=2)).rank))
+    [0, 1]
     """
     return LocalCluster(n, timeout=timeout, threads=threads, env=env, labels=labels)
 
@@ -60,6 +64,10 @@ class LocalCluster:
     `cluster.rank` its number, and `cluster.state` keeps things on it from one call to the next.
     Also a context manager; the processes end with it, with `close` or with Python. `grace` is how
     many seconds the other ranks may go on when one has failed.
+
+    >>> with fd.cluster.LocalCluster(2) as cluster:
+    ...     print(cluster.map(lambda n: n * 10 + cluster.rank, [1, 2]))
+    [10, 21]
     """
 
     def __init__(

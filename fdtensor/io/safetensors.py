@@ -42,6 +42,16 @@ def load_safetensors(path: Any, layouts: Any, comm: Comm[Any], *, strict: bool =
     Collective over the ranks of `comm`, but nothing is sent but whether all is well. Raises one
     `CheckpointError` on all ranks for whatever is missing, of another shape or dtype, or, where
     `strict`, left over.
+
+    >>> import tempfile
+    >>> mesh = Mesh(x=2)
+    >>> comm = SimulatedComm(mesh)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     fd.io.save_safetensors({"w": torch.arange(4)}, folder, comm)
+    ...     params = fd.io.load_safetensors(folder, {"w": mesh.layout("x")}, comm)
+
+    >>> params["w"].local
+    (tensor([0, 1]), tensor([2, 3]))
     """
     about = "load_safetensors"
     where, wanted, fresh = together(about, comm, lambda: _prepared(path, layouts, comm, strict))
@@ -86,6 +96,15 @@ def save_safetensors(tree: Any, path: Any, comm: Comm[Any], *, overwrite: bool =
     Each tensor is redistributed to the rank that writes it, which holds its share at once. Raises
     `CheckpointError` where there are such files already, unless `overwrite`, and `ValueTreeError`
     for leaves that are no tensors, or of a dtype that the format lacks.
+
+    >>> import tempfile
+    >>> mesh = Mesh(x=2)
+    >>> comm = SimulatedComm(mesh)
+    >>> x = distribute(torch.arange(4), mesh.layout("x"), comm)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     fd.io.save_safetensors({"x": x}, folder + "/x.safetensors", comm)
+    ...     print(fd.io.load_safetensors(folder + "/x.safetensors", mesh.layout(), comm)["x"].type)
+    i64[4]
     """
     about = "save_safetensors"
     target = Path(path)

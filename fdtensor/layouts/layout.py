@@ -89,6 +89,15 @@ class Layout(Record):
     Raises `LayoutError` for a placement too many or too few, sizes of `Ragged` that are not one an
     index, a `Ragged` that is not the first cut of its dim, reduce ops that differ, and an order
     that does not name the axes that cut the dim.
+
+    >>> mesh = Mesh(dp=2, tp=4)
+    >>> layout = Layout(mesh, [Shard(0), Partial("sum")])
+    >>> layout is mesh.layout("dp", partial={"tp": "sum"})
+    True
+    >>> layout["tp"]
+    Partial('sum')
+    >>> print(layout.placed("tp", Replicate()))
+    (dp=S(0), tp=R)
     """
 
     mesh: Mesh

@@ -36,6 +36,12 @@ class Mesh(Record):
     `Mesh.from_ranks` takes ranks in any arrangement, `Mesh.from_device_mesh` a torch DeviceMesh.
     Raises `MeshError` for a size under 1, a name twice, a rank twice, a negative rank, more than
     32 axes or 2**63 ranks.
+
+    >>> mesh = Mesh(dp=2, tp=4)
+    >>> mesh.size, mesh.axis_size("tp"), mesh.coord(6)
+    (8, 4, (1, 2))
+    >>> print(mesh.layout("dp", ("tp",)))
+    (dp=S(0), tp=S(1))
     """
 
     axes: tuple[str, ...]

@@ -85,7 +85,11 @@ def _reduce_op(value: ReduceOp) -> ReduceOp:
 
 @attrs.frozen(eq=False, repr=False)
 class Replicate(Record):
-    """Each rank along the axis holds the whole."""
+    """Each rank along the axis holds the whole.
+
+    >>> print(TensorType((4, 6), torch.float32, Layout(Mesh(x=2), [Replicate()])))
+    f32[4,6]
+    """
 
     def __repr__(self) -> str:
         return "Replicate()"
@@ -99,6 +103,10 @@ class Shard(Record):
     """Each rank along the axis holds one contiguous block of tensor dim `dim`.
 
     Blocks have `ceil(size / n)` elements, the last ones fewer or none, as in `torch.chunk`.
+
+    >>> mesh = Mesh(x=2)
+    >>> shards(torch.arange(5), Layout(mesh, [Shard(0)]))
+    (tensor([0, 1, 2]), tensor([3, 4]))
     """
 
     dim: int = attrs.field(converter=_dim)
@@ -115,6 +123,10 @@ class StridedShard(Record):
     """Dim `dim` is cut into `split_factor` blocks, and each rank holds its part of every block.
 
     Both cuts are as in `Shard`; index i along the axis holds the i-th part of each block, in order.
+
+    >>> mesh = Mesh(x=2)
+    >>> shards(torch.arange(8), Layout(mesh, [StridedShard(0, split_factor=2)]))
+    (tensor([0, 1, 4, 5]), tensor([2, 3, 6, 7]))
     """
 
     dim: int = attrs.field(converter=_dim)
@@ -129,7 +141,12 @@ class StridedShard(Record):
 
 @attrs.frozen(eq=False, repr=False)
 class Ragged(Record):
-    """Index i along the axis holds a contiguous block of `sizes[i]` elements of dim `dim`."""
+    """Index i along the axis holds a contiguous block of `sizes[i]` elements of dim `dim`.
+
+    >>> mesh = Mesh(x=2)
+    >>> shards(torch.arange(5), Layout(mesh, [Ragged(0, (1, 4))]))
+    (tensor([0]), tensor([1, 2, 3, 4]))
+    """
 
     dim: int = attrs.field(converter=_dim)
     sizes: tuple[int, ...] = attrs.field(converter=_sizes)
@@ -177,7 +194,14 @@ class Spans(Record):
 
 @attrs.frozen(eq=False, repr=False)
 class Partial(Record):
-    """Each rank along the axis holds a term; the tensor is their reduction by `reduce_op`."""
+    """Each rank along the axis holds a term; the tensor is their reduction by `reduce_op`.
+
+    >>> mesh = Mesh(x=2)
+    >>> terms = TensorType((2,), torch.int64, Layout(mesh, [Partial("sum")]))
+    >>> x = from_local((torch.tensor([1, 2]), torch.tensor([10, 20])), terms, SimulatedComm(mesh))
+    >>> x.full()
+    tensor([11, 22])
+    """
 
     reduce_op: ReduceOp = attrs.field(default="sum", converter=_reduce_op)
 

@@ -48,6 +48,12 @@ class TensorType(Record):
 
     Raises `LayoutError` for a dim out of range, ragged sizes that do not add up to the dim, a
     reduce op that the dtype lacks, and 2**63 bytes or more, of which torch can make no tensor.
+
+    >>> x = TensorType((8, 6), torch.float32, Mesh(dp=2, tp=4).layout("dp", partial={"tp": "sum"}))
+    >>> print(x)
+    f32[8@dp,6]{sum:tp}
+    >>> x.local_shape(rank=0), x.nbytes
+    ((4, 6), 192)
     """
 
     shape: tuple[int, ...] = attrs.field(converter=_shape)

@@ -30,6 +30,14 @@ def debug(on: bool = True) -> Iterator[None]:
     The local shape and dtype of a result must be those of its type, and a collective must give
     contiguous blocks. Raises `TraceError` with the first line that differs: its rule, or the kernel
     of its op, is wrong. The environment variable `FDTENSOR_DEBUG=1` does so everywhere.
+
+    >>> mesh = Mesh(x=2)
+    >>> x = distribute(torch.arange(6), mesh.layout("x"), SimulatedComm(mesh))
+    >>> with debug():
+    ...     y = call(torch.neg, x)
+
+    >>> print(y.type)
+    i64[6@x]
     """
     before = _STATE[0]
     _STATE[0] = on

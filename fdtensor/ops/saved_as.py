@@ -47,6 +47,29 @@ def saved_as(x: Any, layout: Layout) -> Any:
     value to where it needs it. Views of the result count as the result, values computed from it do
     not: mark the values that ops read, such as the result of `constrain`. Outside of a traced
     function this is `x` itself; `input_reshard` is for modules there.
+
+    >>> mesh = Mesh(x=2)
+    >>> x = TensorType((4, 4), torch.float32, mesh.layout())
+    >>> def loss(x):
+    ...     return (saved_as(x.exp(), mesh.layout("x")) ** 2).sum()
+
+    >>> print(trace(torch.func.grad(loss), x))
+    loss on Mesh(x=2)
+      in   a:f32[4,4]
+      b:f32[4@x,4]   = slice[axis=x dim=0] a
+      c:f32[4@x,4]   = exp b
+      d:f32[4@x,4]   = pow.Tensor_Scalar c 2
+      e:f32[]{sum:x} = sum d
+      f:f32[]        = ones_like e pin_memory=False memory_format=torch.preserve_format
+      g:f32[4@x,4]   = expand f [4,4]
+      h:f32[4@x,4]   = alias c  kept
+      i:f32[4@x,4]   = pow.Tensor_Scalar h 1.0
+      j:f32[4@x,4]   = mul.Scalar i 2.0
+      k:f32[4@x,4]   = mul.Tensor g j
+      l:f32[4@x,4]   = mul.Tensor k h
+      m:f32[4,4]     = all_gather[axis=x dim=0] l  32 B
+      out  m
+    1 collective, 32 B received per rank
     """
     if not isinstance(layout, Layout):
         raise LayoutError(f"{layout!r} is not a Layout.", hint="Write Layout(mesh, placements).")

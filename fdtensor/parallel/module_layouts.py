@@ -90,6 +90,16 @@ def layouts_for(
     or globs, to styles; `axis` is by default the only one of the mesh, or 'tp'. A parameter that
     modules share has one layout. Raises `TraceError` for a name that means no module, a style that
     has no meaning for a module, and a shared parameter that is to be cut in two ways.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+    >>> styles = {"0": fd.parallel.Colwise(), "2": fd.parallel.Rowwise()}
+    >>> layouts = fd.parallel.layouts_for(model, Mesh(tp=2), styles)
+    >>> for name, layout in layouts.items():
+    ...     print(name, layout)
+    0.weight (tp=S(0))
+    0.bias (tp=S(0))
+    2.weight (tp=S(1))
+    2.bias (tp=R)
     """
     axes = axes_of(mesh, axis)
     modules = dict(module.named_modules(remove_duplicate=False))

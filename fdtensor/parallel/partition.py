@@ -57,6 +57,13 @@ def tensor_parallel(
     that are not known yet are not cut. Raises `TraceError` for names and styles that fit no module,
     `MeshError` for an axis or rank that is not there, `DataDependentError` where shapes depend on
     the values of tensors.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+    >>> exported = torch.export.export(model, (torch.ones(2, 4),))
+    >>> styles = {"0": fd.parallel.Colwise(), "2": fd.parallel.Rowwise()}
+    >>> ours = fd.parallel.tensor_parallel(exported, Mesh(tp=2), styles, rank=0)
+    >>> {name: list(block.shape) for name, block in ours.state_dict.items()}
+    {'0.weight': [4, 4], '0.bias': [4], '2.weight': [4, 4], '2.bias': [4]}
     """
     axes = axes_of(mesh, axis)
     is_this_rank = rank is None

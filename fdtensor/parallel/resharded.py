@@ -57,6 +57,12 @@ def input_reshard(
     torch, and so do these before those around it. On a simulated Comm a plain tensor stands for
     that of every rank: nothing is saved, but all is as on a real mesh. Where a function is traced
     the module is just itself; see `saved_as`.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+    >>> model = fd.parallel.input_reshard(model, SimulatedComm(Mesh(tp=2)), axis="tp", dim=0)
+    >>> model(torch.ones(6, 4)).sum().backward()
+    >>> model[0].weight.grad.shape
+    torch.Size([8, 4])
     """
     if not hasattr(comm, "agree"):
         raise CommError(f"{comm!r} is not a Comm.", hint="Pass connect(mesh).")
@@ -84,7 +90,13 @@ def input_reshard(
 
 
 def remove_input_reshard(module: M) -> M:
-    """`module` without `input_reshard`; what it has kept already is gathered as before."""
+    """`module` without `input_reshard`; what it has kept already is gathered as before.
+
+    >>> model = torch.nn.Linear(4, 8)
+    >>> model = fd.parallel.input_reshard(model, SimulatedComm(Mesh(tp=2)), axis="tp", dim=0)
+    >>> fd.parallel.remove_input_reshard(model) is model
+    True
+    """
     by_number, facts_by_number = forward_hooks(module)
     for hooks in by_number:
         for number, hook in [*hooks.items()]:

@@ -51,7 +51,13 @@ class Colwise:
     embedding's columns; the bias with it. `input` and `output` pin what goes in and comes out.
 
     `parts` is how many layers the weight has side by side, such as 3 for queries, keys and values:
-    each is cut by itself."""
+    each is cut by itself.
+
+    >>> styles = {"up": fd.parallel.Colwise()}
+    >>> model = torch.nn.ModuleDict({"up": torch.nn.Linear(4, 8)})
+    >>> print(fd.parallel.layouts_for(model, Mesh(tp=2), styles)["up.weight"])
+    (tp=S(0))
+    """
 
     input: End = None
     output: End = None
@@ -63,7 +69,13 @@ class Colwise:
 @attrs.frozen(repr=False)
 class Rowwise:
     """The weight is cut by what it reads: a linear layer's columns, a convolution's channels in, an
-    embedding's rows; the bias is whole. `input` and `output` pin what goes in and comes out."""
+    embedding's rows; the bias is whole. `input` and `output` pin what goes in and comes out.
+
+    >>> styles = {"down": fd.parallel.Rowwise()}
+    >>> model = torch.nn.ModuleDict({"down": torch.nn.Linear(8, 4)})
+    >>> print(fd.parallel.layouts_for(model, Mesh(tp=2), styles)["down.weight"])
+    (tp=S(1))
+    """
 
     input: End = None
     output: End = None
@@ -73,7 +85,13 @@ class Rowwise:
 
 @attrs.frozen(repr=False)
 class VocabParallel:
-    """An embedding or an output layer of which each rank has a part of the vocabulary."""
+    """An embedding or an output layer of which each rank has a part of the vocabulary.
+
+    >>> styles = {"token": fd.parallel.VocabParallel()}
+    >>> model = torch.nn.ModuleDict({"token": torch.nn.Embedding(10, 4)})
+    >>> print(fd.parallel.layouts_for(model, Mesh(tp=2), styles)["token.weight"])
+    (tp=S(0))
+    """
 
     input: End = None
     output: End = None
@@ -83,7 +101,13 @@ class VocabParallel:
 
 @attrs.frozen(repr=False)
 class SequenceParallel:
-    """The parameters are whole; what goes in and comes out is cut along `dim`."""
+    """The parameters are whole; what goes in and comes out is cut along `dim`.
+
+    >>> styles = {"norm": fd.parallel.SequenceParallel()}
+    >>> model = torch.nn.ModuleDict({"norm": torch.nn.LayerNorm(4)})
+    >>> print(fd.parallel.layouts_for(model, Mesh(tp=2), styles)["norm.weight"])
+    (tp=R)
+    """
 
     dim: int = 1
 

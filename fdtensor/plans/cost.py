@@ -72,6 +72,13 @@ class CostModel(Record):
     """Seconds of a step from bytes, as data: `launch + messages * latency + bytes / bandwidth`.
 
     Raises `PlanError` for times under 0, rates of 0 or less, and what is not finite.
+
+    >>> import attrs
+    >>> slow = attrs.evolve(fd.cost.NCCL, name="slow", latency=0.5, launch=[])
+    >>> mesh = Mesh(x=2)
+    >>> p = plan(TensorType((4,), torch.int64, mesh.layout("x")), mesh.layout(), cost=slow)
+    >>> round(p.seconds, 6), p.cost.name
+    (0.5, 'slow')
     """
 
     name: str = attrs.field(converter=_name)

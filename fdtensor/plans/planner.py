@@ -43,6 +43,19 @@ class Plan(Record):
 
     Bytes are per rank. `received_bytes` and `sent_bytes` are those of the busiest rank,
     `peak_bytes` is the most that any rank holds at once, source and destination included.
+
+    >>> mesh = Mesh(dp=2, tp=4)
+    >>> src = TensorType((8, 16), torch.float32, mesh.layout("dp", partial={"tp": "sum"}))
+    >>> p = plan(src, mesh.layout(None, "tp"))
+    >>> print(p)
+    f32[8@dp,16]{sum:tp} -> f32[8,16@tp] on Mesh(dp=2, tp=4)
+      reduce_scatter[axis=tp dim=1 reduce_op=sum]  f32[8@dp,16@tp]  192 B
+      all_gather[axis=dp dim=0]                    f32[8,16@tp]      64 B
+    2 steps, 256 B received per rank
+    >>> p.received_bytes, p.lower_bound_bytes
+    (256, 256)
+    >>> Plan.from_json(p.to_json()) == p
+    True
     """
 
     src: TensorType
@@ -181,6 +194,12 @@ def plan(
     `max_bytes` bounds what any rank holds at once, its source and destination block counted:
     messages are then cut into pieces as needed.
     Raises `PlanError` where shape or dtype differ, or where `max_bytes` is too little.
+
+    >>> mesh = Mesh(x=2)
+    >>> print(plan(TensorType((4, 6), torch.float32, mesh.layout("x")), mesh.layout(None, "x")))
+    f32[4@x,6] -> f32[4,6@x] on Mesh(x=2)
+      all_to_all[axis=x dim=0->1]  f32[4,6@x]  24 B
+    1 step, 24 B received per rank
     """
     return _plan(src, dst, cost or NCCL, max_bytes)
 

@@ -66,6 +66,18 @@ def exact_bytes() -> Generator[None]:
 
     Plans, programs, explanations and pictures print what is 10,000 bytes or more to three digits;
     their properties (`plan.received_bytes`) are exact always.
+
+    >>> mesh = Mesh(x=2)
+    >>> p = plan(TensorType((4096, 64), torch.float32, mesh.layout("x")), mesh.layout())
+    >>> print(p)
+    f32[4096@x,64] -> f32[4096,64] on Mesh(x=2)
+      all_gather[axis=x dim=0]  f32[4096,64]  512 KiB
+    1 step, 512 KiB received per rank
+    >>> with fd.plans.exact_bytes():
+    ...     print(p)
+    f32[4096@x,64] -> f32[4096,64] on Mesh(x=2)
+      all_gather[axis=x dim=0]  f32[4096,64]  524288 B
+    1 step, 524288 B received per rank
     """
     token = _exact.set(True)
     try:

@@ -31,6 +31,11 @@ def transition(src: TensorType, axis: str, to: Placement) -> tuple[Step, ...]:
     """The steps that take `axis` of `src` to placement `to`: one, but where the table says two.
 
     No steps where the axis is there already. Raises `LayoutError` where `to` cannot be.
+
+    >>> mesh = Mesh(x=2)
+    >>> x = TensorType((4, 6), torch.float32, mesh.layout("x"))
+    >>> [str(step.collective) for step in fd.plans.transition(x, "x", Replicate())]
+    ['all_gather[axis=x dim=0]']
     """
     was = src.layout[axis]
     dst = src.placed(axis, to)

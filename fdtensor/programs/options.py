@@ -60,6 +60,11 @@ def like(argument: int | str | None) -> Like:
     spmd(heat, out_layouts=like(0))  # the result has the layouts of the first argument
     spmd(step, out_layouts=(like("params"), None))
     spmd(torch.fft.fft2, out_layouts=like(None))  # like no argument: the cheapest layout
+
+    >>> mesh = Mesh(x=2)
+    >>> x = TensorType((4, 4), torch.float32, mesh.layout("x"))
+    >>> print(trace(lambda x: x.mT, x, out_layouts=like(0)).out_types[0])
+    f32[4@x,4]
     """
     return Like(argument)
 

@@ -75,6 +75,17 @@ def trace(
     reduced in `reduce_dtype`; with None in their own. `key`, whose value does not matter, lets the
     random ops of `f` draw from a key.
     Raises `TraceError` for what is no pure function, `RuleError` as `on_missing_rule` says.
+
+    >>> mesh = Mesh(x=2)
+    >>> a = TensorType((4, 6), torch.float32, mesh.layout(None, "x"))
+    >>> b = TensorType((6, 4), torch.float32, mesh.layout("x"))
+    >>> print(trace(torch.matmul, a, b))
+    matmul on Mesh(x=2)
+      in   a:f32[4,6@x]  b:f32[6@x,4]
+      c:f32[4,4]{sum:x} = mm a b
+      d:f32[4@x,4]      = reduce_scatter[axis=x dim=0 reduce_op=sum] c  32 B
+      out  d
+    1 collective, 32 B received per rank
     """
     __tracebackhide__ = True
     if "key" in kwargs and is_key(f, kwargs["key"]):

@@ -40,6 +40,10 @@ class Comm(Protocol[Value]):
     """Where plans run: values of one kind, and the steps on them.
 
     `FuncolComm` and `SimulatedComm` are two; any class with these attributes and methods is one.
+
+    >>> comm = connect(Mesh(x=2))
+    >>> isinstance(comm, SimulatedComm), comm.rank, comm.mesh
+    (True, None, Mesh(x=2))
     """
 
     mesh: Mesh

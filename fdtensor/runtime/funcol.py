@@ -68,6 +68,10 @@ class FuncolComm(Comm[torch.Tensor]):
     `GLOO` is faster on gloo.
     Needs a default process group whose ranks include those of the mesh; `connect` brings one up.
     A pickle of it, or of a DTensor on it, is read on the same rank, where a process group is up.
+
+    >>> with local_cluster(2) as ranks:
+    ...     print(ranks.run(lambda: type(connect(Mesh(x=2))).__name__))
+    ['FuncolComm', 'FuncolComm']
     """
 
     rank: int = -1

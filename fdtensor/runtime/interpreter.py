@@ -50,6 +50,11 @@ def run(plan: Any, value: Any, comm: Any, *, check: Check | None = None) -> Any:
     A program takes a sequence of values, in the order of its `inputs`, and gives a list. It has no
     derivative of its own: trace the gradient into it, or use `spmd`. Fused plans take a value each
     and give a list too.
+
+    >>> mesh = Mesh(x=2)
+    >>> src = TensorType((4,), torch.int64, mesh.layout("x"))
+    >>> run(plan(src, mesh.layout()), shards(torch.arange(4), src.layout), SimulatedComm(mesh))
+    (tensor([0, 1, 2, 3]), tensor([0, 1, 2, 3]))
     """
     match plan:
         case Program():

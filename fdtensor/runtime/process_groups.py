@@ -111,6 +111,12 @@ def groups(mesh: Mesh, *axes: str) -> dict[str, tuple[int, ...]]:
 
     Returns their names and ranks. An exported graph names its groups so; ranks outside the mesh
     make none. Collective over the members of each group.
+
+    >>> with local_cluster(2) as cluster:
+    ...     names = cluster.run(lambda: fd.collectives.groups(Mesh(x=2)))
+
+    >>> names[0] == names[1], list(names[0].values())
+    (True, [(0, 1)])
     """
     coord = mesh.coord(dist.get_rank())
     if coord is None:

@@ -79,6 +79,14 @@ def call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     output shapes depend on data runs on replicated operands. `torch._foreach_*` takes tensors of
     several meshes, which it runs one after the other. `out_layouts`, `plain`,
     `on_missing_rule`, `check`, `check_indices` and `reduce_dtype` are those of `spmd`.
+
+    >>> mesh = Mesh(x=2)
+    >>> x = distribute(torch.arange(6), mesh.layout("x"), SimulatedComm(mesh))
+    >>> total = call(torch.sum, x)
+    >>> print(total.type)
+    i64[]
+    >>> total.full()
+    tensor(15)
     """
     key: list[Any] = [fn, *settings()]
     values: list[Any] = []

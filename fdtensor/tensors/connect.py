@@ -44,6 +44,9 @@ def connect(
     gloo else. `device` is by default the one that the backend serves. `cost` prices plans and
     programs: what runs is the same on real and on simulated ranks unless it differs. On gloo `GLOO`
     is the faster one, and `calibrate` measures another.
+
+    >>> connect(Mesh(x=2))
+    SimulatedComm(Mesh(x=2))
     """
     from fdtensor.runtime.funcol import FuncolComm
     from fdtensor.runtime.process_groups import default_device, up
@@ -60,6 +63,13 @@ def redistribute(tree: Tree, layouts: Any, *, max_bytes: int | None = None) -> T
     a prefix of it. The traffic of small tensors is fused: one message a pair of ranks, in at most
     two rounds. Leaves that are not DTensors come back as they are. `max_bytes` is for each tensor.
     Raises `ValueTreeError`, which names every leaf that has no plan, before anything is sent.
+
+    >>> mesh = Mesh(x=2)
+    >>> comm = SimulatedComm(mesh)
+    >>> tree = {"a": distribute(torch.arange(4), mesh.layout("x"), comm), "b": 3}
+    >>> moved = redistribute(tree, mesh.layout())
+    >>> print(moved["a"].type, moved["b"])
+    i64[4] 3
     """
     if isinstance(tree, DTensor):
         moved: Any = tree.redistribute(layouts, max_bytes=max_bytes)

@@ -38,6 +38,11 @@ def from_local(
 
     The cotangent of a term is that of the tensor, for avg divided by the number of terms; replicas
     all get the same one, so a tensor given for several ranks gets it several times.
+
+    >>> mesh = Mesh(x=2)
+    >>> rows = TensorType((3,), torch.int64, mesh.layout("x"))
+    >>> from_local((torch.tensor([1, 2]), torch.tensor([3])), rows, SimulatedComm(mesh)).full()
+    tensor([1, 2, 3])
     """
     if not isinstance(type, TensorType):
         raise LayoutError(
@@ -77,6 +82,11 @@ def distribute(
 
     The gradient is that of one process: on every rank that of the full tensor, with `src_rank` on
     that rank. Under transforms of `torch.func` the others must pass a tensor too, with any values.
+
+    >>> mesh = Mesh(x=2)
+    >>> x = distribute(torch.arange(5), mesh.layout("x"), SimulatedComm(mesh))
+    >>> x.local
+    (tensor([0, 1, 2]), tensor([3, 4]))
     """
     if not isinstance(layout, Layout):
         raise LayoutError(f"{layout!r} is not a Layout.", hint="Write Layout(mesh, placements).")
@@ -226,6 +236,12 @@ def local_blocks(value: Any, mesh: Mesh, comm: Comm[Any]) -> list[tuple[int, tor
 
 
 def shards(tensor: torch.Tensor, layout: Layout) -> tuple[torch.Tensor, ...]:
-    """The blocks of `tensor` by rank, in the order of the mesh: a value for a SimulatedComm."""
+    """The blocks of `tensor` by rank, in the order of the mesh: a value for a SimulatedComm.
+
+    >>> shards(torch.arange(6).reshape(2, 3), Mesh(x=2).layout(None, "x"))
+    (tensor([[0, 1],
+            [3, 4]]), tensor([[2],
+            [5]]))
+    """
     value: Sequence[torch.Tensor] = distribute(tensor, layout, SimulatedComm(layout.mesh)).local
     return tuple(value)

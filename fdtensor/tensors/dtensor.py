@@ -38,6 +38,15 @@ class DTensor(Generic[Value], _LikeTensor):
     `local` is this rank's block, or on a simulated mesh the tuple of all ranks' blocks. Making one
     by hand checks nothing: `distribute` and `from_local` do. To autograd, `local` has the cotangent
     of the tensor: its block of it, the same on all replicas and for every pending term.
+
+    >>> mesh = Mesh(x=2)
+    >>> x = distribute(torch.arange(4), mesh.layout("x"), SimulatedComm(mesh))
+    >>> print(x.type)
+    i64[4@x]
+    >>> x.local
+    (tensor([0, 1]), tensor([2, 3]))
+    >>> x.redistribute(mesh.layout()).full()
+    tensor([0, 1, 2, 3])
     """
 
     local: Value

@@ -47,6 +47,13 @@ def local_tensors(tree: Any) -> list[torch.Tensor]:
     and `step` refuses blocks; `fdtensor.optim` has those and the rest for DTensors in any layout.
     Parameters are leaves of autograd: `distribute(p.detach(), ...).requires_grad_()`. The state is
     one of local tensors, which `save_checkpoint` refuses: that of `fdtensor.optim` is distributed.
+
+    >>> mesh = Mesh(x=2)
+    >>> rows = mesh.layout("x")
+    >>> comm = SimulatedComm(mesh)
+    >>> x = distribute(torch.arange(4), rows, comm)
+    >>> fd.optim.local_tensors({"w": x})
+    [tensor([0, 1]), tensor([2, 3])]
     """
     tensors = [x for x in _leaves(tree)[0] if isinstance(x, DTensor)]
     for x in tensors:
@@ -59,6 +66,15 @@ def gradients(tree: Tree) -> Tree:
     """The gradients that `.backward()` left in the local tensors of a pytree, as DTensors.
 
     None for one that has none. They are the very tensors that an optimizer of torch reads.
+
+    >>> mesh = Mesh(x=2)
+    >>> w = distribute(torch.ones(4), mesh.layout("x"), SimulatedComm(mesh))
+    >>> for block in w.local:
+    ...     _ = block.requires_grad_()
+
+    >>> call(torch.sum, w).full().backward()
+    >>> gradients({"w": w})["w"].full()
+    tensor([1., 1., 1., 1.])
     """
     leaves, spec = _leaves(tree)
     return unflatten(spec, [_gradient(x) if isinstance(x, DTensor) else x for x in leaves])
@@ -85,6 +101,13 @@ def total_norm(
     `norm_type` is above 0, or inf. Replicas count once; what is pending is reduced first. One
     reduction over the ranks of all meshes, collective over them; 0 on a rank that is in none. With
     `error_if_nonfinite` a norm that is infinite or nan raises `FdtensorError`, on all ranks.
+
+    >>> mesh = Mesh(x=2)
+    >>> rows = mesh.layout("x")
+    >>> comm = SimulatedComm(mesh)
+    >>> grads = {"w": distribute(torch.tensor([3.0, 0.0, 0.0, 4.0]), rows, comm)}
+    >>> fd.optim.total_norm(grads)
+    tensor(5.)
     """
     return _norm(_settled(tree, "total_norm"), norm_type, error_if_nonfinite)
 
@@ -96,6 +119,14 @@ def clip_grad_norm(
 
     As `torch.nn.utils.clip_grad_norm_`, but for a pytree of DTensors and without changing them; see
     `total_norm`. The result is not differentiable.
+
+    >>> mesh = Mesh(x=2)
+    >>> rows = mesh.layout("x")
+    >>> comm = SimulatedComm(mesh)
+    >>> grads = {"w": distribute(torch.tensor([3.0, 0.0, 0.0, 4.0]), rows, comm)}
+    >>> clipped, norm = fd.optim.clip_grad_norm(grads, max_norm=2.5)
+    >>> norm, clipped["w"].full()
+    (tensor(5.), tensor([1.5000, 0.0000, 0.0000, 2.0000]))
     """
     leaves, spec = _leaves(grads)
     settled = _settled(grads, "clip_grad_norm")
@@ -121,6 +152,15 @@ def clip_grad_norm_(
     """The norm of what `.backward()` has left in parameters, which is scaled down in place.
 
     For optimizers of torch on `local_tensors`; `clip_grad_norm` changes nothing.
+
+    >>> mesh = Mesh(x=2)
+    >>> w = distribute(torch.ones(4), mesh.layout("x"), SimulatedComm(mesh))
+    >>> blocks = [block.requires_grad_() for block in w.local]
+    >>> call(torch.sum, w).full().backward()
+    >>> fd.optim.clip_grad_norm_({"w": w}, max_norm=1.0)
+    tensor(2.)
+    >>> blocks[0].grad
+    tensor([0.5000, 0.5000])
     """
     grads = gradients(params)
     norm = _norm(_settled(grads, "clip_grad_norm_"), norm_type, error_if_nonfinite)
@@ -138,6 +178,13 @@ def found_inf(tree: Any) -> bool:
     """Whether any number in a pytree of DTensors is infinite or nan: the same on all ranks.
 
     One reduction over the ranks of all meshes; False on a rank that is in none.
+
+    >>> mesh = Mesh(x=2)
+    >>> rows = mesh.layout("x")
+    >>> comm = SimulatedComm(mesh)
+    >>> x = distribute(torch.tensor([1.0, float("inf")]), rows, comm)
+    >>> fd.optim.found_inf({"w": x})
+    True
     """
     settled = _settled(tree, "found_inf")
 

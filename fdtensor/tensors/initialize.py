@@ -41,6 +41,15 @@ def initialize(
     layouts, mesh or ranks; nothing is sent, and no rank makes more than its blocks, but where an
     initialization needs the whole, as that of an orthogonal matrix does.
     Raises `TraceError` where nothing says what a tensor on the meta device is to be.
+
+    >>> mesh = Mesh(x=2)
+    >>> with torch.device("meta"):
+    ...     model = torch.nn.Linear(4, 6)
+
+    >>> layouts = {"weight": mesh.layout("x")}
+    >>> params = initialize(model, layouts, fd.random.key(0), SimulatedComm(mesh))
+    >>> print({name: str(p.type) for name, p in params.items()})
+    {'weight': 'f32[6@x,4]', 'bias': 'f32[6]'}
     """
     words_of(key)
     device = comm.device or torch.device("cpu")

@@ -37,6 +37,10 @@ class LossScale:
     loss = scale.scaled(loss)
     grads, skip = scale.unscaled(grads)
     scale = scale.after(skip)
+
+    >>> scale = fd.optim.LossScale(value=8.0)
+    >>> scale.value
+    8.0
     """
 
     value: float = 2.0**16
@@ -90,6 +94,15 @@ class GradScaler(ScalerWithHook):
     Ranks of the Comm's mesh agree on whether a gradient is infinite or nan, whatever they hold, so
     that all of them step or none, and their scales stay the same. Unscaling, and a step that has
     not been unscaled, are collective. Options are those of torch.
+
+    >>> mesh = Mesh(x=2)
+    >>> w = distribute(torch.ones(4), mesh.layout("x"), SimulatedComm(mesh))
+    >>> blocks = [block.requires_grad_() for block in w.local]
+    >>> scaler = fd.optim.GradScaler(w.comm, init_scale=8.0)
+    >>> scaler.scale(call(torch.sum, w).full()).backward()
+    >>> scaler.step(torch.optim.SGD(blocks, lr=0.5))
+    >>> w.full()
+    tensor([0.5000, 0.5000, 0.5000, 0.5000], grad_fn=<_RunBackward>)
     """
 
     def __init__(self, comm: Comm[Any], **options: Any) -> None:

@@ -70,6 +70,8 @@ def assert_same_on_every_layout(
     own: with fewest ranks, then fewest cuts and axes, then even blocks. Its text has the layouts,
     the worst element, the program and a script that fails the same way. What `f` itself raises for
     plain tensors comes out as it is.
+
+    >>> fd.testing.assert_same_on_every_layout(lambda x: x.cumsum(0), torch.arange(6))
     """
     __tracebackhide__ = True
     case = Case.of(
@@ -114,6 +116,9 @@ def assert_same_on_layouts(
     too, and the error says whether they agree with the simulated ones.
 
         assert_same_on_layouts(torch.mm, x, w, layouts=[mesh.layout("dp"), mesh.layout()])
+
+    >>> rows = Mesh(x=2).layout("x")
+    >>> fd.testing.assert_same_on_layouts(lambda x: x.cumsum(0), torch.arange(6), layouts=[rows])
     """
     __tracebackhide__ = True
     case = Case.of(

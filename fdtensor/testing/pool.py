@@ -14,6 +14,10 @@ class GlooPool(LocalCluster):
     A `LocalCluster` whose calls may take `timeout` seconds, and whose ranks print as they are, onto
     the streams of this process. `grace` is how many seconds the other ranks may go on when one has
     failed.
+
+    >>> with fd.testing.GlooPool(2) as pool:
+    ...     print(pool.run(lambda: connect(Mesh(x=2)).rank))
+    [0, 1]
     """
 
     def __init__(self, n: int, *, timeout: float = 60.0, grace: float = 5.0) -> None:

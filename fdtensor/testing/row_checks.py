@@ -52,6 +52,9 @@ def verify(
     A sample is a tuple of arguments, or `(args, kwargs)`. Rows are by default those of the op's
     rule, over an axis of `count` ranks; pending terms are random splits. A plain function of
     tensors has no rule: give its rows.
+
+    >>> fd.testing.verify(torch.ops.aten.relu.default, [(torch.arange(-3.0, 3.0),)])
+    []
     """
     wrong = []
     for sample in samples:

@@ -68,7 +68,12 @@ _COUNTS = (0, 1, 2, 3, 1, 2, 3, 2, 3, 2)
 
 
 def shapes(max_ndim: int = 3) -> st.SearchStrategy[Shape]:
-    """Any shape of up to `max_ndim` dims of 0 to 7: `shapes()` draws `()`, `(3,)`, `(2, 0, 5)`."""
+    """Any shape of up to `max_ndim` dims of 0 to 7: `shapes()` draws `()`, `(3,)`, `(2, 0, 5)`.
+
+    >>> from hypothesis import find
+    >>> find(fd.testing.shapes(), lambda shape: sum(shape) == 3)
+    (3,)
+    """
     counts = st.sampled_from([n for n in _COUNTS if n <= max_ndim])
     return counts.flatmap(lambda n: st.tuples(*[st.sampled_from(_DIMS)] * n))
 
@@ -86,6 +91,10 @@ def meshes(
 
     Ranks count from 0 without gaps; with `world` they are any of these ranks, or of `range(world)`:
     `meshes(world=4)` fits a pool of 4. The mesh without axes, of one rank, is among them.
+
+    >>> from hypothesis import find
+    >>> find(fd.testing.meshes(), lambda mesh: mesh.size == 4)
+    Mesh(dp=2, tp=2)
     """
     among = range(max_ranks) if world is None else range(world) if isinstance(world, int) else world
     sizes: list[int] = []
@@ -114,6 +123,10 @@ def placements(
 
     `partial` says whether it may be pending, or with which reduce ops; `kinds` what else it may be:
     `placements((6, 4), 2, partial=["sum"], kinds=[Replicate, Shard])`.
+
+    >>> from hypothesis import find
+    >>> find(fd.testing.placements((6, 4), 2), lambda placement: placement != Replicate())
+    Shard(0)
     """
     shape = draw(shapes()) if shape is None else shape
     count = draw(st.integers(1, 3)) if count is None else count
@@ -149,6 +162,10 @@ def layouts(
     All partial axes have one reduce op. Often all cuts are of one dim, one inside the other; there
     a second ragged shard becomes a Shard. `layouts(Mesh(dp=2, tp=2), (8, 5), partial=False)` draws
     those that have nothing pending.
+
+    >>> from hypothesis import find
+    >>> find(fd.testing.layouts(Mesh(dp=2, tp=2), (8, 5)), lambda layout: layout["tp"] == Shard(1))
+    Layout(Mesh(dp=2, tp=2), (Replicate(), Shard(1)))
     """
     mesh = draw(meshes()) if mesh is None else mesh
     shape = draw(shapes()) if shape is None else shape
@@ -184,6 +201,10 @@ def types(
     """Any tensor type; only the reduce ops that its dtype has are pending.
 
     `dtype=None` draws one of each kind and width; `types(Mesh(x=4), (6, 5))` draws layouts alone.
+
+    >>> from hypothesis import find
+    >>> print(find(fd.testing.types(Mesh(x=4), (6, 5)), lambda x: x.layout["x"] == Shard(0)))
+    i64[6@x,5]
     """
     shape = draw(shapes()) if shape is None else shape
     dtype = draw(st.sampled_from(DTYPES)) if dtype is None else dtype
@@ -213,6 +234,13 @@ def redistributions(
         @given(redistributions(dtype=torch.float32, dst_partial=False))
         def test_no_plan_receives_less(pair):
             assert plan(*pair).received_bytes >= plan(*pair).lower_bound_bytes
+
+    >>> from hypothesis import find
+    >>> pair = find(fd.testing.redistributions(), lambda pair: plan(*pair).received_bytes > 0)
+    >>> print(plan(*pair))
+    i64[]{sum:dp} -> i64[] on Mesh(dp=2)
+      exchange[axis=dp reduce_op=sum way=peer_to_peer]  i64[]  8 B
+    1 step, 8 B received per rank
     """
     if cross_mesh and world is None:
         world = 8

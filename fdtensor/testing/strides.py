@@ -15,6 +15,10 @@ class Strides:
     """The dims from the outermost in memory to the innermost, and the gap between elements.
 
     `Strides((0, 2, 3, 1))` is channels_last. Of a gap of 2, every other element is someone else's.
+
+    >>> from hypothesis import find
+    >>> find(fd.testing.memory_formats(4), lambda s: s is not None and s.order == (0, 2, 3, 1))
+    Strides(order=(0, 2, 3, 1), gap=1)
     """
 
     order: tuple[int, ...] = attrs.field(converter=tuple)

@@ -39,6 +39,11 @@ def sharded(
         @given(sharded((torch.randn(6, 4), {"w": torch.empty(4, 5, device="meta")})))
         def test_it_gives_rows(args):
             assert spmd(f)(*args).shape == (6, 5)
+
+    >>> from hypothesis import find
+    >>> cut = find(fd.testing.sharded(torch.arange(4)), lambda x: Shard(0) in x.layout.placements)
+    >>> cut.full()
+    tensor([0, 1, 2, 3])
     """
     leaves, tree = flatten(args)
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
@@ -80,6 +85,10 @@ def memory_formats(ndim: int) -> st.SearchStrategy[Strides | None]:
     """How a tensor of `ndim` dims lies in memory: contiguous as often as not, in the simplest case.
 
     Else its dims in any order, such as channels_last, or with elements left out between its own.
+
+    >>> from hypothesis import find
+    >>> find(fd.testing.memory_formats(2), lambda strides: strides is not None)
+    Strides(order=(0, 1), gap=1)
     """
     orders = st.permutations(range(ndim))
     return st.none() | st.builds(Strides, orders, st.sampled_from((1, 2)))

@@ -21,13 +21,22 @@ __all__ = ["block", "full_tensor", "gather_full", "reduced", "scatter"]
 
 
 def full_tensor(type: TensorType, seed: int) -> torch.Tensor:
-    """A random tensor of the type's shape and dtype: integers from -9 to 9, or 0 to 9, or bools."""
+    """A random tensor of the type's shape and dtype: integers from -9 to 9, or 0 to 9, or bools.
+
+    >>> fd.testing.full_tensor(TensorType((4,), torch.int64, Mesh(x=2).layout()), seed=0)
+    tensor([ 6, -5, -9, -9])
+    """
     generator = torch.Generator().manual_seed(2 * seed)
     return _random(type.shape, type.dtype, 9, generator).to(type.dtype)
 
 
 def block(tensor: torch.Tensor, type: TensorType, rank: int) -> torch.Tensor:
-    """The block of `rank` of a tensor that is not pending: its rows, columns, ..., by its type."""
+    """The block of `rank` of a tensor that is not pending: its rows, columns, ..., by its type.
+
+    >>> rows = TensorType((5,), torch.int64, Mesh(x=2).layout("x"))
+    >>> fd.testing.block(torch.arange(5), rows, rank=1)
+    tensor([3, 4])
+    """
     part = tensor.to(_wide(type.dtype))
     for dim, indices in enumerate(type.index(rank)):
         part = part.index_select(dim, torch.tensor(indices, dtype=torch.int64))
@@ -43,6 +52,11 @@ def scatter(tensor: torch.Tensor, type: TensorType, seed: int) -> tuple[torch.Te
 
         local = scatter(torch.arange(6), TensorType((6,), torch.int64, layout), seed=0)
         x = DTensor(local, type, SimulatedComm(layout.mesh))
+
+    >>> terms = TensorType((4,), torch.int64, Mesh(x=2).layout(partial={"x": "sum"}))
+    >>> left, right = fd.testing.scatter(torch.arange(4), terms, seed=0)
+    >>> left + right
+    tensor([0, 1, 2, 3])
     """
     generator = torch.Generator().manual_seed(2 * seed + 1)
     places = list(type.mesh.indices(tuple(type.layout.partial)))
@@ -58,6 +72,10 @@ def gather_full(blocks: Sequence[torch.Tensor], type: TensorType) -> torch.Tenso
 
     Asserts that every block has its shape and dtype, that replicas agree and that every element
     of every pending term is held by some rank. Terms are reduced in the order of the mesh.
+
+    >>> rows = TensorType((5,), torch.int64, Mesh(x=2).layout("x"))
+    >>> fd.testing.gather_full((torch.tensor([0, 1, 2]), torch.tensor([3, 4])), rows)
+    tensor([0, 1, 2, 3, 4])
     """
     terms: dict[Coord, tuple[torch.Tensor, torch.Tensor]] = {}
     for rank, local in zip(type.mesh.ranks, blocks, strict=True):
@@ -88,7 +106,11 @@ def _where(index: Sequence[Sequence[int]]) -> tuple[slice, ...] | tuple[torch.Te
 
 
 def reduced(terms: torch.Tensor, reduce_op: ReduceOp) -> torch.Tensor:
-    """The reduction of `terms` over dim 0. Of bools the sum is `or` and the product `and`."""
+    """The reduction of `terms` over dim 0. Of bools the sum is `or` and the product `and`.
+
+    >>> fd.testing.reduced(torch.tensor([[1, 5], [2, 3]]), "max")
+    tensor([2, 5])
+    """
     wide = terms.to(_wide(terms.dtype))
     match reduce_op:
         case "sum":

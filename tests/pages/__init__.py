@@ -79,6 +79,7 @@ def build(out: Path) -> int:
         Path(folder, "mkdocs.yml").write_text("site_name: fdtensor\n")
         options = {
             "docstring_style": None,
+            "extensions": ["tests.pages.examples"],
             "heading_level": 2,
             "separate_signature": True,
             "show_labels": False,

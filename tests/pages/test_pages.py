@@ -30,5 +30,6 @@ def test_links_lead_to_pages_or_are_text():
 def test_the_pages_are_built_without_a_warning(tmp_path):
     assert build(tmp_path) == len(list(pages()))
     page = (tmp_path / "api" / "plans.html").read_text()
+    assert '<pre><code class="language-pycon">&gt;&gt;&gt; ' in page
     assert "AllGather" in page
     assert "[A] [B]  -&gt;  [A B] [A B]" in page

@@ -100,9 +100,9 @@ def test_no_submodule_is_hidden():
         (
             "Layout",
             "(mesh: 'Mesh', placements: 'Sequence[Placement]', "
-            "order: 'Mapping[int, Sequence[str]] | Sequence[Any] | None' = None) -> 'None'",
+            "order: 'Order | None' = None) -> 'None'",
         ),
-        ("TensorType", "(shape: 'Any', dtype: 'torch.dtype', layout: 'Layout') -> None"),
+        ("TensorType", "(shape: 'Iterable[int]', dtype: 'torch.dtype', layout: 'Layout') -> None"),
         ("AllGather", "(axes: 'Axes', dims: 'Dims') -> None"),
     ],
 )

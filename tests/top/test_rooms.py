@@ -4,6 +4,7 @@ Files and functions are short.
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -142,7 +143,10 @@ def test_a_namespace_at_the_top_defines_nothing(name):
 
 @pytest.mark.parametrize("file", FILES)
 def test_a_file_has_at_most_300_lines(file):
-    assert len((ROOT / file).with_suffix(".py").read_text().splitlines()) <= 300
+    """Examples at the ends of docstrings are not counted."""
+    source = (ROOT / file).with_suffix(".py").read_text()
+    code = re.sub(r'\n+ *>>> (?:(?!""").)*"""', '\n"""', source, flags=re.DOTALL)
+    assert len(code.splitlines()) <= 300
 
 
 TOLD_IN_ORDER = {"demo.stops"}

@@ -38,6 +38,17 @@ def show(
     print it, or `show(x).draw()`, with colors in a terminal. `show(x).save("x.html")` or `"x.svg"`
     writes a file.
     Raises `FdtensorError` for anything else.
+
+    >>> show(Mesh(dp=2, tp=2))
+    Mesh(dp=2, tp=2)
+      ranks  4, row-major: the last axis counts fastest
+    <BLANKLINE>
+             tp=0   tp=1
+           +------+------+
+      dp=0 |  0   |  1   |
+           +------+------+
+      dp=1 |  2   |  3   |
+           +------+------+
     """
     return Picture(_described(x, cost))
 

@@ -17,6 +17,16 @@ def checkpoint_contents(path: Any) -> Contents:
 
     `path` is the directory of a checkpoint or a `StorageReader` of `torch.distributed.checkpoint`,
     or what `load_safetensors` takes. Raises `CheckpointError` where nothing is stored.
+
+    >>> import tempfile
+    >>> comm = connect(Mesh(x=2))
+    >>> w = distribute(torch.ones(4, 3), comm.mesh.layout("x"), comm)
+    >>> with tempfile.TemporaryDirectory() as path:
+    ...     fd.save_checkpoint({"model": {"w": w}, "step": 10}, path, comm)
+    ...     print(fd.checkpoint_contents(path))
+    model.w  f32[4,3]
+    step     object
+    2 entries, 48 B of tensors
     """
     listed = isinstance(path, (list, tuple))
     if listed or (isinstance(path, (str, os.PathLike)) and _is_safetensors(Path(path))):

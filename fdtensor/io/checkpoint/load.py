@@ -37,6 +37,15 @@ def load_checkpoint(path: Any, like: Any, comm: Comm[Any], *, strict: bool = Tru
     `CheckpointError` on all ranks, before anything is read, for whatever is missing, of another
     shape or dtype, or, where `strict`, left over. As in torch, objects are unpickled: load only
     what you trust.
+
+    >>> import tempfile
+    >>> two, three = SimulatedComm(Mesh(x=2)), SimulatedComm(Mesh(x=3))
+    >>> w = distribute(torch.arange(6), two.mesh.layout("x"), two)
+    >>> with tempfile.TemporaryDirectory() as path:
+    ...     fd.save_checkpoint({"w": w, "step": 10}, path, two)
+    ...     state = fd.load_checkpoint(path, {"w": three.mesh.layout("x"), "step": 0}, three)
+    >>> state["w"].local, state["step"]
+    ((tensor([0, 1]), tensor([2, 3]), tensor([4, 5])), 10)
     """
     reader, wanted, planner = together(
         "load_checkpoint", comm, lambda: _prepared(path, like, comm, strict)

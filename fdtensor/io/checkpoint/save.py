@@ -69,6 +69,16 @@ def save_checkpoint(
     `path` is a directory, or a `StorageWriter` for other places. Raises `CheckpointError` where
     there is a checkpoint already, unless `overwrite`, or ranks differ, and `ValueTreeError` for a
     pytree that has a name twice or leaves that cannot be stored.
+
+    >>> import tempfile
+    >>> mesh = Mesh(x=2)
+    >>> comm = SimulatedComm(mesh)
+    >>> x = distribute(torch.arange(4), mesh.layout("x"), comm)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     fd.io.save_checkpoint({"x": x}, folder + "/step", comm)
+    ...     print(fd.io.checkpoint_contents(folder + "/step"))
+    x  i64[4]
+    1 entry, 32 B of tensors
     """
     about = "save_checkpoint"
     leaves = together(about, comm, lambda: _checked(tree, path, comm, overwrite))

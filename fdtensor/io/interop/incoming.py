@@ -44,6 +44,15 @@ def from_torch(
     meaning here, such as the masked partial of an embedding, and for a mesh on which torch's own
     functions disagree about who holds which block; in a pytree `ValueTreeError`, which names every
     such leaf.
+
+    >>> from torch.distributed import tensor as dt
+    >>> def rows():
+    ...     mesh = dt.init_device_mesh("cpu", (2,), mesh_dim_names=("x",))
+    ...     return fd.io.from_torch(dt.distribute_tensor(torch.arange(4), mesh, [dt.Shard(0)])).type
+
+    >>> with local_cluster(2) as cluster:
+    ...     print(cluster.run(rows)[0])
+    i64[4@x]
     """
     from torch.distributed.tensor import DTensor as TorchDTensor
 

@@ -43,6 +43,15 @@ def to_torch(tree: Any, device_mesh: DeviceMesh | None = None, *, like: Any = No
     ones do: channels last stays so, but on ranks whose block is empty or one channel wide. Raises
     `LayoutError` for blocks that no torch placements describe; in a pytree `ValueTreeError`, which
     names every such leaf and every one that is not like its counterpart.
+
+    >>> def rows():
+    ...     comm = connect(Mesh(x=2))
+    ...     x = distribute(torch.arange(4), comm.mesh.layout("x"), comm)
+    ...     return fd.io.to_torch(x).placements
+
+    >>> with local_cluster(2) as cluster:
+    ...     print(cluster.run(rows)[0])
+    (Shard(dim=0),)
     """
     leaves, spec = flatten(tree, is_leaf=_is_ours)
     places = [""] if spec.is_leaf() else paths(spec, "tree")

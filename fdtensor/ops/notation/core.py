@@ -239,6 +239,30 @@ def rule(
     It is called with the op's arguments, defaults filled in and dims as the user gave them; a
     tensor comes as a `Full` with `shape`, `dtype` and `ndim`. `sizes` names arguments that are the
     shape of an output; `local(at, *args)` computes a block where that is not the op itself.
+
+    >>> from torch.library import custom_op
+    >>> @custom_op("examples::twice", mutates_args=())
+    ... def twice(x: torch.Tensor) -> torch.Tensor:
+    ...     return x * 2
+
+    >>> @twice.register_fake
+    ... def _(x):
+    ...     return torch.empty_like(x)
+
+    >>> @rule(torch.ops.examples.twice.default)
+    ... def rows(x):
+    ...     for d in range(x.ndim):
+    ...         yield (Shard(d),), Shard(d)
+    ...     yield (Partial("sum"),), Partial("sum")
+
+    >>> mesh = Mesh(x=2)
+    >>> print(trace(twice, TensorType((4,), torch.float32, mesh.layout(partial={"x": "sum"}))))
+    twice on Mesh(x=2)
+      in   a:f32[4]{sum:x}
+      b:f32[4@x] = reduce_scatter[axis=x dim=0 reduce_op=sum] a  8 B
+      c:f32[4@x] = examples.twice b
+      out  c
+    1 collective, 8 B received per rank
     """
 
     def register(rows: Callable[..., Iterable[Any]]) -> Callable[..., Iterable[Any]]:

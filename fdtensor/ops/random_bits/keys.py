@@ -40,6 +40,9 @@ class Key:
     """The key of random numbers: 64 bits, as two words. Hashable; equal keys give equal numbers.
 
     A key that is used twice gives the same numbers twice: `split` it for others.
+
+    >>> isinstance(fd.random.key(0), fd.random.Key)
+    True
     """
 
     high: int
@@ -78,7 +81,11 @@ def words_of(key: AnyKey, device: torch.device | None = None) -> Words:
 
 
 def key(seed: int) -> Key:
-    """The key of a seed, from -2**63 to 2**64 - 1: the one that JAX makes of it."""
+    """The key of a seed, from -2**63 to 2**64 - 1: the one that JAX makes of it.
+
+    >>> fd.random.key(7)
+    Key(high=0, low=7)
+    """
     try:
         number = integer(seed)
     except (TypeError, AttributeError):
@@ -94,7 +101,12 @@ def key(seed: int) -> Key:
 
 
 def split(key: AnyKey, num: int = 2) -> Any:
-    """`num` new keys: a tuple of them; of a key in a tensor, a tensor of shape (num, 2)."""
+    """`num` new keys: a tuple of them; of a key in a tensor, a tensor of shape (num, 2).
+
+    >>> first, second = fd.random.split(fd.random.key(0))
+    >>> fd.random.uniform(first, (2,)), fd.random.uniform(second, (2,))
+    (tensor([0.8423, 0.1824]), tensor([0.0073, 0.0209]))
+    """
     words = words_of(key)
     count = natural(num)
     if count is None:
@@ -111,6 +123,10 @@ def fold_in(key: AnyKey, data: int | torch.Tensor) -> Any:
     """The key for a number, such as that of a step: an int from 0 to 2**32 - 1.
 
     Where the key is a tensor, `data` may be a 0-d integer tensor, and the result is a tensor.
+
+    >>> step = fd.random.fold_in(fd.random.key(0), 3)
+    >>> fd.random.uniform(step, (2,))
+    tensor([0.2670, 0.7340])
     """
     words = words_of(key)
     if isinstance(data, torch.Tensor):

@@ -26,6 +26,13 @@ class AllGather(Even):
     """Every rank gets the blocks that even cuts of `dims[i]` along `axes[i]` made.
 
     `[A] [B]  ->  [A B] [A B]`
+
+    >>> mesh = Mesh(x=2)
+    >>> x = TensorType((4, 6), torch.float32, mesh.layout("x"))
+    >>> print(plan(x, mesh.layout()))
+    f32[4@x,6] -> f32[4,6] on Mesh(x=2)
+      all_gather[axis=x dim=0]  f32[4,6]  48 B
+    1 step, 48 B received per rank
     """
 
     axes: Axes

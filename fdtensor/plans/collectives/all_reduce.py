@@ -33,6 +33,13 @@ class AllReduce(Even):
     `+[A] +[B]  ->  [A+B] [A+B]`
 
     It receives what a reduce_scatter and an all_gather would.
+
+    >>> mesh = Mesh(x=3)
+    >>> x = TensorType((4, 6), torch.float32, mesh.layout(partial={"x": "sum"}))
+    >>> print(plan(x, mesh.layout()))
+    f32[4,6]{sum:x} -> f32[4,6] on Mesh(x=3)
+      all_reduce[axis=x reduce_op=sum]  f32[4,6]  128 B
+    1 step, 128 B received per rank
     """
 
     axes: Axes

@@ -110,6 +110,12 @@ class Collective(Record):
     """One operation, as data. A file each says what it does and what it costs.
 
     Its blocks, bytes and seconds follow from it and from the types of its step.
+
+    >>> mesh = Mesh(x=2)
+    >>> x = TensorType((4, 6), torch.float32, mesh.layout("x"))
+    >>> (step,) = plan(x, mesh.layout()).steps
+    >>> isinstance(step.collective, fd.plans.Collective), step.collective.name
+    (True, 'all_gather')
     """
 
     __slots__ = ()
@@ -203,7 +209,14 @@ class Collective(Record):
 
 @attrs.frozen(eq=False)
 class Step(Record):
-    """A collective that takes a tensor of type `src` to type `dst`."""
+    """A collective that takes a tensor of type `src` to type `dst`.
+
+    >>> mesh = Mesh(x=2)
+    >>> x = TensorType((4, 6), torch.float32, mesh.layout("x"))
+    >>> (step,) = plan(x, mesh.layout()).steps
+    >>> print(step.collective, step.src, step.dst)
+    all_gather[axis=x dim=0] f32[4@x,6] f32[4,6]
+    """
 
     collective: Collective
     src: TensorType

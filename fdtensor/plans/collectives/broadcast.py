@@ -19,6 +19,13 @@ class Broadcast(Collective):
     """Every rank of another mesh gets what `root` holds.
 
     `[A] .  ->  [A] [A]`
+
+    >>> mesh, more = Mesh(x=1), Mesh(x=2)
+    >>> x = TensorType((4, 6), torch.float32, mesh.layout())
+    >>> print(plan(x, more.layout()))
+    f32[4,6] on Mesh(x=1) -> f32[4,6] on Mesh(x=2)
+      exchange[way=peer_to_peer]  f32[4,6]  96 B
+    1 step, 96 B received per rank
     """
 
     root: int

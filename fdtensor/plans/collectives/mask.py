@@ -22,6 +22,13 @@ class Mask(Local):
 
     The first rank keeps it and the others hold identity elements; for avg, max, min, band and bor
     every rank keeps it.
+
+    >>> mesh = Mesh(x=2)
+    >>> x = TensorType((4, 6), torch.float32, mesh.layout())
+    >>> print(plan(x, mesh.layout(partial={"x": "sum"})))
+    f32[4,6] -> f32[4,6]{sum:x} on Mesh(x=2)
+      mask[axis=x reduce_op=sum]  f32[4,6]{sum:x}  0 B
+    1 step, 0 B received per rank
     """
 
     axes: Axes

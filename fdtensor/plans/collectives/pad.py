@@ -18,6 +18,13 @@ class Pad(Local):
     """Blocks along `axes` become pending terms: identity elements all around the block.
 
     `[A] [B]  ->  +[A 0] +[0 B]`
+
+    >>> mesh = Mesh(x=2)
+    >>> x = TensorType((4, 6), torch.float32, mesh.layout("x"))
+    >>> print(plan(x, mesh.layout(partial={"x": "sum"})))
+    f32[4@x,6] -> f32[4,6]{sum:x} on Mesh(x=2)
+      pad[axis=x dim=0 reduce_op=sum]  f32[4,6]{sum:x}  0 B
+    1 step, 0 B received per rank
     """
 
     axes: Axes

@@ -22,6 +22,13 @@ class Scale(Local):
     """Terms of a sum along `axes` become terms of an average, or back, by a power of two.
 
     `+[A] +[B]  ->  +[2A] +[2B]`
+
+    >>> mesh = Mesh(x=2)
+    >>> x = TensorType((4, 6), torch.float32, mesh.layout(partial={"x": "sum"}))
+    >>> print(plan(x, mesh.layout(partial={"x": "avg"})))
+    f32[4,6]{sum:x} -> f32[4,6]{avg:x} on Mesh(x=2)
+      scale[axis=x reduce_op=avg]  f32[4,6]{avg:x}  0 B
+    1 step, 0 B received per rank
     """
 
     axes: Axes

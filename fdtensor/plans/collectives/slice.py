@@ -29,6 +29,13 @@ class Slice(Local):
     """Each rank keeps its block of dim `dims[i]` along `axes[i]`; outer cuts first.
 
     `[A B] [A B]  ->  [A] [B]`
+
+    >>> mesh = Mesh(x=2)
+    >>> x = TensorType((4, 6), torch.float32, mesh.layout())
+    >>> print(plan(x, mesh.layout("x")))
+    f32[4,6] -> f32[4@x,6] on Mesh(x=2)
+      slice[axis=x dim=0]  f32[4@x,6]  0 B
+    1 step, 0 B received per rank
     """
 
     axes: Axes

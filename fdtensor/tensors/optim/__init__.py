@@ -70,10 +70,29 @@ def _of(kind: type[torch.optim.Optimizer]) -> Callable[..., Optimizer]:
 def _doc(kind: type[torch.optim.Optimizer]) -> str:
     special = special_of(kind)
     if special.refused:
-        return f"Raises `FdtensorError`: {special.refused}.\n\n{special.instead}"
+        said = f"Raises `FdtensorError`: {special.refused}.\n\n{special.instead}"
+        return f"{said}\n\n{_REFUSED.format(name=kind.__name__)}"
     said = f"Returns torch's {kind.__name__} for pytrees of DTensors, as an `Optimizer`."
-    return f"{said}\n\nOptions are those of `torch.optim.{kind.__name__}`. {special.note}".rstrip()
+    options = f"Options are those of `torch.optim.{kind.__name__}`. {special.note}".rstrip()
+    return f"{said}\n\n{options}\n\n{_EXAMPLE.format(name=kind.__name__)}"
 
+
+_EXAMPLE = """\
+>>> comm = SimulatedComm(Mesh(x=2))
+>>> params = {{"w": distribute(torch.ones(4, 4), comm.mesh.layout("x"), comm)}}
+>>> grads = {{"w": distribute(torch.eye(4), comm.mesh.layout("x"), comm)}}
+>>> opt = fd.optim.{name}()
+>>> params, state = opt.step(params, grads, opt.init(params))
+>>> print(params["w"].type)
+f32[4@x,4]
+"""
+
+_REFUSED = """\
+>>> fd.optim.{name}()
+Traceback (most recent call last):
+    ...
+fdtensor.FdtensorError: {name} ...
+"""
 
 ASGD = _of(torch.optim.ASGD)
 Adadelta = _of(torch.optim.Adadelta)

@@ -37,6 +37,19 @@ class Optimizer:
     traced function they are plain tensors, and the step is traced along. An option is one value, or
     a pytree of values that is a prefix of that of the parameters:
     `weight_decay={"norm": 0.0, "mlp": 0.1}`.
+
+    >>> mesh = Mesh(x=2)
+    >>> rows = mesh.layout("x")
+    >>> comm = SimulatedComm(mesh)
+    >>> params = {"w": distribute(torch.ones(4), rows, comm)}
+    >>> opt = fd.optim.SGD(lr=0.5, momentum=0.5)
+    >>> state = opt.init(params)
+    >>> grads = {"w": distribute(torch.arange(4.0), rows, comm)}
+    >>> params, state = opt.step(params, grads, state)
+    >>> params["w"].full()
+    tensor([ 1.0000,  0.5000,  0.0000, -0.5000])
+    >>> print(params["w"].type)
+    f32[4@x]
     """
 
     kind: Kind

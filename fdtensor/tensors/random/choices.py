@@ -45,6 +45,9 @@ def bernoulli(
     The shape is by default that of `p`, or one to which `p` is broadcast. For a DTensor it is
     plain, and the result has the layout of `p`. What a DTensor has outside of [0, 1] counts as
     the nearer end.
+
+    >>> fd.random.bernoulli(fd.random.key(0), 0.5, (4,))
+    tensor([False, False,  True,  True])
     """
     if not isinstance(p, (torch.Tensor, DTensor)):
         _probability(p)
@@ -99,6 +102,10 @@ def categorical(key: AnyKey, logits: Any, dim: int = -1) -> Any:
 
     `logits` is a tensor or a DTensor, and so is the result, in int64, without `dim`. For a DTensor
     it is the layout that `torch.argmax` gives, and only that may communicate.
+
+    >>> logits = torch.tensor([[0.0, 0.0, 99.0], [99.0, 0.0, 0.0]])
+    >>> fd.random.categorical(fd.random.key(0), logits)
+    tensor([2, 0])
     """
     dtype = logits.dtype if isinstance(logits, (torch.Tensor, DTensor)) else None
     if dtype not in FLOATS:
@@ -122,6 +129,9 @@ def permutation(
     `x` is an int, a tensor, a DTensor, or a TensorType of one dim: then each rank holds its block
     of the one permutation. Every rank sorts the whole order; of a DTensor elements move by the
     plan of `torch.index_select`.
+
+    >>> fd.random.permutation(fd.random.key(0), 5)
+    tensor([0, 1, 4, 3, 2])
     """
     words_of(key)
     if isinstance(x, (torch.Tensor, DTensor)) and len(x.shape):
@@ -156,6 +166,9 @@ def dropout(key: AnyKey, x: Any, p: float = 0.5) -> Any:
 
     `x` is a tensor or a DTensor; which elements are kept is decided by their place in the full
     tensor. Differentiable, without communication: sums that are pending stay so.
+
+    >>> fd.random.dropout(fd.random.key(0), torch.ones(4), 0.5)
+    tensor([0., 0., 2., 2.])
     """
     _probability(p)
     dtype = x.dtype if isinstance(x, (torch.Tensor, DTensor)) else None

@@ -40,7 +40,11 @@ def bits(
     dtype: torch.dtype | None = None,
     device: Device = None,
 ) -> Any:
-    """Random bits, by default in uint32, or in any integer dtype."""
+    """Random bits, by default in uint32, or in any integer dtype.
+
+    >>> fd.random.bits(fd.random.key(0), (3,))
+    tensor([4070199207, 4202968722, 1427181096], dtype=torch.uint32)
+    """
     dtype = checked_dtype(shape, dtype, torch.uint32, _INTEGERS, "bits")
     kept = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
 
@@ -62,7 +66,11 @@ def uniform(
     dtype: torch.dtype | None = None,
     device: Device = None,
 ) -> Any:
-    """Floats of [low, high), equally likely: for 0 and 1 all multiples of 2**-23 in float32."""
+    """Floats of [low, high), equally likely: for 0 and 1 all multiples of 2**-23 in float32.
+
+    >>> fd.random.uniform(fd.random.key(0), (3,))
+    tensor([0.9477, 0.9786, 0.3323])
+    """
     start, end = _ends(low, high)
 
     def law(dtype: torch.dtype) -> Any:
@@ -84,7 +92,11 @@ def normal(
     dtype: torch.dtype | None = None,
     device: Device = None,
 ) -> Any:
-    """Normal floats, of mean 0 and variance 1."""
+    """Normal floats, of mean 0 and variance 1.
+
+    >>> fd.random.normal(fd.random.key(0), (3,))
+    tensor([ 1.6226,  2.0253, -0.4336])
+    """
     return floats("normal", normal_of, key, shape, comm, dtype, device)
 
 
@@ -98,7 +110,11 @@ def truncated_normal(
     dtype: torch.dtype | None = None,
     device: Device = None,
 ) -> Any:
-    """Normal floats under the condition that they are between `lower` and `upper`."""
+    """Normal floats under the condition that they are between `lower` and `upper`.
+
+    >>> fd.random.truncated_normal(fd.random.key(0), -1.0, 1.0, (3,))
+    tensor([ 0.8619,  0.9413, -0.2910])
+    """
     start, end = _ends(lower, upper)
 
     def law(dtype: torch.dtype) -> Any:
@@ -115,7 +131,11 @@ def exponential(
     dtype: torch.dtype | None = None,
     device: Device = None,
 ) -> Any:
-    """Floats of the exponential distribution of mean 1: `-log(1 - u)`."""
+    """Floats of the exponential distribution of mean 1: `-log(1 - u)`.
+
+    >>> fd.random.exponential(fd.random.key(0), (3,))
+    tensor([2.9501, 3.8434, 0.4039])
+    """
     return floats("exponential", exponential_of, key, shape, comm, dtype, device)
 
 
@@ -127,7 +147,11 @@ def gumbel(
     dtype: torch.dtype | None = None,
     device: Device = None,
 ) -> Any:
-    """Floats of the Gumbel distribution: `-log(-log(u))`."""
+    """Floats of the Gumbel distribution: `-log(-log(u))`.
+
+    >>> fd.random.gumbel(fd.random.key(0), (3,))
+    tensor([ 2.9234,  3.8326, -0.0969])
+    """
     return floats("gumbel", gumbel_of, key, shape, comm, dtype, device)
 
 
@@ -145,6 +169,9 @@ def randint(
 
     A remainder of 64 bits, for 64-bit dtypes of 128: its bias is below `(high - low) / 2**32`, or
     `/ 2**64`.
+
+    >>> fd.random.randint(fd.random.key(0), (4,), 0, 10)
+    tensor([5, 1, 5, 7])
     """
     dtype = checked_dtype(shape, dtype, torch.int64, _INTEGERS, "randint")
     first, last = torch.iinfo(dtype).min, torch.iinfo(dtype).max

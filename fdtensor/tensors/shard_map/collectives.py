@@ -37,7 +37,14 @@ Axis = str | Sequence[str]
 
 
 def axis_size(axis: Axis) -> int:
-    """How many ranks there are along `axis`."""
+    """How many ranks there are along `axis`.
+
+    >>> mesh = Mesh(x=2)
+    >>> rows = mesh.layout("x")
+    >>> x = distribute(torch.arange(1, 5), rows, SimulatedComm(mesh))
+    >>> shard_map(lambda b: b * fd.collectives.axis_size("x"), mesh, rows, rows)(x).local
+    (tensor([2, 4]), tensor([6, 8]))
+    """
     place, axes = _here("axis_size", axis)
     size = 1
     for name in axes:
@@ -46,30 +53,65 @@ def axis_size(axis: Axis) -> int:
 
 
 def axis_index(axis: Axis) -> int:
-    """The index of this rank along `axis`; of several axes the last one counts fastest."""
+    """The index of this rank along `axis`; of several axes the last one counts fastest.
+
+    >>> mesh = Mesh(x=2)
+    >>> rows = mesh.layout("x")
+    >>> x = distribute(torch.arange(1, 5), rows, SimulatedComm(mesh))
+    >>> shard_map(lambda b: 0 * b + fd.collectives.axis_index("x"), mesh, rows, rows)(x).local
+    (tensor([0, 0]), tensor([1, 1]))
+    """
     place, axes = _here("axis_index", axis)
     return _ranks(place, axes, place.rank).index(place.rank)
 
 
 def psum(x: torch.Tensor, axis: Axis) -> torch.Tensor:
-    """The sum over the ranks along `axis`: `[A] [B] -> [A+B] [A+B]`. Bools are counted."""
+    """The sum over the ranks along `axis`: `[A] [B] -> [A+B] [A+B]`. Bools are counted.
+
+    >>> mesh = Mesh(x=2)
+    >>> rows = mesh.layout("x")
+    >>> x = distribute(torch.arange(1, 5), rows, SimulatedComm(mesh))
+    >>> shard_map(lambda b: fd.collectives.psum(b, "x"), mesh, rows, rows)(x).local
+    (tensor([4, 6]), tensor([4, 6]))
+    """
     if isinstance(x, torch.Tensor) and x.dtype == torch.bool:
         x = x.to(torch.int64)
     return _reduced("psum", "sum", x, axis)
 
 
 def pmean(x: torch.Tensor, axis: Axis) -> torch.Tensor:
-    """The mean over the ranks along `axis`: `[A] [B] -> [(A+B)/2] [(A+B)/2]`."""
+    """The mean over the ranks along `axis`: `[A] [B] -> [(A+B)/2] [(A+B)/2]`.
+
+    >>> mesh = Mesh(x=2)
+    >>> rows = mesh.layout("x")
+    >>> x = distribute(torch.arange(4.0), rows, SimulatedComm(mesh))
+    >>> shard_map(lambda b: fd.collectives.pmean(b, "x"), mesh, rows, rows)(x).local
+    (tensor([1., 2.]), tensor([1., 2.]))
+    """
     return _reduced("pmean", "avg", x, axis) / axis_size(axis)
 
 
 def pmax(x: torch.Tensor, axis: Axis) -> torch.Tensor:
-    """The elementwise maximum over the ranks along `axis`; ranks that tie share its cotangent."""
+    """The elementwise maximum over the ranks along `axis`; ranks that tie share its cotangent.
+
+    >>> mesh = Mesh(x=2)
+    >>> rows = mesh.layout("x")
+    >>> x = distribute(torch.arange(1, 5), rows, SimulatedComm(mesh))
+    >>> shard_map(lambda b: fd.collectives.pmax(b, "x"), mesh, rows, rows)(x).local
+    (tensor([3, 4]), tensor([3, 4]))
+    """
     return _reduced("pmax", "max", x, axis)
 
 
 def pmin(x: torch.Tensor, axis: Axis) -> torch.Tensor:
-    """The elementwise minimum over the ranks along `axis`; ranks that tie share its cotangent."""
+    """The elementwise minimum over the ranks along `axis`; ranks that tie share its cotangent.
+
+    >>> mesh = Mesh(x=2)
+    >>> rows = mesh.layout("x")
+    >>> x = distribute(torch.arange(1, 5), rows, SimulatedComm(mesh))
+    >>> shard_map(lambda b: fd.collectives.pmin(b, "x"), mesh, rows, rows)(x).local
+    (tensor([1, 2]), tensor([1, 2]))
+    """
     return _reduced("pmin", "min", x, axis)
 
 
@@ -77,6 +119,13 @@ def all_gather(x: torch.Tensor, axis: Axis, dim: int = 0, tiled: bool = True) ->
     """The blocks of all ranks along `axis`, one after the other: `[A] [B] -> [A B] [A B]`.
 
     Blocks may differ in size along `dim`. With `tiled=False` they are stacked along a new `dim`.
+
+    >>> mesh = Mesh(x=2)
+    >>> rows = mesh.layout("x")
+    >>> x = distribute(torch.arange(1, 5), rows, SimulatedComm(mesh))
+    >>> whole = shard_map(lambda b: fd.collectives.all_gather(b, "x"), mesh, rows)
+    >>> whole(x).local
+    (tensor([1, 2, 3, 4]), tensor([1, 2, 3, 4]))
     """
     name = f"all_gather[dim={dim}]" if tiled else f"all_gather[dim={dim}, tiled=False]"
     place, axes = _here("all_gather", axis, x)
@@ -91,6 +140,12 @@ def reduce_scatter(x: torch.Tensor, axis: Axis, dim: int = 0) -> torch.Tensor:
     """A block of the sum over `axis` for each rank: `[A B] [C D] -> [A+C] [B+D]`.
 
     Dim `dim` is cut as `Shard(dim)` does: the last blocks may be short or empty.
+
+    >>> mesh = Mesh(x=2)
+    >>> rows = mesh.layout("x")
+    >>> x = distribute(torch.arange(1, 5), rows, SimulatedComm(mesh))
+    >>> shard_map(lambda b: fd.collectives.reduce_scatter(b, "x", dim=0), mesh, rows, rows)(x).local
+    (tensor([4]), tensor([6]))
     """
     place, axes = _here("reduce_scatter", axis, x)
     _has("reduce_scatter", "sum", x)
@@ -104,6 +159,15 @@ def all_to_all(x: torch.Tensor, axis: Axis, split_dim: int, concat_dim: int) -> 
     """Cuts `split_dim` as `Shard` does, sends block i to rank i and joins along `concat_dim`.
 
     `[A B] [C D] -> [A C] [B D]`. Ranks may differ in size along `concat_dim`.
+
+    >>> mesh = Mesh(x=2)
+    >>> rows, columns = mesh.layout("x"), mesh.layout(None, "x")
+    >>> x = distribute(torch.arange(8).reshape(2, 4), rows, SimulatedComm(mesh))
+    >>> turned = shard_map(lambda b: fd.collectives.all_to_all(b, "x", 1, 0), mesh, rows, columns)
+    >>> turned(x).local
+    (tensor([[0, 1],
+            [4, 5]]), tensor([[2, 3],
+            [6, 7]]))
     """
     place, axes = _here("all_to_all", axis, x)
     split, concat = (_dim("all_to_all", d, x.dim()) for d in (split_dim, concat_dim))
@@ -129,6 +193,13 @@ def ppermute(x: torch.Tensor, axis: Axis, perm: Iterable[tuple[int, int]]) -> to
     """Sends from index `src` along `axis` to index `dst`, for each pair `(src, dst)` of `perm`.
 
     Ranks that nobody sends to get zeros. An index sends at most once and receives at most once.
+
+    >>> mesh = Mesh(x=2)
+    >>> rows = mesh.layout("x")
+    >>> x = distribute(torch.arange(1, 5), rows, SimulatedComm(mesh))
+    >>> swapped = [(0, 1), (1, 0)]
+    >>> shard_map(lambda b: fd.collectives.ppermute(b, "x", swapped), mesh, rows, rows)(x).local
+    (tensor([3, 4]), tensor([1, 2]))
     """
     place, axes = _here("ppermute", axis, x)
     try:

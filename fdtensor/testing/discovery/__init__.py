@@ -48,7 +48,12 @@ class SampleGroup:
 
 @attrs.frozen(eq=False)
 class Discovered:
-    """The rows of an op that hold on samples; as text, a rule to paste."""
+    """The rows of an op that hold on samples; as text, a rule to paste.
+
+    >>> relu = fd.testing.discover(torch.ops.aten.relu.default, (torch.randn(4, 6),))
+    >>> isinstance(relu, fd.testing.Discovered), len(relu.cases)
+    (True, 1)
+    """
 
     op: Any
     cases: tuple[SampleGroup, ...]
@@ -86,6 +91,17 @@ def discover(op: Any, *samples: Any, isolated: bool = True) -> Discovered:
     A sample is a tuple of arguments, or `(args, kwargs)`; its values are tried, and others like
     them. Give samples on the CPU whose dims differ in size, of 4 or more. A kernel may kill its
     process on operands that do not fit together: unless `isolated` is off, that is a forked one.
+
+    >>> print(fd.testing.discover(torch.ops.aten.relu.default, (torch.randn(4, 6),)))
+    import torch
+    ...
+    @rule(torch.ops.aten.relu.default)
+    def rows(x):
+        ...
+        yield (S(0),), S(0)
+        yield (S(1),), S(1)
+        yield (Partial("max"),), Partial("max")
+        yield (Partial("min"),), Partial("min")
     """
     if not samples:
         raise RuleError("no sample of the op is given.", hint="Write discover(op, (x, y)).")
