@@ -109,9 +109,8 @@ def local_graph(graph: Graph) -> Any:
         for call in graph.calls:
             args, kwargs = substituted((call.args, call.kwargs), env.__getitem__)
             result = call.op(*_lists(args), **dict(kwargs))
-            env.update(
-                (v, t) for v, t in zip(call.outs, tensors_of(result), strict=True) if v is not None
-            )
+            results = tensors_of(result)
+            env.update((v, t) for v, t in zip(call.outs, results, strict=False) if v is not None)
         return [env[v] for v in graph.outs]
 
     return run

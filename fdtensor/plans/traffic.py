@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.opaque import opaque
 from fdtensor.plans.collectives import Step, is_local
 from fdtensor.plans.counts import Count, most
 
@@ -59,6 +60,7 @@ def all_received(steps: Iterable[Step]) -> int:
     return sum(step.collective.received_by_all(step) for step in steps)
 
 
+@opaque
 def _busiest(counts: Sequence[tuple[Mesh, Count]]) -> int:
     """The most that one rank has of counts that add up, each with its mesh."""
     if len({mesh for mesh, _ in counts}) <= 1:

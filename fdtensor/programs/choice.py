@@ -174,7 +174,10 @@ def decomposed(
         result = f(*[list(a) if is_tuple(a) else a for a in args], **kwargs)
         if result is NotImplemented:  # torch's own may decline arguments
             raise NotImplementedError
-        return [t for t, is_read in zip(tensors_of(result), read, strict=True) if is_read]
+        results = tensors_of(result)
+        if len(results) < len(read):
+            raise NotImplementedError
+        return [t for t, is_read in zip(results, read, strict=False) if is_read]
 
     try:
         graph = rewritten(record(body, fulls))
