@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from math import prod
 
 import attrs
 import torch
@@ -10,7 +11,7 @@ import torch
 from fdtensor.layouts.errors import FdtensorError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
-from fdtensor.layouts.placement import Placement, Ragged, Spans, StridedShard
+from fdtensor.layouts.placement import Cut, Partial, Placement, Ragged, Spans, StridedShard
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Full, Var
 from fdtensor.ops.precision import HALVES, is_sum, wide_of
@@ -68,7 +69,6 @@ class Prices:
         return Full(tuple([n if d in exact else m for d, (n, m) in sizes]), full.dtype)
 
 
-@functools.lru_cache(maxsize=65536)
 def move_seconds(
     full: Full,
     p: Placement,
@@ -79,6 +79,42 @@ def move_seconds(
     wide: torch.dtype | None,
 ) -> float:
     """The seconds that moving a tensor along one axis takes, its terms being held in `wide`."""
+    shape, p, q = _essential(full.shape, p, q, count)
+    name = axis if any(known == axis for known, _, _ in cost.axes) else "axis"
+    return _move_seconds(Full(shape, full.dtype), p, q, name, count, cost, wide)
+
+
+@functools.lru_cache(maxsize=65536)
+def _essential(
+    shape: tuple[int, ...], p: Placement, q: Placement, count: int
+) -> tuple[tuple[int, ...], Placement, Placement]:
+    """The same move of a tensor with fewer dims: those between the cut ones are merged."""
+    dims = sorted({x.dim for x in (p, q) if isinstance(x, Cut)})
+    if any(isinstance(x, Partial) for x in (p, q)) and all(n % count for n in shape):
+        return shape, p, q  # what is pending is reduced in blocks of a dim, which are uneven here
+    sizes: list[int] = []
+    start = 0
+    for d in dims:
+        sizes += [prod(shape[start:d]), shape[d]]
+        start = d + 1
+    sizes.append(prod(shape[start:]))
+
+    def moved(x: Placement) -> Placement:
+        return attrs.evolve(x, dim=1 + 2 * dims.index(x.dim)) if isinstance(x, Cut) else x
+
+    return tuple(sizes), moved(p), moved(q)
+
+
+@functools.lru_cache(maxsize=65536)
+def _move_seconds(
+    full: Full,
+    p: Placement,
+    q: Placement,
+    axis: str,
+    count: int,
+    cost: CostModel,
+    wide: torch.dtype | None,
+) -> float:
     mesh, visible = Mesh(**{axis: count}), overlapped(cost)
     try:
         src, dst = (TensorType(full.shape, full.dtype, Layout(mesh, [x])) for x in (p, q))

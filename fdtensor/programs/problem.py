@@ -6,7 +6,7 @@ and decompositions whose pieces have rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import TypeGuard
 
@@ -180,7 +180,7 @@ class ProblemBuilder:
         read = [None if v is None else graph.types[v.index] for v in call.outs]
         rows = list(rows_of(call, graph.types, self.count))
         for row in list(rows):
-            rows += variants(row, kinds, [*types, *read])
+            rows += variants(row, self._kinds(call, row, kinds), [*types, *read])
         options: dict[tuple[tuple[Place, ...], tuple[Placement, ...]], Option] = {}
         past = [(axis, choice.calls[i]) for axis, choice in self.before.items()]
         bodies = self._bodies(call, rows, past)
@@ -193,6 +193,15 @@ class ProblemBuilder:
             if known is None or known.seconds > option.seconds:
                 options[option.ins, option.outs] = option
         return self._constrained(i, call, list(options.values()))
+
+    def _kinds(self, call: Call, row: Row, kinds: Iterable[Placement]) -> Iterator[Placement]:
+        """The kinds that a row may be cut in: those that an operand has along the dim it cuts."""
+        for kind in kinds:
+            if not isinstance(kind, Cut) or any(
+                isinstance(p, Shard) and p.dim == kind.dim and kind in self.domain[v]
+                for v, p in zip(call.ins, row.ins, strict=True)
+            ):
+                yield kind
 
     def _constrained(self, i: int, call: Call, options: list[Option]) -> list[Option]:
         """The options that keep to the constraints."""
