@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from fdtensor.layouts.placement import Cut
@@ -13,7 +14,7 @@ from fdtensor.ops.graph import Call, Full, is_view
 from fdtensor.ops.rows import CallKey, arguments
 from fdtensor.plans.cost import CostModel
 
-__all__ = ["flops", "work"]
+__all__ = ["flops", "work", "work_of_blocks"]
 
 PRODUCTS_OF_GROUPS = {GROUPED_MM, GROUPED_OUTER}
 
@@ -39,6 +40,31 @@ def work(
     fulls = tuple(types[v.index] for v in call.ins)
     results = tuple(None if v is None else types[v.index] for v in call.outs)
     return moved / cost.copy + flops(CallKey.of(call), fulls, results) * split / cost.flops
+
+
+def work_of_blocks(
+    call: Call,
+    types: Sequence[Full],
+    ins: Sequence[Sequence[Any]],
+    outs: Sequence[Sequence[Any]],
+    sizes: Sequence[int],
+    cost: CostModel,
+) -> float:
+    """The seconds of a call whose operands and results have a placement on each axis."""
+    if is_view(call):
+        return 0.0
+    sides = [*zip(call.ins, ins, strict=True), *zip(call.outs, outs, strict=True)]
+    moved, split = 0.0, [False] * len(sizes)
+    for v, placements in sides:
+        cuts = [isinstance(p, Cut) for p in placements]
+        split = [a or b for a, b in zip(split, cuts, strict=True)]
+        if v is not None:
+            ranks = prod(n for n, cut in zip(sizes, cuts, strict=True) if cut)
+            moved += types[v.index].nbytes / ranks
+    fulls = tuple(types[v.index] for v in call.ins)
+    results = tuple(None if v is None else types[v.index] for v in call.outs)
+    ranks = prod(n for n, cut in zip(sizes, split, strict=True) if cut)
+    return moved / cost.copy + flops(CallKey.of(call), fulls, results) / ranks / cost.flops
 
 
 @functools.lru_cache(maxsize=65536)

@@ -44,6 +44,7 @@ class Builder:
         values: Values,
         regathered: frozenset[Var],
         orders: Mapping[Var, tuple[str, ...]],
+        nesting: tuple[str, ...],
     ) -> None:
         self.mesh, self.on_missing_rule, self.values = mesh, on_missing_rule, values
         self.prices = prices
@@ -52,6 +53,8 @@ class Builder:
         """Values of the whole graph whose moves are made anew for each use."""
         self.orders = orders
         """The orders of axes in which values of the graph will be read, where one is special."""
+        self.nesting = nesting
+        """The order of axes that cut one dim, where nothing else says one."""
 
     def run(self, graph: Graph, choices: Choices, env: dict[Var, Var]) -> None:
         """Adds the lines of the whole graph: `env` has its inputs, and gets its other values."""
@@ -163,7 +166,7 @@ class Builder:
             if kept and type.nbytes > best[0]:
                 best = (type.nbytes, (*kept, *(a for a in self.mesh.axes if a not in kept)))
         out = next((v for v in call.outs if v is not None), None)
-        return best[1] or (self.orders.get(out, ()) if out is not None else ())
+        return best[1] or self.orders.get(out, self.nesting)  # type: ignore[arg-type]
 
     def _inline(
         self,
@@ -212,7 +215,9 @@ class Builder:
         if layout.placements == tuple(placements):
             return layout
         wanted = dict(zip(self.mesh.axes, placements, strict=True))
-        return layout_of(self.mesh, tuple(placements), kept_cuts(layout, wanted))
+        kept = kept_cuts(layout, wanted)
+        first = (*kept, *(a for a in self.nesting if a not in kept))
+        return layout_of(self.mesh, tuple(placements), first)
 
     def outputs(
         self,

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import attrs
 import torch
 
 from fdtensor.layouts.errors import FdtensorError
@@ -34,30 +36,65 @@ from fdtensor.programs.problem import (
     ProblemBuilder,
 )
 from fdtensor.programs.regather import views_of_inputs
-from fdtensor.programs.solver import Node, Option, Place, cheapest
+from fdtensor.programs.solver import Node, Option, Place, Price, cheapest
 
-__all__ = ["chosen", "has_rule", "inside"]
+__all__ = [
+    "choice_of",
+    "chosen",
+    "has_rule",
+    "inner_values",
+    "inside",
+    "prices_of",
+    "problem_of",
+    "total_seconds",
+]
 
 
 def chosen(
     graph: Graph,
-    mesh: Mesh,
     axis: str,
     boundary: Boundary,
     before: Mapping[str, Choice],
-    cost: CostModel,
+    prices: Prices,
+    constraints: Constraints = UNCONSTRAINED,
     regather: bool = False,
     depth: int = 0,
-    constraints: Constraints = UNCONSTRAINED,
+    at_uses: bool = False,
 ) -> Choice:
-    """The cheapest options of a graph on one axis, given those of the axes `before`."""
-    problem = ProblemBuilder(
-        graph, mesh, axis, boundary, before, cost, depth, constraints, _body_options
-    )
-    nodes = problem.nodes()
+    """The cheapest options of a graph on one axis, given those of the axes `before`.
+
+    With `at_uses` a move is priced with those of the other axes at the same use, else alone.
+    """
+    problem = problem_of(graph, axis, boundary, before, prices, constraints, depth, at_uses)
     regathered = views_of_inputs(graph) if regather else frozenset[Var]()
-    picks = cheapest(nodes, problem.prices, lambda v: Var(v) not in regathered, inner_values(graph))
-    taken = [node.options[k] for node, k in zip(nodes, picks, strict=True)]
+    inner = () if at_uses else inner_values(graph)  # of two moves at once neither may come before
+    picks = cheapest(problem.nodes, problem.prices, lambda v: Var(v) not in regathered, inner)
+    taken = [node.options[k] for node, k in zip(problem.nodes, picks, strict=True)]
+    seconds = total_seconds(problem.nodes, taken, problem.prices, regathered)
+    choice = choice_of(graph, problem.nodes, taken, seconds)
+    return choice if depth else attrs.evolve(choice, problem=problem)
+
+
+def problem_of(
+    graph: Graph,
+    axis: str,
+    boundary: Boundary,
+    before: Mapping[str, Choice],
+    prices: Prices,
+    constraints: Constraints,
+    depth: int = 0,
+    at_uses: bool = False,
+) -> ProblemBuilder:
+    """What there is to choose from on one axis."""
+    return ProblemBuilder(
+        graph, axis, boundary, before, prices, constraints, _body_options, depth, at_uses
+    )
+
+
+def choice_of(
+    graph: Graph, nodes: Sequence[Node], taken: Sequence[Option], seconds: float
+) -> Choice:
+    """The choice of these options of the nodes of a graph, on one axis."""
     ins, calls = len(graph.inputs), len(graph.calls)
     skipped = ins + len(graph.constants)
     placements: dict[Var, Placement] = {}
@@ -68,24 +105,30 @@ def chosen(
     return Choice(
         tuple(o.outs[0] for o in taken[:ins]),
         tuple(taken[skipped : skipped + calls]),
-        tuple(o.ins[0] for o in taken[skipped + calls :]),  # type: ignore[misc]
-        _total(nodes, taken, problem.prices, regathered),
+        tuple(o.ins[0] for o in taken[skipped + calls :]),
+        seconds,
         placements,
-        () if depth else tuple(nodes),  # decompositions are kept by the thousand
-        problem.prices,
     )
 
 
-def _total(
-    nodes: Sequence[Node], taken: Sequence[Option], prices: Prices, regathered: frozenset[Var]
+def prices_of(graph: Graph, mesh: Mesh, cost: CostModel, constraints: Constraints) -> Prices:
+    """The prices of the moves of a graph's values."""
+    checked = frozenset(v for call in graph.calls if not call.outs for v in call.ins)
+    fixed = constraints.fixed
+    return Prices(mesh, cost, graph.types, fixed, checked, constraints.reduce_dtype)
+
+
+def total_seconds(
+    nodes: Sequence[Node], taken: Sequence[Option], price: Price, regathered: frozenset[Var]
 ) -> float:
     """The seconds of all calls and moves; a move is paid once unless the value is regathered."""
-    placed: dict[int, Placement] = {}
+    placed: dict[int, Any] = {}
     paid: dict[tuple[object, ...], float] = {}
     for i, (node, option) in enumerate(zip(nodes, taken, strict=True)):
         for j, (v, q) in enumerate(zip(node.ins, option.ins, strict=True)):
-            key = (v, q, i, j) if Var(v) in regathered else (v, q)
-            paid[key] = 0.0 if placed[v] == q else prices(v, placed[v], q)
+            use = node.use(j)
+            key = (v, q, i, j) if Var(v) in regathered else (v, q, use)
+            paid[key] = price(v, placed[v], q, use)
         placed.update((v, p) for v, p in zip(node.outs, option.outs, strict=True) if v is not None)
     return sum(paid.values()) + sum(o.seconds for o in taken)
 
@@ -149,9 +192,8 @@ def _inside(
     *others, (axis, last) = boundaries
     before = _inside(graph, depth, mesh, tuple(others), cost, reduce_dtype) if others else ()
     constraints = Constraints(reduce_dtype=reduce_dtype)
-    choice = chosen(
-        graph, mesh, axis, last, dict(before), cost, depth=depth, constraints=constraints
-    )
+    prices = prices_of(graph, mesh, cost, constraints)
+    choice = chosen(graph, axis, last, dict(before), prices, constraints, depth=depth)
     return (*before, (axis, choice))
 
 

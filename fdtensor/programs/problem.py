@@ -6,15 +6,15 @@ and decompositions whose pieces have rows.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import prod
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import attrs
 import torch
 
 from fdtensor.layouts.errors import TraceError
-from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Cut, Partial, Placement, Ragged, Replicate, Shard
 from fdtensor.ops.flops import work
 from fdtensor.ops.graph import Call, Full, Graph, Var
@@ -24,7 +24,7 @@ from fdtensor.ops.pins import pinned
 from fdtensor.ops.rows import CallKey, rows_of, variants
 from fdtensor.plans.cost import CostModel
 from fdtensor.programs.boundary import Boundary, boundary_of
-from fdtensor.programs.prices import Prices
+from fdtensor.programs.prices import AxisPrices, Prices
 from fdtensor.programs.solver import Node, Option, Place
 
 __all__ = [
@@ -57,10 +57,8 @@ class Choice:
     seconds: float
     placements: Mapping[Var, Placement]
     """The placement in which each value is computed."""
-    nodes: tuple[Node, ...]
-    """All options of inputs, constants, calls and outputs; empty for the graph of a `Body`."""
-    prices: Prices
-    """The prices of the moves between them."""
+    problem: ProblemBuilder | None = None
+    """What it was chosen from; None for the graph of a `Body`."""
 
 
 @attrs.frozen(eq=False)
@@ -87,39 +85,37 @@ call that is decomposed, one for each of `starts`: an operand, its placement, a 
 
 
 class ProblemBuilder:
-    """Builds the nodes of a graph on one axis, where the axes of `before` have their choices."""
+    """Builds the nodes of a graph on one axis, where the axes of `before` have their choices.
+
+    With `at_uses` a move is priced with those of the other axes at the same use, else alone.
+    """
 
     def __init__(
         self,
         graph: Graph,
-        mesh: Mesh,
         axis: str,
         boundary: Boundary,
         before: Mapping[str, Choice],
-        cost: CostModel,
-        depth: int,
+        prices: Prices,
         constraints: Constraints,
         body_options: BodyOptions,
+        depth: int = 0,
+        at_uses: bool = False,
     ) -> None:
-        self.graph, self.mesh, self.axis, self.boundary = graph, mesh, axis, boundary
-        self.before, self.cost, self.depth = before, cost, depth
+        self.graph, self.axis, self.boundary = graph, axis, boundary
+        self.mesh, self.cost = prices.mesh, prices.cost
+        self.before, self.depth, self.at_uses = before, depth, at_uses
         self.constraints, self.body_options = constraints, body_options
         self.like = None if constraints.like is None else constraints.like[axis]
-        self.count = mesh.axis_size(axis)
+        self.count = self.mesh.axis_size(axis)
         self.domain: dict[Var, dict[Placement, None]] = {}
         """The placements in which a value may be computed."""
         self.left = tuple([self._left(Var(i), full) for i, full in enumerate(graph.types)])
-        checked = frozenset(v for call in graph.calls if not call.outs for v in call.ins)
-        self.prices = Prices(
-            axis,
-            self.count,
-            cost,
-            graph.types,
-            self.left,
-            constraints.fixed,
-            checked,
-            reduce_dtype=constraints.reduce_dtype,
-        )
+        placed: dict[Var, dict[str, Placement]] = {}
+        for other, choice in before.items():
+            for v, p in choice.placements.items():
+                placed.setdefault(v, {})[other] = p
+        self.prices = AxisPrices(prices, axis, placed)
 
     def _left(self, v: Var, full: Full) -> Full:
         """The largest block that the other axes leave of a value."""
@@ -130,7 +126,8 @@ class ProblemBuilder:
                 shape[p.dim] = -(-shape[p.dim] // self.mesh.axis_size(axis))
         return Full(tuple(shape), full.dtype)
 
-    def nodes(self) -> list[Node]:
+    @functools.cached_property
+    def nodes(self) -> tuple[Node, ...]:
         """The nodes: inputs, constants, calls and outputs, in the order of the data."""
         graph = self.graph
         nodes: list[Node] = []
@@ -144,11 +141,21 @@ class ProblemBuilder:
                 if v is not None:
                     self.domain[v] = {o.outs[k]: None for o in options}
             outs = tuple(None if v is None else v.index for v in call.outs)
-            nodes.append(Node(tuple(v.index for v in call.ins), outs, tuple(options)))
+            uses = [
+                {a: c.calls[i].ins[j] for a, c in self.before.items()} for j in range(len(call.ins))
+            ]
+            ins = tuple(v.index for v in call.ins)
+            nodes.append(Node(ins, outs, tuple(options), self._uses(uses)))
         for k, (v, end) in enumerate(zip(graph.outs, self.boundary.outs, strict=True)):
             wanted = self._results(k, v) if end == "free" else [end]
-            nodes.append(Node((v.index,), (), tuple(Option((q,), (), 0.0) for q in wanted)))
-        return nodes
+            uses = self._uses([{a: choice.outs[k] for a, choice in self.before.items()}])
+            options = tuple(Option((q,), (), 0.0) for q in wanted)
+            nodes.append(Node((v.index,), (), options, uses))
+        return tuple(nodes)
+
+    def _uses(self, wanted: Sequence[Mapping[str, Place]]) -> tuple[Any, ...]:
+        """The placements that other axes want of each operand, as prices take them."""
+        return tuple([tuple(entry.items()) for entry in wanted]) if self.at_uses else ()
 
     def _results(self, k: int, v: Var) -> list[Placement]:
         """The placements that output `k`, value `v`, may have where it is free: none is pending."""

@@ -22,10 +22,9 @@ from numpy.typing import NDArray
 
 from fdtensor.layouts.placement import Placement
 
-__all__ = ["Node", "Option", "Place", "cheapest"]
+__all__ = ["Node", "Option", "Place", "Price", "cheapest"]
 
 P = TypeVar("P")
-
 
 Place = Placement | Literal["free"]
 """A placement, or "free": an operand that no call reads, a result in any but a pending one."""
@@ -35,8 +34,9 @@ Place = Placement | Literal["free"]
 class Option:
     """One way to run a node: the placements of its operands and results, and its own seconds."""
 
-    ins: tuple[Place, ...]
-    outs: tuple[Placement, ...]
+    ins: tuple[Any, ...]
+    """A `Place` for each operand, or a tuple of them, one for each axis."""
+    outs: tuple[Any, ...]
     seconds: float
     note: Any = None
 
@@ -48,10 +48,16 @@ class Node:
     ins: tuple[int, ...]
     outs: tuple[int | None, ...]
     options: tuple[Option, ...]
+    uses: tuple[Any, ...] = ()
+    """For each operand what prices its moves besides; none for nothing."""
+
+    def use(self, i: int) -> Any:
+        """What prices the moves of operand `i` besides the placements."""
+        return self.uses[i] if self.uses else None
 
 
-Price = Callable[[int, Placement, Place], float]
-"""The seconds that moving value `v` from one placement to another takes."""
+Price = Callable[[int, Any, Any, Any], float]
+"""The seconds that moving value `v` from one placement to another takes, for a use."""
 
 
 def cheapest(
@@ -113,7 +119,7 @@ def _joined(
     if not {option.ins[at] for option in b.options} <= placements:
         return None
     best: dict[
-        tuple[tuple[Place, ...], tuple[Placement, ...]], tuple[float, tuple[tuple[int, int], ...]]
+        tuple[tuple[Any, ...], tuple[Any, ...]], tuple[float, tuple[tuple[int, int], ...]]
     ] = {}
     for i, x in enumerate(a.options):
         for j, y in enumerate(b.options):
@@ -126,7 +132,11 @@ def _joined(
     if len(best) > MOST_OPTIONS:
         return None
     options = tuple(Option(ins, outs, total) for (ins, outs), (total, _) in best.items())
-    node = Node((*a.ins, *b.ins[:at], *b.ins[at + 1 :]), b.outs, options)
+    uses = ()
+    if a.uses or b.uses:
+        of_a, of_b = ([n.use(i) for i in range(len(n.ins))] for n in (a, b))
+        uses = (*of_a, *of_b[:at], *of_b[at + 1 :])
+    node = Node((*a.ins, *b.ins[:at], *b.ins[at + 1 :]), b.outs, options, uses)
     return node, [members for _, members in best.values()]
 
 
@@ -146,7 +156,7 @@ def _best_of_all(nodes: Sequence[Node], price: Price, share: Callable[[int], boo
     def search(
         i: int,
         picked: list[int],
-        placed: dict[int, Placement],
+        placed: dict[int, Any],
         paid: dict[tuple[object, ...], float],
         total: float,
     ) -> None:
@@ -160,9 +170,10 @@ def _best_of_all(nodes: Sequence[Node], price: Price, share: Callable[[int], boo
         for k, option in enumerate(node.options):
             extra, moves = option.seconds, dict(paid)
             for j, (v, wanted) in enumerate(zip(node.ins, option.ins, strict=True)):
-                key = (v, wanted) if share(v) else (v, wanted, i, j)
+                use = node.use(j)
+                key = (v, wanted, use) if share(v) else (v, wanted, i, j)
                 if key not in moves:
-                    moves[key] = price(v, placed[v], wanted)
+                    moves[key] = price(v, placed[v], wanted, use)
                     extra += moves[key]
             results = zip(node.outs, option.outs, strict=True)
             after = {**placed, **{v: p for v, p in results if v is not None}}
@@ -228,14 +239,14 @@ def _by_integer_program(
         [model.variable(o.seconds, whole=len(node.options) > 1) for o in node.options]
         for node in nodes
     ]
-    makers: dict[int, dict[Placement, list[int]]] = {}
+    makers: dict[int, dict[Any, list[int]]] = {}
     moves: dict[tuple[object, ...], int] = {}
     for n, (node, pick) in enumerate(zip(nodes, picks, strict=True)):
         model.constraint([(x, 1.0) for x in pick], 1, 1)
         for i, v in enumerate(node.ins):
-            wanted: list[Place] = [o.ins[i] for o in node.options]
-            takers = _grouped(pick, wanted)
-            _flow(model, makers[v], takers, v, price, moves, () if share(v) else (n, i))
+            takers = _grouped(pick, [o.ins[i] for o in node.options])
+            along = _Along(v, node.use(i), () if share(v) else (n, i))
+            _flow(model, makers[v], takers, along, price, moves)
         for i, v in enumerate(node.outs):
             if v is not None:
                 makers[v] = _grouped(pick, [o.outs[i] for o in node.options])
@@ -250,28 +261,36 @@ def _grouped(pick: Sequence[int], placements: Sequence[P]) -> dict[P, list[int]]
     return groups
 
 
+@attrs.frozen
+class _Along:
+    """A value on its way to a use."""
+
+    v: int
+    use: Any
+    """What prices its moves besides."""
+    alone: tuple[int, ...]
+    """The use itself, where it shares no moves with others."""
+
+
 def _flow(
     model: _Model,
-    makers: dict[Placement, list[int]],
-    takers: dict[Place, list[int]],
-    v: int,
+    makers: dict[Any, list[int]],
+    takers: dict[Any, list[int]],
+    along: _Along,
     price: Price,
     moves: dict[tuple[object, ...], int],
-    use: tuple[int, ...],
 ) -> None:
-    """Adds the moves of value `v` to one use: a flow from its makers' placements to its takers'.
+    """Adds the moves of a value to one use: a flow from its makers' placements to its takers'.
 
-    `makers` and `takers` are the variables of options by placement; `use` tells uses apart that do
-    not share a move.
+    `makers` and `takers` are the variables of options by placement.
     """
-    prices: dict[tuple[Placement, Place], float] = {
-        (p, q): 0.0 if p == q else price(v, p, q) for p in makers for q in takers
-    }
+    v, use = along.v, along.use
+    prices = {(p, q): price(v, p, q, use) for p in makers for q in takers}
     if not any(prices.values()):
         return
 
-    def move(p: Placement, q: Place) -> int:
-        key = (v, p, q, *use)
+    def move(p: Any, q: Any) -> int:
+        key = (v, p, q, use, along.alone)
         if key not in moves:
             moves[key] = model.variable(prices[p, q])
         return moves[key]

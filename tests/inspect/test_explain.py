@@ -63,10 +63,11 @@ def test_the_options_that_are_told_are_those_that_the_choice_had(program):
     """Given all other axes, as it was made last: not only those before it."""
     for decision in decisions(program):
         choice = program.origin.choices[decision.axis]
-        had = {id(option) for node in choice.nodes for option in node.options}
+        had = {id(option) for node in choice.problem.nodes for option in node.options}
         assert {id(p.option) for p in (decision.taken, *decision.others)} <= had
-        assert decision.taken.option is choice.calls[decision.call]
-        assert decision.taken.compute == choice.calls[decision.call].seconds
+        taken, option = choice.calls[decision.call], decision.taken.option
+        assert (option.ins, option.outs) == (taken.ins, taken.outs)
+        assert decision.taken.compute == option.seconds
 
 
 def whole(program, decision, option):
@@ -211,7 +212,7 @@ mlp on Mesh(dp=2, tp=4)
     dp  S(0) R -> S(0)       0.00 us  0.00 us       0 B     taken
         R R -> R             0.00 us  0.88 us     256 B  +0.88 us
         P(sum) R -> P(sum)   0.00 us  0.89 us     256 B  +0.89 us
-        R S(1) -> S(1)       0.00 us  1.76 us     384 B  +1.76 us
+        R S(1) -> S(1)       0.00 us  1.76 us    1024 B  +1.76 us
     tp  R S(1) -> S(1)       0.00 us  0.00 us       0 B     taken
         R P(sum) -> P(sum)   0.01 us  1.41 us     768 B  +1.41 us
         R R -> R             0.01 us  1.46 us    3072 B  +1.47 us
@@ -226,10 +227,10 @@ mlp on Mesh(dp=2, tp=4)
         P(max) -> P(max)     0.00 us  1.40 us     768 B  +1.40 us
         P(min) -> P(min)     0.00 us  1.40 us     768 B  +1.40 us
   f:f32[8@dp,24]{sum:tp} = mm e c
-    dp  S(0) R -> S(0)       0.00 us  0.00 us       0 B     taken
-        R R -> R             0.00 us  0.88 us     256 B  +0.89 us
-        P(sum) R -> P(sum)   0.00 us  0.89 us     384 B  +0.89 us
-        R S(1) -> S(1)       0.00 us  1.77 us     448 B  +1.77 us
+    dp  S(0) R -> S(0)       0.00 us  1.38 us     288 B     taken
+        R R -> R             0.00 us  2.27 us     544 B  +0.88 us
+        R S(1) -> S(1)       0.00 us  2.28 us     640 B  +0.89 us
+        P(sum) R -> P(sum)   0.00 us  2.40 us     672 B  +1.01 us
     tp  S(1) S(0) -> P(sum)  0.00 us  1.38 us     288 B     taken
         R P(sum) -> P(sum)   0.01 us  2.79 us    1056 B  +1.42 us
         R S(1) -> S(1)       0.00 us  2.81 us    1920 B  +1.42 us
@@ -265,12 +266,12 @@ g:f32[8@dp,24@tp]
   `c[i, j] = sum_k a[i, k] * b[k, j]`
   (seconds as the choice saw them; + is what the whole would take more)
                              compute    moves  received
-    dp  S(0) R -> S(0)       0.00 us  0.00 us       0 B     taken
-        R R -> R             0.00 us  0.88 us     256 B  +0.89 us
-        P(sum) R -> P(sum)   0.00 us  0.89 us     384 B  +0.89 us
-        R S(1) -> S(1)       0.00 us  1.77 us     448 B  +1.77 us
-        S(1) S(0) -> P(sum)  0.00 us  1.77 us     512 B  +1.77 us
-        R P(sum) -> P(sum)   0.00 us  1.77 us     640 B  +1.77 us
+    dp  S(0) R -> S(0)       0.00 us  1.38 us     288 B     taken
+        R R -> R             0.00 us  2.27 us     544 B  +0.88 us
+        R S(1) -> S(1)       0.00 us  2.28 us     640 B  +0.89 us
+        P(sum) R -> P(sum)   0.00 us  2.40 us     672 B  +1.01 us
+        S(1) S(0) -> P(sum)  0.00 us  3.28 us    1696 B  +1.89 us
+        R P(sum) -> P(sum)   0.00 us  3.28 us     928 B  +1.90 us
     tp  S(1) S(0) -> P(sum)  0.00 us  1.38 us     288 B     taken
         R P(sum) -> P(sum)   0.01 us  2.79 us    1056 B  +1.42 us
         R S(1) -> S(1)       0.00 us  2.81 us    1920 B  +1.42 us

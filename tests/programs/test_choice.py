@@ -60,7 +60,7 @@ def graphs(draw):
     pairs = [(v, p, q) for v in range(values) for p in "RSP" for q in "RSP"]
     prices = {pair: 0.0 if pair[1] == pair[2] else draw(seconds) for pair in pairs}
     shared = draw(st.sets(st.integers(0, values - 1)))
-    return nodes, lambda v, p, q: prices[v, p, q], lambda v: v in shared
+    return nodes, lambda v, p, q, use: prices[v, p, q], lambda v: v in shared
 
 
 @pytest.mark.parametrize("solve", [cheapest, _by_integer_program])
@@ -77,7 +77,7 @@ def test_a_move_that_two_need_is_paid_once(solve):
     reader = Node((0,), (), (Option(("R",), (), 0.0), Option(("S",), (), 2.0)))
     nodes = [Node((), (0,), (Option((), ("S",), 0.0),)), reader, reader]
 
-    def price(v, p, q):
+    def price(v, p, q, use=None):
         return 0.0 if p == q else 3.0
 
     assert solve(nodes, price, always) == [0, 0, 0]

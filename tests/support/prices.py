@@ -12,10 +12,10 @@ def price_of(nodes, picks, price, share) -> float:
         option = node.options[k]
         total += option.seconds
         for j, (v, wanted) in enumerate(zip(node.ins, option.ins)):
-            if wanted != held[v]:
-                moves.add((v, held[v], wanted) if share(v) else (v, held[v], wanted, i, j))
+            move = v, held[v], wanted, node.use(j)
+            moves.add(move if share(v) else (*move, i, j))
         held.update((v, p) for v, p in zip(node.outs, option.outs) if v is not None)
-    return total + sum(price(*move[:3]) for move in moves)
+    return total + sum(price(*move[:4]) for move in moves)
 
 
 def always(v: int) -> bool:
@@ -35,12 +35,15 @@ def nodes_of(program, axis=None):
     graph = program.origin.graph
     skipped = len(graph.inputs) + len(graph.constants)
     ends = [*choice.ins, *[None] * len(graph.constants)]
-    for i, node in enumerate(choice.nodes):
+    nodes = choice.problem.nodes
+    for i, node in enumerate(nodes):
         if i < skipped:
             picks.append(0 if ends[i] is None else [o.outs[0] for o in node.options].index(ends[i]))
         elif i < skipped + len(choice.calls):
-            picks.append(node.options.index(next(calls)))
+            taken = next(calls)
+            known = [(o.ins, o.outs) for o in node.options]
+            picks.append(known.index((taken.ins, taken.outs)))
         else:
             wanted = choice.outs[i - skipped - len(choice.calls)]
             picks.append([o.ins[0] for o in node.options].index(wanted))
-    return choice.nodes, choice.prices, picks
+    return nodes, choice.problem.prices, picks

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
 
 from fdtensor.layouts.errors import FdtensorError
-from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Placement
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Full
+from fdtensor.ops.lift import layout_of
 from fdtensor.plans.cost import CostModel
 from fdtensor.plans.planner import plan
 from fdtensor.programs.assembly import Origin
-from fdtensor.programs.prices import Prices
-from fdtensor.programs.problem import Choice
+from fdtensor.programs.moves import Placements
+from fdtensor.programs.prices import AxisPrices
+from fdtensor.programs.problem import Choice, ProblemBuilder
 from fdtensor.programs.program import Program
 from fdtensor.programs.regather import views_of_inputs
-from fdtensor.programs.solver import Node, Option
+from fdtensor.programs.solver import Node, Option, Place
 
 __all__ = ["Decision", "Priced", "decisions"]
 
@@ -67,69 +69,84 @@ def decisions(program: Program) -> list[Decision]:
 
 
 def _on(axis: str, choice: Choice, origin: Origin) -> list[Decision]:
-    uses = _Uses(choice, origin)
+    problem = choice.problem
+    assert problem is not None, "the choice for a whole graph keeps what it was taken from"
+    uses = _Uses(choice, origin, problem)
     rows = []
-    for i, (node, taken) in enumerate(_calls(choice, origin)):
-        priced = [_priced(o, i, node, uses, choice.prices) for o in node.options]
-        (of,) = [p for p in priced if p.option is taken]
+    for i, (node, taken) in enumerate(_calls(choice, origin, problem)):
+        priced = [_priced(o, i, node, uses, problem.prices) for o in node.options]
+        (of,) = [p for p in priced if _same(p.option, taken)]
         others = [p for p in priced if p is not of and p.moves < IMPOSSIBLE]
         rows.append(Decision(i, axis, of, tuple(sorted(others, key=lambda p: p.seconds))))
     return rows
 
 
-def _calls(choice: Choice, origin: Origin) -> Iterator[tuple[Node, Option]]:
+def _same(a: Option, b: Option) -> bool:
+    return (a.ins, a.outs) == (b.ins, b.outs)
+
+
+def _calls(
+    choice: Choice, origin: Origin, problem: ProblemBuilder
+) -> Iterator[tuple[Node, Option]]:
     """The options that there were for each call, and the one taken."""
     start = len(origin.graph.inputs) + len(origin.graph.constants)
-    nodes = choice.nodes[start : start + len(choice.calls)]
+    nodes = problem.nodes[start : start + len(choice.calls)]
     return zip(nodes, choice.calls, strict=True)
 
 
 class _Uses:
     """In which placement each value is made, and in which each call and output takes it."""
 
-    def __init__(self, choice: Choice, origin: Origin) -> None:
+    def __init__(self, choice: Choice, origin: Origin, problem: ProblemBuilder) -> None:
         graph = origin.graph
         again = views_of_inputs(graph) if origin.regather else ()
         self.again = {v.index for v in again}
         """The values that are moved anew for each use."""
         self.made = {v.index: p for v, p in choice.placements.items()}
-        self.takers: dict[int, list[tuple[int, Hashable]]] = {}
-        for i, (node, option) in enumerate(_calls(choice, origin)):
-            for v, wanted in zip(node.ins, option.ins, strict=True):
-                self.takers.setdefault(v, []).append((i, wanted))
-        for v, wanted in zip(graph.outs, choice.outs, strict=True):
-            self.takers.setdefault(v.index, []).append((-1, wanted))
+        self.takers: dict[int, list[tuple[int, Place, Any]]] = {}
+        calls = [(i, *pair) for i, pair in enumerate(_calls(choice, origin, problem))]
+        ends = problem.nodes[len(problem.nodes) - len(graph.outs) :]
+        outs = [(-1, n, Option((q,), (), 0.0)) for n, q in zip(ends, choice.outs, strict=True)]
+        for i, node, option in (*calls, *outs):
+            for j, (v, wanted) in enumerate(zip(node.ins, option.ins, strict=True)):
+                self.takers.setdefault(v, []).append((i, wanted, node.use(j)))
 
-    def moves(self, call: int, node: Node, option: Option) -> list[tuple[int, Any, Any]]:
-        """The moves that only this call needs if it takes this option: value, from, to."""
-        needed = []
-        for v, wanted in zip(node.ins, option.ins, strict=True):
-            if v in self.again or not any(i != call and p == wanted for i, p in self.takers[v]):
-                needed.append((v, self.made[v], wanted))
-        for v, placement in zip(node.outs, option.outs, strict=True):
-            if v is not None:
-                needed += [(v, placement, wanted) for _, wanted in self.takers.get(v, ())]
-        needed = [(v, p, q) for v, p, q in needed if q not in (p, "free")]
-        once = dict.fromkeys(move for move in needed if move[0] not in self.again)
-        return [*once, *(move for move in needed if move[0] in self.again)]
+    def moves(self, call: int, node: Node, option: Option) -> list[Move]:
+        """The moves that only this call needs if it takes this option."""
+        needed: list[Move] = []
+        for j, (v, q) in enumerate(zip(node.ins, option.ins, strict=True)):
+            use = node.use(j)
+            others = [(q, use) for i, q, use in self.takers[v] if i != call]
+            if v in self.again or (q, use) not in others:
+                needed.append((v, self.made[v], q, use))
+        for v, p in zip(node.outs, option.outs, strict=True):
+            for _, q, use in self.takers.get(-1 if v is None else v, ()):
+                needed.append((v, p, q, use))  # type: ignore[arg-type]
+        once = list(dict.fromkeys(move for move in needed if move[0] not in self.again))
+        return once + [move for move in needed if move[0] in self.again]
 
 
-def _priced(option: Option, call: int, node: Node, uses: _Uses, prices: Prices) -> Priced:
+Move = tuple[int, Placement, Place, Any]
+"""A value, its placements before and after, and the use that prices it."""
+
+
+def _priced(option: Option, call: int, node: Node, uses: _Uses, prices: AxisPrices) -> Priced:
     moves = uses.moves(call, node, option)
-    spent = sum(prices(v, p, q) for v, p, q in moves)
-    received = sum(
-        _bytes(prices.moved(v, p, q), p, q, prices.axis, prices.count, prices.cost)
-        for v, p, q in moves
-    )
+    whole = prices.prices
+    spent = sum(prices(*move) for move in moves)
+    ends = [(whole.fulls[v], *prices.ends(v, p, q, use)) for v, p, q, use in moves]
+    received = sum(_bytes(full, whole.mesh, src, dst, whole.cost) for full, src, dst in ends)
     return Priced(option, option.seconds, spent, received)
 
 
 @functools.lru_cache(maxsize=65536)
-def _bytes(full: Full, p: Any, q: Any, axis: str, count: int, cost: CostModel) -> int:
-    """The bytes that a rank receives when a tensor moves along one axis; 0 where it cannot."""
-    mesh = Mesh(**{axis: count})
+def _bytes(
+    full: Full, mesh: Mesh, src: Placements, wanted: tuple[Place, ...], cost: CostModel
+) -> int:
+    """The bytes that a rank receives when a tensor moves; 0 where it cannot."""
+    dst = tuple([p if q == "free" else q for p, q in zip(src, wanted, strict=True)])
     try:
-        src = TensorType(full.shape, full.dtype, Layout(mesh, [p]))
-        return plan(src, Layout(mesh, [q]), cost=cost).received_bytes
+        before = TensorType(full.shape, full.dtype, layout_of(mesh, src))
+        return plan(before, layout_of(mesh, dst), cost=cost).received_bytes
     except FdtensorError:
         return 0

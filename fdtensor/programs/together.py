@@ -1,0 +1,200 @@
+"""`chosen_together`: the options of a graph on all axes of a mesh at once.
+
+Several solutions are made axis by axis: in two orders of the axes, with moves priced alone and with
+those of the other axes at the same use, until no axis takes anything else. What a call does in one
+of them, on all axes, is an option of it; an integer program over these options, with the prices of
+whole moves, takes the best together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import attrs
+
+from fdtensor.ops.flops import work_of_blocks
+from fdtensor.ops.graph import Call, Graph, Var
+from fdtensor.programs.boundary import Boundary, boundary_of
+from fdtensor.programs.choice import (
+    choice_of,
+    chosen,
+    inner_values,
+    inside,
+    prices_of,
+    problem_of,
+    total_seconds,
+)
+from fdtensor.programs.prices import Prices
+from fdtensor.programs.problem import Body, Choice, Constraints
+from fdtensor.programs.regather import views_of_inputs
+from fdtensor.programs.solver import Node, Option, cheapest
+
+__all__ = ["chosen_together"]
+
+SWEEPS = 2
+"""How often all axes are chosen anew while one of them takes other options than before."""
+
+Choices = Mapping[str, Choice]
+"""The choice on each axis."""
+
+
+@attrs.frozen(eq=False)
+class _Problem:
+    """A graph, and what is known of it on each axis."""
+
+    graph: Graph
+    boundaries: Mapping[str, Boundary]
+    prices: Prices
+    constraints: Constraints
+    regather: bool
+
+    def along(self, axis: str, others: Choices, at_uses: bool) -> Choice:
+        """The choice on one axis, given those on the others."""
+        before = {a: others[a] for a in self.prices.mesh.axes if a in others and a != axis}
+        return chosen(
+            *(self.graph, axis, self.boundaries[axis], before, self.prices, self.constraints),
+            regather=self.regather,
+            at_uses=at_uses,
+        )
+
+
+def chosen_together(
+    graph: Graph,
+    boundaries: Mapping[str, Boundary],
+    prices: Prices,
+    constraints: Constraints,
+    regather: bool = False,
+) -> dict[str, Choice]:
+    """The choice on each axis of the mesh: together they take the least time that is known of."""
+    problem = _Problem(graph, boundaries, prices, constraints, regather)
+    mesh = prices.mesh
+    # in an order that does not depend on how the mesh is written
+    axes = sorted(mesh.axes, key=lambda axis: (-mesh.axis_size(axis), axis))
+    several = sum(size > 1 for size in mesh.sizes) > 1
+    if not several or constraints.like is not None:
+        return _in_turn(problem, axes)
+    pool: list[Choices] = []
+    for order in (axes, axes[::-1]):
+        pool += _swept(problem, order, _in_turn(problem, order))
+    return _best_of(problem, pool)
+
+
+def _in_turn(problem: _Problem, order: Sequence[str]) -> dict[str, Choice]:
+    """The choice on each axis, one after the other, and all but the last once more."""
+    choices: dict[str, Choice] = {}
+    for axis in (*order, *order[:-1]):  # again, now that the others are known
+        choices[axis] = problem.along(axis, choices, at_uses=False)
+    return {axis: choices[axis] for axis in problem.prices.mesh.axes}
+
+
+def _swept(problem: _Problem, order: Sequence[str], choices: Choices) -> Iterator[Choices]:
+    """These choices, and those after each sweep that prices moves with those of other axes."""
+    yield choices
+    for _ in range(SWEEPS):
+        after = dict(choices)
+        for axis in order:
+            after[axis] = problem.along(axis, after, at_uses=True)
+        if all(_alike(choices[axis], after[axis]) for axis in order):
+            return
+        choices = after
+        yield choices
+
+
+def _alike(a: Choice, b: Choice) -> bool:
+    """Whether two choices take the same placements."""
+    return (a.ins, a.outs) == (b.ins, b.outs) and all(
+        (x.ins, x.outs) == (y.ins, y.outs) for x, y in zip(a.calls, b.calls, strict=True)
+    )
+
+
+def _best_of(problem: _Problem, pool: Sequence[Choices]) -> dict[str, Choice]:
+    """The best mixture of several solutions, call by call."""
+    graph, prices, axes = problem.graph, problem.prices, problem.prices.mesh.axes
+    nodes = _nodes(graph, pool, prices, problem.constraints)
+    regathered = views_of_inputs(graph) if problem.regather else frozenset[Var]()
+    picks = cheapest(nodes, prices, lambda v: Var(v) not in regathered, inner_values(graph))
+    taken = [node.options[k] for node, k in zip(nodes, picks, strict=True)]
+    seconds = total_seconds(nodes, taken, prices, regathered)
+    choices = {
+        axis: choice_of(graph, nodes, [_on(axis, i, o) for o in taken], seconds)
+        for i, axis in enumerate(axes)
+    }
+    return {
+        axis: attrs.evolve(c, problem=_problem(problem, axis, choices))
+        for axis, c in choices.items()
+    }
+
+
+def _problem(problem: _Problem, axis: str, choices: Choices) -> object:
+    """What the choice on an axis is one of, while the others stay."""
+    others = {a: choice for a, choice in choices.items() if a != axis}
+    return problem_of(
+        *(problem.graph, axis, problem.boundaries[axis], others, problem.prices),
+        *(problem.constraints, 0, True),
+    )
+
+
+def _on(axis: str, i: int, option: Option) -> Option:
+    """The part of an option of all axes that is that of one, the `i`-th."""
+    if option.note is not None:
+        return option.note[axis]
+    ins, outs = (tuple([entry[i] for entry in side]) for side in (option.ins, option.outs))
+    return Option(ins, outs, option.seconds)
+
+
+def _nodes(
+    graph: Graph, pool: Sequence[Choices], prices: Prices, constraints: Constraints
+) -> list[Node]:
+    """The nodes of a graph whose options are those taken in several solutions, on all axes."""
+    axes = prices.mesh.axes
+    nodes: list[Node] = []
+    for k, v in enumerate(graph.inputs):
+        given = dict.fromkeys(tuple([c[a].ins[k] for a in axes]) for c in pool)
+        nodes.append(Node((), (v.index,), tuple(Option((), (p,), 0.0) for p in given)))
+    for v, _ in graph.constants:
+        (placed,) = dict.fromkeys(tuple([c[a].placements[v] for a in axes]) for c in pool)
+        nodes.append(Node((), (v.index,), (Option((), (placed,), 0.0),)))
+    for i, call in enumerate(graph.calls):
+        known: dict[object, Option] = {}
+        for choices in pool:
+            along = {a: choices[a].calls[i] for a in axes}
+            key = tuple([(o.ins, o.outs, isinstance(o.note, Body)) for o in along.values()])
+            if key not in known:
+                known[key] = _together(call, graph, along, prices, constraints)
+        outs = tuple(None if v is None else v.index for v in call.outs)
+        nodes.append(Node(tuple(v.index for v in call.ins), outs, tuple(known.values())))
+    for k, v in enumerate(graph.outs):
+        wanted = dict.fromkeys(tuple([c[a].outs[k] for a in axes]) for c in pool)
+        nodes.append(Node((v.index,), (), tuple(Option((q,), (), 0.0) for q in wanted)))
+    return nodes
+
+
+def _together(
+    call: Call, graph: Graph, along: Mapping[str, Option], prices: Prices, constraints: Constraints
+) -> Option:
+    """The option of a call that takes these on each axis."""
+    options = along.values()
+    ins = tuple(zip(*(o.ins for o in options), strict=True))
+    outs = tuple(zip(*(o.outs for o in options), strict=True))
+    body = next((o.note for o in options if isinstance(o.note, Body)), None)
+    if body is None:
+        seconds = work_of_blocks(call, graph.types, ins, outs, prices.mesh.sizes, prices.cost)
+    else:
+        read = [v is not None for v in call.outs]
+        boundaries = tuple((a, boundary_of(o, read)) for a, o in along.items())
+        seconds = _inside_seconds(body, boundaries, prices, constraints)
+    return Option(ins, outs, seconds, dict(along))
+
+
+def _inside_seconds(
+    body: Body,
+    boundaries: tuple[tuple[str, Boundary], ...],
+    prices: Prices,
+    constraints: Constraints,
+) -> float:
+    """The seconds of a decomposition on all axes."""
+    graph, mesh, cost = body.graph, prices.mesh, prices.cost
+    choices = inside(body, mesh, boundaries, cost, constraints.reduce_dtype)
+    known = prices_of(graph, mesh, cost, Constraints(reduce_dtype=constraints.reduce_dtype))
+    nodes = _nodes(graph, [choices], known, constraints)
+    return total_seconds(nodes, [node.options[0] for node in nodes], known, frozenset())
