@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from math import prod
 
 import attrs
@@ -27,7 +28,7 @@ from fdtensor.plans.planner import plan
 from fdtensor.programs.rounding import stages
 from fdtensor.programs.solver import Place
 
-__all__ = ["IMPOSSIBLE", "Placements", "move_seconds"]
+__all__ = ["IMPOSSIBLE", "Placements", "about_seconds", "move_seconds"]
 
 Placements = tuple[Placement, ...]
 """A placement on each axis of a mesh."""
@@ -117,3 +118,30 @@ def _seconds(
         return sum(seconds(step, visible) for part in parts for step in part.steps) + 1e-9
     except FdtensorError:
         return IMPOSSIBLE
+
+
+def about_seconds(
+    full: Full, sizes: Sequence[int], src: Placements, dst: Sequence[Place], cost: CostModel
+) -> float:
+    """About the seconds that moving a value takes, from the bytes that a rank lacks alone.
+
+    Terms are added by their owners, who then send the result; else a rank receives what it wants
+    but for the part that it holds. It is a hundred times as fast to ask as `move_seconds`.
+    """
+    before, after = float(full.nbytes), float(full.nbytes)
+    pending, elsewhere = 1, 1
+    for n, p, q in zip(sizes, src, dst, strict=True):
+        wanted = p if q == "free" else q
+        before /= n if isinstance(p, Cut) else 1
+        after /= n if isinstance(wanted, Cut) else 1
+        if p != wanted:
+            pending *= n if isinstance(p, Partial) else 1
+            elsewhere *= n if isinstance(p, Cut) else 1
+    if pending > 1:
+        moved = before * (1 - 1 / pending) + max(0.0, after - before / pending)
+    else:
+        moved = after * (1 - 1 / elsewhere)
+    if not moved:
+        return 0.0
+    visible = overlapped(cost)
+    return moved / cost.bandwidth + visible.latency + dict(visible.launch).get("", 0.0)

@@ -28,11 +28,21 @@ from fdtensor.programs.prices import Prices
 from fdtensor.programs.problem import Body, Choice, Constraints
 from fdtensor.programs.regather import views_of_inputs
 from fdtensor.programs.solver import Node, Option, cheapest
+from fdtensor.programs.wider import wider
 
 __all__ = ["chosen_together"]
 
 SWEEPS = 2
 """How often all axes are chosen anew while one of them takes other options than before."""
+
+ROUNDS = 3
+"""How often calls get more options, near those taken, while that saves time."""
+
+ENOUGH = 1e-4
+"""The part of the seconds that a round must save for another one."""
+
+INNERMOST = 2
+"""The depth at which no call is decomposed."""
 
 Choices = Mapping[str, Choice]
 """The choice on each axis."""
@@ -47,6 +57,19 @@ class _Problem:
     prices: Prices
     constraints: Constraints
     regather: bool
+
+    def rows(self, axis: str) -> Sequence[Node]:
+        """The nodes of one axis as if it were alone, without decompositions."""
+        boundary, known = self.boundaries[axis], (self.prices, self.constraints)
+        return problem_of(self.graph, axis, boundary, {}, *known, depth=INNERMOST).nodes
+
+    def solved(self, nodes: Sequence[Node]) -> tuple[list[Option], float]:
+        """The options that take the least time together, and their seconds."""
+        graph, prices = self.graph, self.prices
+        again = views_of_inputs(graph) if self.regather else frozenset[Var]()
+        picks = cheapest(nodes, prices, lambda v: Var(v) not in again, inner_values(graph))
+        taken = [node.options[k] for node, k in zip(nodes, picks, strict=True)]
+        return taken, total_seconds(nodes, taken, prices, again)
 
     def along(self, axis: str, others: Choices, at_uses: bool) -> Choice:
         """The choice on one axis, given those on the others."""
@@ -108,20 +131,28 @@ def _alike(a: Choice, b: Choice) -> bool:
 
 
 def _best_of(problem: _Problem, pool: Sequence[Choices]) -> dict[str, Choice]:
-    """The best mixture of several solutions, call by call."""
+    """The best mixture of several solutions, call by call, and of options near it."""
     graph, prices, axes = problem.graph, problem.prices, problem.prices.mesh.axes
     nodes = _nodes(graph, pool, prices, problem.constraints)
-    regathered = views_of_inputs(graph) if problem.regather else frozenset[Var]()
-    picks = cheapest(nodes, prices, lambda v: Var(v) not in regathered, inner_values(graph))
-    taken = [node.options[k] for node, k in zip(nodes, picks, strict=True)]
-    seconds = total_seconds(nodes, taken, prices, regathered)
+    taken, seconds = problem.solved(nodes)
+    rows = {axis: problem.rows(axis) for axis in axes}
+    ends = zip(*(problem.boundaries[axis].outs for axis in axes), strict=True)
+    free = [all(end == "free" for end in along) for along in ends]
+    for _ in range(ROUNDS):
+        nodes = wider(graph, nodes, taken, rows, free, prices)
+        after, less = problem.solved(nodes)
+        better = less < seconds * (1 - ENOUGH)
+        if less < seconds:
+            taken, seconds = after, less
+        if not better:
+            break
     choices = {
         axis: choice_of(graph, nodes, [_on(axis, i, o) for o in taken], seconds)
         for i, axis in enumerate(axes)
     }
     return {
-        axis: attrs.evolve(c, problem=_problem(problem, axis, choices))
-        for axis, c in choices.items()
+        axis: attrs.evolve(choice, problem=_problem(problem, axis, choices))
+        for axis, choice in choices.items()
     }
 
 

@@ -1,0 +1,165 @@
+"""`wider`: more options of a call on all axes, beside those that solutions along axes have taken.
+
+Solutions that are made axis by axis stay where no axis alone does better, though two together do:
+a product cut in rows by one axis and in columns by the other, not the other way round. Here a call
+gets the combinations of the rows of each axis that are best for the operands as they now are made,
+and for the readers as they now are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice, product
+from typing import Any
+
+import attrs
+
+from fdtensor.layouts.placement import Partial
+from fdtensor.ops.flops import work_of_blocks
+from fdtensor.ops.graph import Call, Graph
+from fdtensor.ops.lift import lifted
+from fdtensor.programs.moves import Placements, about_seconds
+from fdtensor.programs.prices import Prices
+from fdtensor.programs.solver import Node, Option, Place
+
+__all__ = ["wider"]
+
+MORE = 8
+"""How many combinations a call gets of those best for its operands, and as many for its readers."""
+
+MOST_COMBINATIONS = 512
+"""How many combinations of a call are compared at most: rows of an axis that cost most are left."""
+
+
+@attrs.frozen(eq=False)
+class _Combination:
+    """A row on each axis, and what it takes, once for its operands and once with its readers."""
+
+    along: Mapping[str, Option]
+    ins: tuple[tuple[Place, ...], ...]
+    outs: tuple[Placements, ...]
+    seconds: float
+    """Of the call itself."""
+    given: float
+    """With the moves of its operands."""
+    read: float
+    """With those of its results too."""
+
+
+@attrs.frozen(eq=False)
+class _Now:
+    """Where values are made and wanted in the solution so far."""
+
+    prices: Prices
+    made: Mapping[int, Placements]
+    wanted: Mapping[int, Sequence[tuple[Place, ...]]]
+
+    def combination(self, graph: Graph, call: Call, node: Node, rows: Sequence[Option]) -> Any:
+        """A combination of rows, with about what it takes."""
+        prices, sizes = self.prices, self.prices.mesh.sizes
+        ins = tuple(zip(*(o.ins for o in rows), strict=True))
+        outs = tuple(zip(*(o.outs for o in rows), strict=True))
+        seconds = work_of_blocks(call, graph.types, ins, outs, sizes, prices.cost)
+        given = seconds + sum(
+            about_seconds(prices.fulls[v], sizes, self.made[v], q, prices.cost)
+            for v, q in zip(node.ins, ins, strict=True)
+        )
+        read = given + sum(
+            about_seconds(prices.fulls[v], sizes, p, q, prices.cost)
+            for v, p in zip(node.outs, outs, strict=True)
+            if v is not None
+            for q in self.wanted.get(v, ())
+        )
+        along = dict(zip(prices.mesh.axes, rows, strict=True))
+        return _Combination(along, ins, outs, seconds, given, read)
+
+
+def wider(
+    graph: Graph,
+    nodes: Sequence[Node],
+    taken: Sequence[Option],
+    rows: Mapping[str, Sequence[Node]],
+    free: Sequence[bool],
+    prices: Prices,
+) -> list[Node]:
+    """The nodes with more options, near those that were taken.
+
+    `rows` has the nodes of each axis as it were alone, without decompositions; `free` says of each
+    output whether its layout is open on all axes.
+    """
+    made = {
+        v: p
+        for node, option in zip(nodes, taken, strict=True)
+        for v, p in zip(node.outs, option.outs, strict=True)
+        if v is not None
+    }
+    wanted: dict[int, dict[tuple[Place, ...], None]] = {}
+    for node, option in zip(nodes, taken, strict=True):
+        for v, q in zip(node.ins, option.ins, strict=True):
+            wanted.setdefault(v, {})[q] = None
+    now = _Now(prices, made, {v: list(places) for v, places in wanted.items()})
+    first = len(graph.inputs) + len(graph.constants)
+    last = first + len(graph.calls)
+    more: list[Node] = [*nodes[:first]]
+    for k, call in enumerate(graph.calls, first):
+        more.append(_more(now, graph, call, nodes[k], [rows[a][k] for a in prices.mesh.axes]))
+    given = {
+        v: [option.outs[j] for option in node.options]
+        for node in more
+        for j, v in enumerate(node.outs)
+        if v is not None
+    }
+    for node, is_free in zip(nodes[last:], free, strict=True):
+        places = dict.fromkeys(option.ins[0] for option in node.options)
+        if is_free:
+            kept = (p for p in given[node.ins[0]] if not any(isinstance(x, Partial) for x in p))
+            places |= dict.fromkeys(kept)
+        more.append(attrs.evolve(node, options=tuple(Option((q,), (), 0.0) for q in places)))
+    return more
+
+
+def _more(now: _Now, graph: Graph, call: Call, node: Node, alone: Sequence[Node]) -> Node:
+    """The node of a call with more options."""
+    known = {(option.ins, option.outs) for option in node.options}
+    fresh = [
+        c for c in _combinations(now, graph, call, node, alone) if (c.ins, c.outs) not in known
+    ]
+    best: dict[int, _Combination] = {}
+    for order in (sorted(fresh, key=lambda c: c.given), sorted(fresh, key=lambda c: c.read)):
+        composed = (c for c in order if id(c) in best or _composes(c, graph, call, now.prices))
+        best |= {id(c): c for c in islice(composed, MORE)}
+    options = [Option(c.ins, c.outs, c.seconds, dict(c.along)) for c in best.values()]
+    return attrs.evolve(node, options=(*node.options, *options))
+
+
+def _combinations(
+    now: _Now, graph: Graph, call: Call, node: Node, alone: Sequence[Node]
+) -> Iterator[_Combination]:
+    """The combinations of rows; of each axis the rows that cost least while the others stay."""
+    axes = now.prices.mesh.axes
+    most = int(MOST_COMBINATIONS ** (1 / sum(n > 1 for n in now.prices.mesh.sizes)))
+    kept: list[list[Option]] = []
+    for axis, one in zip(axes, alone, strict=True):
+        options = list(one.options)
+        if len(options) > most:
+            options.sort(key=lambda o: _beside(now, node, axes.index(axis), o))
+        kept.append(options[:most] if now.prices.mesh.axis_size(axis) > 1 else options[:1])
+    for rows in product(*kept):
+        yield now.combination(graph, call, node, rows)
+
+
+def _beside(now: _Now, node: Node, axis: int, option: Option) -> float:
+    """About the seconds of the moves for a row of one axis, while the others stay."""
+    prices, sizes = now.prices, now.prices.mesh.sizes
+    total = 0.0
+    for v, q in zip(node.ins, option.ins, strict=True):
+        src = now.made[v]
+        dst = (*src[:axis], q, *src[axis + 1 :])
+        total += about_seconds(prices.fulls[v], sizes, src, dst, prices.cost)
+    return total
+
+
+def _composes(c: _Combination, graph: Graph, call: Call, prices: Prices) -> bool:
+    """Whether the rows of a combination hold together; pins have none."""
+    rows = {axis: option.note for axis, option in c.along.items()}
+    return None not in rows.values() and lifted(call, prices.mesh, rows, graph.types) is not None
