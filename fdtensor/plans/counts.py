@@ -74,10 +74,8 @@ def axes_of(*dims: tuple[NormalType, int]) -> list[int]:
 
 def _lengths(type: NormalType, d: int) -> Count:
     """How many indices of dim `d` each rank holds."""
-    ways = prod(count for _, count, _ in type.cuts[d])
-    plain = all(isinstance(placement, Shard) for _, _, placement in type.cuts[d])
-    if plain and type.shape[d] % ways == 0:
-        return constant(type.mesh, type.shape[d] // ways)
+    if _plain(type, d):
+        return _blocks(type, d)[1].astype(np.object_)
     return table(type, axes_of((type, d)), lambda c: length(type.indices(d, tuple(c))))
 
 
@@ -98,6 +96,10 @@ def _common_numel(a: NormalType, b: NormalType) -> Count:
             total = total * _lengths(b, d)
         elif after == before[: len(after)]:
             total = total * _lengths(a, d)
+        elif _plain(a, d) and _plain(b, d):
+            (start, size), (other, its) = _blocks(a, d), _blocks(b, d)
+            shared = np.minimum(start + size, other + its) - np.maximum(start, other)
+            total = total * np.maximum(shared, 0).astype(np.object_)
         else:
 
             def common(c: list[int], d: int = d) -> int:
@@ -105,6 +107,24 @@ def _common_numel(a: NormalType, b: NormalType) -> Count:
 
             total = total * table(a, axes_of((a, d), (b, d)), common)
     return total
+
+
+def _plain(type: NormalType, d: int) -> bool:
+    """Whether each rank holds one block of dim `d`, as `torch.chunk` cuts."""
+    shards = all(isinstance(placement, Shard) for _, _, placement in type.cuts[d])
+    return shards and type.shape[d] < 1 << 62
+
+
+def _blocks(type: NormalType, d: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where the block of each rank begins in a dim that is cut plainly, and how long it is."""
+    start = np.zeros((1,) * type.mesh.ndim, np.int64)
+    size, axes = np.full_like(start, type.shape[d]), range(type.mesh.ndim)
+    for axis, count, _ in type.cuts[d]:
+        index = np.reshape(np.arange(count), [count if a == axis else 1 for a in axes])
+        step = -(-size // count)
+        before = np.minimum(index * step, size)
+        start, size = start + before, np.minimum(step, size - before)
+    return start, size
 
 
 @functools.lru_cache(maxsize=4096)
