@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 from typing import Any
 
@@ -14,7 +14,7 @@ from fdtensor.ops.graph import Call, Full, is_view
 from fdtensor.ops.rows import CallKey, arguments
 from fdtensor.plans.cost import CostModel
 
-__all__ = ["flops", "work", "work_of_blocks"]
+__all__ = ["Part", "Work", "flops", "work"]
 
 PRODUCTS_OF_GROUPS = {GROUPED_MM, GROUPED_OUTER}
 
@@ -42,29 +42,39 @@ def work(
     return moved / cost.copy + flops(CallKey.of(call), fulls, results) * split / cost.flops
 
 
-def work_of_blocks(
-    call: Call,
-    types: Sequence[Full],
-    ins: Sequence[Sequence[Any]],
-    outs: Sequence[Sequence[Any]],
-    sizes: Sequence[int],
-    cost: CostModel,
-) -> float:
-    """The seconds of a call whose operands and results have a placement on each axis."""
-    if is_view(call):
-        return 0.0
-    sides = [*zip(call.ins, ins, strict=True), *zip(call.outs, outs, strict=True)]
-    moved, split = 0.0, [False] * len(sizes)
-    for v, placements in sides:
-        cuts = [isinstance(p, Cut) for p in placements]
-        split = [a or b for a, b in zip(split, cuts, strict=True)]
-        if v is not None:
-            ranks = prod(n for n, cut in zip(sizes, cuts, strict=True) if cut)
-            moved += types[v.index].nbytes / ranks
-    fulls = tuple(types[v.index] for v in call.ins)
-    results = tuple(None if v is None else types[v.index] for v in call.outs)
-    ranks = prod(n for n, cut in zip(sizes, split, strict=True) if cut)
-    return moved / cost.copy + flops(CallKey.of(call), fulls, results) / ranks / cost.flops
+Part = tuple[float, int]
+"""The bytes of a rank's block of one operand or result, and a bit for each axis that cuts it."""
+
+
+class Work:
+    """What a rank computes for one call, whose operands have a placement on each axis."""
+
+    def __init__(
+        self, call: Call, types: Sequence[Full], sizes: Sequence[int], cost: CostModel
+    ) -> None:
+        self.types, self.sizes, self.cost = types, sizes, cost
+        fulls = tuple(types[v.index] for v in call.ins)
+        results = tuple(None if v is None else types[v.index] for v in call.outs)
+        self.is_view = is_view(call)
+        self.flops = flops(CallKey.of(call), fulls, results)
+
+    def part(self, v: int | None, placements: Sequence[Any]) -> Part:
+        """The part of an operand or result; of one that nobody reads the cuts alone."""
+        ranks, mask = 1, 0
+        for i, (n, p) in enumerate(zip(self.sizes, placements, strict=True)):
+            if isinstance(p, Cut):
+                ranks, mask = ranks * n, mask | 1 << i
+        return (0.0 if v is None else self.types[v].nbytes / ranks), mask
+
+    def seconds(self, parts: Iterable[Part]) -> float:
+        """The seconds of the call, from the parts of its operands and results."""
+        if self.is_view:
+            return 0.0
+        moved, mask = 0.0, 0
+        for nbytes, cuts in parts:
+            moved, mask = moved + nbytes, mask | cuts
+        ranks = prod(n for i, n in enumerate(self.sizes) if mask >> i & 1)
+        return moved / self.cost.copy + self.flops / ranks / self.cost.flops
 
 
 @functools.lru_cache(maxsize=65536)

@@ -1,18 +1,18 @@
 """`chosen_together`: the options of a graph on all axes of a mesh at once.
 
-Several solutions are made axis by axis: in two orders of the axes, with moves priced alone and with
-those of the other axes at the same use, until no axis takes anything else. What a call does in one
-of them, on all axes, is an option of it; an integer program over these options, with the prices of
-whole moves, takes the best together.
+Two solutions are made axis by axis, in two orders of the axes. What a call does in one of them, on
+all axes, is an option of it; an integer program over these options, with the prices of whole moves,
+takes the best together. Then calls get more options, near those taken (`wider`), and it is solved
+again, while that saves time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import attrs
 
-from fdtensor.ops.flops import work_of_blocks
+from fdtensor.ops.flops import Work
 from fdtensor.ops.graph import Call, Graph, Var
 from fdtensor.programs.boundary import Boundary, boundary_of
 from fdtensor.programs.choice import (
@@ -31,9 +31,6 @@ from fdtensor.programs.solver import Node, Option, cheapest
 from fdtensor.programs.wider import wider
 
 __all__ = ["chosen_together"]
-
-SWEEPS = 2
-"""How often all axes are chosen anew while one of them takes other options than before."""
 
 ROUNDS = 3
 """How often calls get more options, near those taken, while that saves time."""
@@ -71,13 +68,12 @@ class _Problem:
         taken = [node.options[k] for node, k in zip(nodes, picks, strict=True)]
         return taken, total_seconds(nodes, taken, prices, again)
 
-    def along(self, axis: str, others: Choices, at_uses: bool) -> Choice:
+    def along(self, axis: str, others: Choices) -> Choice:
         """The choice on one axis, given those on the others."""
         before = {a: others[a] for a in self.prices.mesh.axes if a in others and a != axis}
         return chosen(
             *(self.graph, axis, self.boundaries[axis], before, self.prices, self.constraints),
             regather=self.regather,
-            at_uses=at_uses,
         )
 
 
@@ -96,38 +92,23 @@ def chosen_together(
     several = sum(size > 1 for size in mesh.sizes) > 1
     if not several or constraints.like is not None:
         return _in_turn(problem, axes)
-    pool: list[Choices] = []
-    for order in (axes, axes[::-1]):
-        pool += _swept(problem, order, _in_turn(problem, order))
-    return _best_of(problem, pool)
+    return _best_of(problem, [_once(problem, order) for order in (axes, axes[::-1])])
+
+
+def _once(problem: _Problem, order: Sequence[str]) -> dict[str, Choice]:
+    """The choice on each axis, one after the other."""
+    choices: dict[str, Choice] = {}
+    for axis in order:
+        choices[axis] = problem.along(axis, choices)
+    return choices
 
 
 def _in_turn(problem: _Problem, order: Sequence[str]) -> dict[str, Choice]:
     """The choice on each axis, one after the other, and all but the last once more."""
-    choices: dict[str, Choice] = {}
-    for axis in (*order, *order[:-1]):  # again, now that the others are known
-        choices[axis] = problem.along(axis, choices, at_uses=False)
-    return {axis: choices[axis] for axis in problem.prices.mesh.axes}
-
-
-def _swept(problem: _Problem, order: Sequence[str], choices: Choices) -> Iterator[Choices]:
-    """These choices, and those after each sweep that prices moves with those of other axes."""
-    yield choices
-    for _ in range(SWEEPS):
-        after = dict(choices)
-        for axis in order:
-            after[axis] = problem.along(axis, after, at_uses=True)
-        if all(_alike(choices[axis], after[axis]) for axis in order):
-            return
-        choices = after
-        yield choices
-
-
-def _alike(a: Choice, b: Choice) -> bool:
-    """Whether two choices take the same placements."""
-    return (a.ins, a.outs) == (b.ins, b.outs) and all(
-        (x.ins, x.outs) == (y.ins, y.outs) for x, y in zip(a.calls, b.calls, strict=True)
-    )
+    choices = _once(problem, order)
+    for axis in order[:-1]:  # again, now that the others are known
+        choices[axis] = problem.along(axis, choices)
+    return choices
 
 
 def _best_of(problem: _Problem, pool: Sequence[Choices]) -> dict[str, Choice]:
@@ -209,7 +190,9 @@ def _together(
     outs = tuple(zip(*(o.outs for o in options), strict=True))
     body = next((o.note for o in options if isinstance(o.note, Body)), None)
     if body is None:
-        seconds = work_of_blocks(call, graph.types, ins, outs, prices.mesh.sizes, prices.cost)
+        work = Work(call, graph.types, prices.mesh.sizes, prices.cost)
+        sides = zip((*call.ins, *call.outs), (*ins, *outs), strict=True)
+        seconds = work.seconds(work.part(None if v is None else v.index, p) for v, p in sides)
     else:
         read = [v is not None for v in call.outs]
         boundaries = tuple((a, boundary_of(o, read)) for a, o in along.items())

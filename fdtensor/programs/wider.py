@@ -8,14 +8,15 @@ and for the readers as they now are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice, product
 from typing import Any
 
 import attrs
 
 from fdtensor.layouts.placement import Partial
-from fdtensor.ops.flops import work_of_blocks
+from fdtensor.ops.flops import Part, Work
 from fdtensor.ops.graph import Call, Graph
 from fdtensor.ops.lift import lifted
 from fdtensor.programs.moves import Placements, about_seconds
@@ -54,24 +55,16 @@ class _Now:
     made: Mapping[int, Placements]
     wanted: Mapping[int, Sequence[tuple[Place, ...]]]
 
-    def combination(self, graph: Graph, call: Call, node: Node, rows: Sequence[Option]) -> Any:
-        """A combination of rows, with about what it takes."""
-        prices, sizes = self.prices, self.prices.mesh.sizes
-        ins = tuple(zip(*(o.ins for o in rows), strict=True))
-        outs = tuple(zip(*(o.outs for o in rows), strict=True))
-        seconds = work_of_blocks(call, graph.types, ins, outs, sizes, prices.cost)
-        given = seconds + sum(
-            about_seconds(prices.fulls[v], sizes, self.made[v], q, prices.cost)
-            for v, q in zip(node.ins, ins, strict=True)
-        )
-        read = given + sum(
-            about_seconds(prices.fulls[v], sizes, p, q, prices.cost)
-            for v, p in zip(node.outs, outs, strict=True)
-            if v is not None
-            for q in self.wanted.get(v, ())
-        )
-        along = dict(zip(prices.mesh.axes, rows, strict=True))
-        return _Combination(along, ins, outs, seconds, given, read)
+    def taking(self, v: int, q: tuple[Place, ...]) -> float:
+        """About the seconds of moving a value to where an operand is wanted."""
+        prices = self.prices
+        return about_seconds(prices.fulls[v], prices.mesh.sizes, self.made[v], q, prices.cost)
+
+    def giving(self, v: int, p: Placements) -> float:
+        """About the seconds of moving a result from its place to where it is read now."""
+        prices = self.prices
+        sizes, full = prices.mesh.sizes, prices.fulls[v]
+        return sum(about_seconds(full, sizes, p, q, prices.cost) for q in self.wanted.get(v, ()))
 
 
 def wider(
@@ -136,27 +129,41 @@ def _combinations(
     now: _Now, graph: Graph, call: Call, node: Node, alone: Sequence[Node]
 ) -> Iterator[_Combination]:
     """The combinations of rows; of each axis the rows that cost least while the others stay."""
-    axes = now.prices.mesh.axes
-    most = int(MOST_COMBINATIONS ** (1 / sum(n > 1 for n in now.prices.mesh.sizes)))
+    axes, sizes = now.prices.mesh.axes, now.prices.mesh.sizes
+    most = int(MOST_COMBINATIONS ** (1 / sum(n > 1 for n in sizes)))
     kept: list[list[Option]] = []
     for axis, one in zip(axes, alone, strict=True):
         options = list(one.options)
         if len(options) > most:
             options.sort(key=lambda o: _beside(now, node, axes.index(axis), o))
         kept.append(options[:most] if now.prices.mesh.axis_size(axis) > 1 else options[:1])
+    work = Work(call, graph.types, sizes, now.prices.cost)
+    # few places of one operand make many combinations
+    taking = [functools.cache(functools.partial(_side, work, v, now.taking)) for v in node.ins]
+    giving = [functools.cache(functools.partial(_side, work, v, now.giving)) for v in node.outs]
     for rows in product(*kept):
-        yield now.combination(graph, call, node, rows)
+        ins = tuple(zip(*(o.ins for o in rows), strict=True))
+        outs = tuple(zip(*(o.outs for o in rows), strict=True))
+        before = [side(q) for side, q in zip(taking, ins, strict=True)]
+        after = [side(p) for side, p in zip(giving, outs, strict=True)]
+        seconds = work.seconds(part for part, _ in (*before, *after))
+        given = seconds + sum(move for _, move in before)
+        read = given + sum(move for _, move in after)
+        yield _Combination(dict(zip(axes, rows, strict=True)), ins, outs, seconds, given, read)
+
+
+def _side(
+    work: Work, v: int | None, moving: Callable[[int, Any], float], placements: Any
+) -> tuple[Part, float]:
+    """The part that an operand or a result has in a call, and about the seconds of its moves."""
+    return work.part(v, placements), 0.0 if v is None else moving(v, placements)
 
 
 def _beside(now: _Now, node: Node, axis: int, option: Option) -> float:
     """About the seconds of the moves for a row of one axis, while the others stay."""
-    prices, sizes = now.prices, now.prices.mesh.sizes
-    total = 0.0
-    for v, q in zip(node.ins, option.ins, strict=True):
-        src = now.made[v]
-        dst = (*src[:axis], q, *src[axis + 1 :])
-        total += about_seconds(prices.fulls[v], sizes, src, dst, prices.cost)
-    return total
+    made = [now.made[v] for v in node.ins]
+    wanted = [(*p[:axis], q, *p[axis + 1 :]) for p, q in zip(made, option.ins, strict=True)]
+    return sum(now.taking(v, q) for v, q in zip(node.ins, wanted, strict=True))
 
 
 def _composes(c: _Combination, graph: Graph, call: Call, prices: Prices) -> bool:
