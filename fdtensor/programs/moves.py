@@ -123,7 +123,7 @@ def _seconds(
 def about_seconds(
     full: Full, sizes: Sequence[int], src: Placements, dst: Sequence[Place], cost: CostModel
 ) -> float:
-    """About the seconds that moving a value takes, from the bytes that a rank lacks alone.
+    """About the least seconds that moving a value takes, from the bytes that a rank lacks.
 
     Terms are added by their owners, who then send the result; else a rank receives what it wants
     but for the part that it holds. It is a hundred times as fast to ask as `move_seconds`.
@@ -144,4 +144,6 @@ def about_seconds(
     if not moved:
         return 0.0
     visible = overlapped(cost)
-    return moved / cost.bandwidth + visible.latency + dict(visible.launch).get("", 0.0)
+    launch = min((seconds for _, seconds in visible.launch), default=0.0)
+    bandwidth = max([cost.bandwidth, *(rate for _, _, rate in cost.axes)])
+    return moved / bandwidth + visible.latency + launch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
 import torch
@@ -12,10 +12,10 @@ from fdtensor.layouts.placement import Placement
 from fdtensor.ops.graph import Full, Var
 from fdtensor.ops.notation.core import R
 from fdtensor.plans.cost import CostModel
-from fdtensor.programs.moves import Placements, move_seconds
-from fdtensor.programs.solver import Place
+from fdtensor.programs.moves import Placements, about_seconds, move_seconds
+from fdtensor.programs.solver import Node, Option, Place
 
-__all__ = ["AxisPrices", "Prices"]
+__all__ = ["AxisPrices", "LeastPrices", "Prices", "moves_near", "moves_of"]
 
 FIXED = 1.0
 """The seconds added to a move of a fixed value: less than the price of an impossible move."""
@@ -45,6 +45,61 @@ class Prices:
             return 0.0
         seconds = move_seconds(self.fulls[v], self.mesh, src, dst, self.cost, self.reduce_dtype)
         return seconds + FIXED if seconds and Var(v) in self.fixed else seconds
+
+
+Move = tuple[int, Placements, tuple[Place, ...]]
+"""A value, where it is and where it is wanted."""
+
+
+class LeastPrices:
+    """Prices of some moves, and of the others what they take at least.
+
+    To price a move as it is takes a plan. A solution whose own moves have their prices is the best
+    by all prices too.
+    """
+
+    def __init__(self, prices: Prices, known: Iterable[Move]) -> None:
+        self.prices, self.known = prices, set(known)
+
+    def __call__(
+        self, v: int, src: Placements, dst: tuple[Place, ...], use: object = None
+    ) -> float:
+        """The seconds that moving value `v` takes, or takes at least."""
+        if src == dst or (v, src, dst) in self.known or Var(v) in self.prices.light:
+            return self.prices(v, src, dst, use)
+        full, mesh = self.prices.fulls[v], self.prices.mesh
+        least = about_seconds(full, mesh.sizes, src, dst, self.prices.cost)
+        return least + FIXED if least and Var(v) in self.prices.fixed else least
+
+    def knew(self, moves: Iterable[Move]) -> bool:
+        """Whether all these moves had their own prices; from now on they do."""
+        before = len(self.known)
+        self.known |= {move for move in moves if move[1] != move[2]}
+        return len(self.known) == before
+
+
+def moves_of(nodes: Sequence[Node], taken: Sequence[Option]) -> Iterator[Move]:
+    """The moves of a solution."""
+    made: dict[int, Placements] = {}
+    for node, option in zip(nodes, taken, strict=True):
+        for v, q in zip(node.ins, option.ins, strict=True):
+            yield v, made[v], q
+        made |= {v: p for v, p in zip(node.outs, option.outs, strict=True) if v is not None}
+
+
+def moves_near(nodes: Sequence[Node], taken: Sequence[Option]) -> Iterator[Move]:
+    """The moves that begin or end where those of a solution do."""
+    made: dict[int, Placements] = {}
+    places: dict[int, set[Placements]] = {}
+    for node, option in zip(nodes, taken, strict=True):
+        for i, v in enumerate(node.ins):
+            for other in node.options:
+                yield v, made[v], other.ins[i]
+            for place in places[v]:
+                yield v, place, option.ins[i]
+        for i, v in enumerate(node.outs):
+            if v is not None:
+                made[v], places[v] = option.outs[i], {other.outs[i] for other in node.options}
 
 
 @attrs.frozen(eq=False)

@@ -24,11 +24,11 @@ from fdtensor.programs.choice import (
     problem_of,
     total_seconds,
 )
-from fdtensor.programs.prices import Prices
+from fdtensor.programs.prices import LeastPrices, Prices, moves_near, moves_of
 from fdtensor.programs.problem import Body, Choice, Constraints
 from fdtensor.programs.regather import views_of_inputs
 from fdtensor.programs.solver import Node, Option, cheapest
-from fdtensor.programs.wider import wider
+from fdtensor.programs.wider import wider, with_options
 
 __all__ = ["chosen_together"]
 
@@ -60,13 +60,23 @@ class _Problem:
         boundary, known = self.boundaries[axis], (self.prices, self.constraints)
         return problem_of(self.graph, axis, boundary, {}, *known, depth=INNERMOST).nodes
 
-    def solved(self, nodes: Sequence[Node]) -> tuple[list[Option], float]:
-        """The options that take the least time together, and their seconds."""
+    def solved(
+        self, nodes: Sequence[Node], near: Sequence[Option] | None = None
+    ) -> tuple[list[Option], float]:
+        """The options that take the least time together, and their seconds.
+
+        Where `near` is given, most moves are first priced by the bytes they need at least; those
+        that a solution uses, or that begin or end where `near` does, are priced as they are.
+        """
         graph, prices = self.graph, self.prices
         again = views_of_inputs(graph) if self.regather else frozenset[Var]()
-        picks = cheapest(nodes, prices, lambda v: Var(v) not in again, inner_values(graph))
-        taken = [node.options[k] for node, k in zip(nodes, picks, strict=True)]
-        return taken, total_seconds(nodes, taken, prices, again)
+        price = prices if near is None else LeastPrices(prices, moves_near(nodes, near))
+        while True:
+            picks = cheapest(nodes, price, lambda v: Var(v) not in again, inner_values(graph))
+            taken = [node.options[k] for node, k in zip(nodes, picks, strict=True)]
+            if not isinstance(price, LeastPrices) or price.knew(moves_of(nodes, taken)):
+                return taken, total_seconds(nodes, taken, prices, again)
+            price.knew(moves_near(nodes, taken))
 
     def along(self, axis: str, others: Choices) -> Choice:
         """The choice on one axis, given those on the others."""
@@ -120,8 +130,8 @@ def _best_of(problem: _Problem, pool: Sequence[Choices]) -> dict[str, Choice]:
     ends = zip(*(problem.boundaries[axis].outs for axis in axes), strict=True)
     free = [all(end == "free" for end in along) for along in ends]
     for _ in range(ROUNDS):
-        nodes = wider(graph, nodes, taken, rows, free, prices)
-        after, less = problem.solved(nodes)
+        more = wider(graph, with_options(nodes, taken), taken, rows, free, prices)
+        after, less = problem.solved(more, near=taken)
         better = less < seconds * (1 - ENOUGH)
         if less < seconds:
             taken, seconds = after, less

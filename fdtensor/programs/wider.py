@@ -23,7 +23,7 @@ from fdtensor.programs.moves import Placements, about_seconds
 from fdtensor.programs.prices import Prices
 from fdtensor.programs.solver import Node, Option, Place
 
-__all__ = ["wider"]
+__all__ = ["wider", "with_options"]
 
 MORE = 8
 """How many combinations a call gets of those best for its operands, and as many for its readers."""
@@ -109,6 +109,16 @@ def wider(
             places |= dict.fromkeys(kept)
         more.append(attrs.evolve(node, options=tuple(Option((q,), (), 0.0) for q in places)))
     return more
+
+
+def with_options(nodes: Sequence[Node], taken: Sequence[Option]) -> list[Node]:
+    """The nodes, each with the option that is taken among its own."""
+    return [
+        node
+        if any((o.ins, o.outs) == (option.ins, option.outs) for o in node.options)
+        else attrs.evolve(node, options=(*node.options, option))
+        for node, option in zip(nodes, taken, strict=True)
+    ]
 
 
 def _more(now: _Now, graph: Graph, call: Call, node: Node, alone: Sequence[Node]) -> Node:
