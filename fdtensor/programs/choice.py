@@ -1,7 +1,6 @@
-"""`chosen`: a row for every call of a graph, so that the whole takes the least time.
+"""`chosen`: a row for every call of a graph on one axis, so that the whole takes the least time.
 
-Axes are chosen one after the other, each priced on the blocks that the axes before it leave. On an
-axis every call has options: the rows of its rule, and decompositions whose pieces have rows. The
+The other axes have their choices, and leave blocks of the values. On an axis every call has options: the rows of its rule, and decompositions whose pieces have rows. The
 moves between them are priced by the planner, and `solver.cheapest` takes the best together.
 """
 

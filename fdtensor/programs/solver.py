@@ -1,12 +1,9 @@
-# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
 """`cheapest`: one option for each node of a graph, so that all of it costs the least.
 
 An option has the placements in which a node takes its operands and gives its results. A value that
 is given in one placement and taken in another must be moved; a move that several nodes need is paid
 once. This is an integer program with one variable for each option and one for each move; the moves
-are flows, which makes its relaxation tight. HiGHS solves it (Huangfu and Hall, 2018, Parallelizing
-the dual revised simplex method, arXiv 1503.01889).
+are flows, which makes its relaxation tight. `IntegerProgram` solves it.
 """
 
 from __future__ import annotations
@@ -18,9 +15,9 @@ from typing import Any, Literal, TypeVar
 
 import attrs
 import numpy as np
-from numpy.typing import NDArray
 
 from fdtensor.layouts.placement import Placement
+from fdtensor.programs.integer_program import IntegerProgram
 
 __all__ = ["Node", "Option", "Place", "Price", "cheapest"]
 
@@ -183,58 +180,10 @@ def _best_of_all(nodes: Sequence[Node], price: Price, share: Callable[[int], boo
     return best
 
 
-class _Model:
-    """An integer program: its variables are columns of a matrix, its constraints are rows."""
-
-    def __init__(self) -> None:
-        self.costs: list[float] = []
-        self.whole: list[int] = []
-        self.rows: list[int] = []
-        self.columns: list[int] = []
-        self.values: list[float] = []
-        self.low: list[float] = []
-        self.high: list[float] = []
-
-    def variable(self, cost: float, whole: bool = False) -> int:
-        """The column of a new variable between 0 and 1, integer if `whole`."""
-        self.costs.append(cost)
-        self.whole.append(int(whole))
-        return len(self.costs) - 1
-
-    def constraint(self, terms: Sequence[tuple[int, float]], low: float, high: float) -> None:
-        """Adds a row: `low <= sum(value * x[column]) <= high`."""
-        row = len(self.low)
-        for column, value in terms:
-            self.rows.append(row)
-            self.columns.append(column)
-            self.values.append(value)
-        self.low.append(low)
-        self.high.append(high)
-
-    def solve(self) -> NDArray[np.float64]:
-        """The variables of the least cost; those of the relaxation where they are integers."""
-        from scipy.optimize import Bounds, LinearConstraint, milp
-        from scipy.sparse import csr_array
-
-        shape = (len(self.low), len(self.costs))
-        indices = np.array([self.rows, self.columns], np.int32)  # scipy 1.11 takes no others
-        matrix = csr_array((self.values, tuple(indices)), shape=shape)
-        costs, whole = np.array(self.costs) * 1e6, np.array(self.whole)
-        rows = LinearConstraint(matrix, self.low, self.high)  # type: ignore[arg-type]
-        result = milp(costs, bounds=Bounds(0, 1), constraints=rows)  # mostly whole as it is
-        if result.x is None or np.any(np.abs(result.x - np.round(result.x))[whole > 0] > 1e-6):
-            options = {"mip_rel_gap": 1e-4, "time_limit": 120.0}
-            result = milp(
-                costs, integrality=whole, bounds=Bounds(0, 1), constraints=rows, options=options
-            )
-        assert result.x is not None, result.message
-        return result.x
-
-
 def _by_integer_program(
     nodes: Sequence[Node], price: Price, share: Callable[[int], bool]
 ) -> list[int]:
-    model = _Model()
+    model = IntegerProgram()
     picks = [
         [model.variable(o.seconds, whole=len(node.options) > 1) for o in node.options]
         for node in nodes
@@ -273,7 +222,7 @@ class _Along:
 
 
 def _flow(
-    model: _Model,
+    model: IntegerProgram,
     makers: dict[Any, list[int]],
     takers: dict[Any, list[int]],
     along: _Along,

@@ -1,0 +1,191 @@
+"""`python -m tests.programs.optimum N`: the choice on two axes beside the best there is.
+
+Random functions of matrices on random meshes. The best is that of an integer program over all pairs
+of rows of each call, with the prices of whole moves. Printed are the graphs that are off by more
+than a thousandth, and then the mean, the most, and how often the choice is the best.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Replicate, Shard
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.tree import flatten
+from fdtensor.ops.flops import Work
+from fdtensor.ops.graph import Call, Graph
+from fdtensor.ops.lift import lifted
+from fdtensor.plans.cost import NCCL
+from fdtensor.programs.boundary import Boundary
+from fdtensor.programs.choice import prices_of, problem_of, total_seconds
+from fdtensor.programs.prices import Prices
+from fdtensor.programs.problem import Body, Constraints
+from fdtensor.programs.recording import recorded
+from fdtensor.programs.solver import Node, Option, cheapest
+from fdtensor.programs.together import INNERMOST, chosen_together
+from fdtensor.programs.tracer import is_typed
+
+SIZES = (256, 512, 1024, 2048, 4096)
+MESHES = (Mesh(a=2, b=4), Mesh(a=4, b=4), Mesh(a=8, b=2))
+
+OPS: dict[str, Callable[..., torch.Tensor]] = {
+    "mm": lambda x, y: x @ y,
+    "add": lambda x, y: x + y,
+    "relu": lambda x, _: torch.relu(x),
+    "t": lambda x, _: x.t(),
+    "sum": lambda x, _: x.sum(0),
+}
+
+
+@attrs.frozen
+class Case:
+    """A function of matrices, the types of its arguments, and the layouts wanted of its results."""
+
+    steps: tuple[tuple[str, int, int], ...]
+    """Each with an op and the numbers of its operands, counted from the arguments on."""
+    types: tuple[TensorType, ...]
+    wants: tuple[Layout | None, ...]
+
+    def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values = list(tensors)
+        for op, i, j in self.steps:
+            values.append(OPS[op](values[i], values[j]))
+        return tuple(values[-2:])
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.types[0].mesh
+
+
+def drawn(seed: int) -> Case:
+    """The case of a seed."""
+    rng = random.Random(seed)
+    mesh = rng.choice(MESHES)
+    sizes = [rng.choice(SIZES) for _ in range(4)]
+    shapes = [(rng.choice(sizes), rng.choice(sizes)) for _ in range(rng.randint(2, 4))]
+    types = [TensorType(s, torch.float32, _layout(rng, mesh, 2)) for s in shapes]
+    known: list[tuple[int, ...]] = list(shapes)
+    steps: list[tuple[str, int, int]] = []
+    for _ in range(rng.randint(3, 7)):
+        op, i = rng.choice(["mm", "mm", "mm", "add", "relu", "t", "sum"]), rng.randrange(len(known))
+        fits = [j for j, shape in enumerate(known) if _shape(op, known[i], shape) is not None]
+        op, j = (op, rng.choice(fits)) if fits else ("relu", i)
+        shape = _shape(op, known[i], known[j])
+        assert shape is not None
+        known.append(shape)
+        steps.append((op, i, j))
+    ends = [len(shape) for shape in known[-2:]]
+    wants = [None if rng.random() < 0.5 else _layout(rng, mesh, ndim) for ndim in ends]
+    return Case(tuple(steps), tuple(types), tuple(wants))
+
+
+def _shape(op: str, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...] | None:
+    match op:
+        case "mm":
+            return (a[0], b[1]) if len(a) == len(b) == 2 and a[1] == b[0] else None
+        case "add":
+            return a if a == b else None
+        case "t":
+            return a[::-1]
+        case "sum":
+            return a[1:] if len(a) == 2 else None
+        case _:
+            return a
+
+
+def _layout(rng: random.Random, mesh: Mesh, ndim: int) -> Layout:
+    places = [Replicate(), *[Shard(d) for d in range(ndim)]]
+    return Layout(mesh, [rng.choice(places) for _ in mesh.axes])
+
+
+def seconds_of(case: Case) -> tuple[float, float]:
+    """The seconds of the choice, and of the best there is."""
+    leaves, spec = flatten((case.types, {}), is_leaf=is_typed)
+    graph, *_ = recorded(case, spec, leaves, case.types)
+    boundaries = {
+        axis: Boundary(
+            tuple(t.layout[axis] for t in case.types),
+            tuple("free" if w is None else w[axis] for w in case.wants),
+        )
+        for axis in case.mesh.axes
+    }
+    constraints = Constraints()
+    prices = prices_of(graph, case.mesh, NCCL, constraints)
+    choices = chosen_together(graph, boundaries, prices, constraints)
+    nodes = {
+        axis: problem_of(graph, axis, boundary, {}, prices, constraints, depth=INNERMOST).nodes
+        for axis, boundary in boundaries.items()
+    }
+    best = _all_of(graph, list(nodes.values()), prices)
+    picks = cheapest(best, prices, lambda v: True)
+    taken = [node.options[k] for node, k in zip(best, picks, strict=True)]
+    least = total_seconds(best, taken, prices, frozenset())
+    return next(iter(choices.values())).seconds, least
+
+
+def _all_of(graph: Graph, along: Sequence[Sequence[Node]], prices: Prices) -> list[Node]:
+    """The nodes with all combinations of the options of each axis."""
+    first = len(graph.inputs) + len(graph.constants)
+    calls: list[Call | None] = [*[None] * first, *graph.calls, *[None] * len(graph.outs)]
+    nodes: list[Node] = []
+    for call, *alone in zip(calls, *along, strict=True):
+        options = [
+            option
+            for rows in itertools.product(*(node.options for node in alone))
+            if (option := _combined(call, rows, graph, prices)) is not None
+        ]
+        nodes.append(Node(alone[0].ins, alone[0].outs, tuple(options)))
+    return nodes
+
+
+def _combined(
+    call: Call | None, rows: Sequence[Option], graph: Graph, prices: Prices
+) -> Option | None:
+    """The option that takes these rows, one for each axis; None where they do not hold together."""
+    ins = tuple(zip(*(row.ins for row in rows), strict=True))
+    outs = tuple(zip(*(row.outs for row in rows), strict=True))
+    if call is None:
+        return Option(ins, outs, 0.0)
+    notes: dict[str, Any] = {
+        axis: row.note for axis, row in zip(prices.mesh.axes, rows, strict=True)
+    }
+    if any(isinstance(note, Body) for note in notes.values()):
+        return None
+    if lifted(call, prices.mesh, notes, graph.types) is None:
+        return None
+    work = Work(call, graph.types, prices.mesh.sizes, prices.cost)
+    values = [None if v is None else v.index for v in (*call.ins, *call.outs)]
+    sides = zip(values, (*ins, *outs), strict=True)
+    return Option(ins, outs, work.seconds(work.part(v, p) for v, p in sides))
+
+
+def main() -> int:
+    """Prints what the choice lacks; 1 where it is off by more than 2 % anywhere."""
+    parser = argparse.ArgumentParser("python -m tests.programs.optimum", description=__doc__)
+    parser.add_argument("graphs", type=int, nargs="?", default=100, help="how many graphs")
+    parser.add_argument("--first", type=int, default=0, help="the seed of the first")
+    options = parser.parse_args()
+    ratios: list[float] = []
+    for seed in range(options.first, options.first + options.graphs):
+        chosen, least = seconds_of(drawn(seed))
+        ratios.append(chosen / least if least else 1.0 + chosen)
+        if ratios[-1] > 1.001:
+            print(f"seed {seed}: {ratios[-1]:.4f} times the least seconds")
+    best = sum(ratio < 1.001 for ratio in ratios)
+    mean = sum(ratios) / len(ratios)
+    print(f"{best} of {len(ratios)} the best; mean {mean:.5f}, most {max(ratios):.4f}")
+    return int(max(ratios) > 1.02)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
