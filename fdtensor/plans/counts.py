@@ -121,9 +121,9 @@ def _blocks(type: NormalType, d: int) -> tuple[NDArray[np.int64], NDArray[np.int
     size, axes = np.full_like(start, type.shape[d]), range(type.mesh.ndim)
     for axis, count, _ in type.cuts[d]:
         index = np.reshape(np.arange(count), [count if a == axis else 1 for a in axes])
-        step = -(-size // count)
-        before = np.minimum(index * step, size)
-        start, size = start + before, np.minimum(step, size - before)
+        most_held = -(-size // count)
+        before = np.minimum(index * most_held, size)
+        start, size = start + before, np.minimum(most_held, size - before)
     return start, size
 
 

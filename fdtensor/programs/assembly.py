@@ -24,7 +24,7 @@ from fdtensor.programs.schedule import scheduled
 from fdtensor.programs.together import chosen_together
 from fdtensor.programs.values import Values
 
-__all__ = ["Origin", "assembled"]
+__all__ = ["Origin", "assembled", "boundaries_of"]
 
 
 @attrs.frozen(eq=False)
@@ -63,13 +63,7 @@ def assembled(
     """
     graph = unshared(graph) if regather else graph
     prices = constraints.cost or cost
-    boundaries = {
-        axis: Boundary(
-            tuple(t.layout[axis] for t in in_types),
-            tuple("free" if w is None else w[axis] for w in wants),
-        )
-        for axis in mesh.axes
-    }
+    boundaries = boundaries_of(mesh, in_types, wants)
     known = prices_of(graph, mesh, prices, constraints)
     choices = chosen_together(graph, boundaries, known, constraints, regather)
     regathered = views_of_inputs(graph) if regather else frozenset[Var]()
@@ -82,20 +76,25 @@ def assembled(
         inputs = tuple(env[v] for v in graph.inputs)
         builder.run(graph, choices, env)
         outs = tuple(builder.outputs(graph, choices, env, wants))
-        return Program(
-            name,
-            mesh,
-            inputs,
-            tuple(values.constants),
-            tuple(values.eqns),
-            outs,
-            tuple(values.types),
-            cost,
-            Origin(graph, choices, env, values.makers, tuple(wants), regather),
-        )
+        lines = tuple(values.constants), tuple(values.eqns), outs, tuple(values.types)
+        origin = Origin(graph, choices, env, values.makers, tuple(wants), regather)
+        return Program(name, mesh, inputs, *lines, cost, origin)
 
     program = _best_nesting(nested, mesh)
     return scheduled(program, ahead=not regather) if packed else program
+
+
+def boundaries_of(
+    mesh: Mesh, in_types: Sequence[TensorType], wants: Sequence[Layout | None]
+) -> dict[str, Boundary]:
+    """The boundary of a graph on each axis, for these types and wanted layouts."""
+    return {
+        axis: Boundary(
+            tuple(t.layout[axis] for t in in_types),
+            tuple("free" if w is None else w[axis] for w in wants),
+        )
+        for axis in mesh.axes
+    }
 
 
 MOST_NESTED = 3

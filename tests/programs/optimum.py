@@ -26,7 +26,7 @@ from fdtensor.ops.flops import Work
 from fdtensor.ops.graph import Call, Graph
 from fdtensor.ops.lift import lifted
 from fdtensor.plans.cost import NCCL
-from fdtensor.programs.boundary import Boundary
+from fdtensor.programs.assembly import boundaries_of
 from fdtensor.programs.choice import prices_of, problem_of, total_seconds
 from fdtensor.programs.prices import Prices
 from fdtensor.programs.problem import Body, Constraints
@@ -112,13 +112,7 @@ def seconds_of(case: Case) -> tuple[float, float]:
     """The seconds of the choice, and of the best there is."""
     leaves, spec = flatten((case.types, {}), is_leaf=is_typed)
     graph, *_ = recorded(case, spec, leaves, case.types)
-    boundaries = {
-        axis: Boundary(
-            tuple(t.layout[axis] for t in case.types),
-            tuple("free" if w is None else w[axis] for w in case.wants),
-        )
-        for axis in case.mesh.axes
-    }
+    boundaries = boundaries_of(case.mesh, case.types, case.wants)
     constraints = Constraints()
     prices = prices_of(graph, case.mesh, NCCL, constraints)
     choices = chosen_together(graph, boundaries, prices, constraints)
