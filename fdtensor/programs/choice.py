@@ -1,7 +1,8 @@
 """`chosen`: a row for every call of a graph on one axis, so that the whole takes the least time.
 
-The other axes have their choices, and leave blocks of the values. On an axis every call has options: the rows of its rule, and decompositions whose pieces have rows. The
-moves between them are priced by the planner, and `solver.cheapest` takes the best together.
+The other axes have their choices, and leave blocks of the values. Every call has options: the rows
+of its rule, and decompositions whose pieces have rows. The moves between them are priced by the
+planner, and `solver.cheapest` takes the best together.
 """
 
 from __future__ import annotations
