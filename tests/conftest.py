@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 
 from fdtensor.testing.fixtures import gloo_ranks  # noqa: F401  (a fixture)
 from fdtensor.testing.pool import GlooPool
-from tests.support.depth import is_deep, spread
+from tests.support.depth import go_deep, is_deep, spread
 
 torch.set_num_threads(1)  # tensors are tiny: threads would only wait for each other
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # nor have the processes that tests start more
@@ -42,7 +42,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    settings.load_profile("deep" if config.getoption("deep") else "fast")
+    go_deep(config.getoption("deep"))
+    settings.load_profile("deep" if is_deep() else "fast")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -184,7 +184,7 @@ FAULTS = (
         "biases and norms decay",
         "decay = {name: self.decay if len(p.shape) > 1 else 0.0 for name, p in params.items()}",
         "decay = {name: self.decay for name, p in params.items()}",
-        "top",
+        "top/test_train.py",
     ),
 )
 

@@ -138,6 +138,14 @@ def test_what_travels_together_is_one_move():
     assert re.search(r"  \w \w = .*reduce_op=sum.*\] \w \w .* -> output", lines[4])
 
 
+@pytest.mark.parametrize("program", PROGRAMS[2:])
+def test_the_most_expensive_move_is_told_first(program):
+    title, _, *rows = program.explain().splitlines()[2:]
+    spent = [float(re.findall(r"([\d.]+) us", row)[-1]) for row in rows[: int(title.split()[0])]]
+    assert spent == sorted(spent, reverse=True)
+    assert spent[0] > spent[-1]
+
+
 def test_a_program_that_sends_nothing_says_so():
     program = trace(torch.exp, typed((8, 8), "dp"), out_layouts=MESH.layout("dp"))
     assert "nothing is sent" in program.explain()

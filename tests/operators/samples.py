@@ -48,11 +48,12 @@ class Sample:
 @functools.cache
 def entries(dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     """The entries of the database that take a dtype on CPU, by name and variant."""
-    profile = settings.get_current_profile_name()
+    before = settings()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from torch.testing._internal.common_methods_invocations import op_db
-    settings.load_profile(profile)  # the import loads one of torch's own
+    settings.register_profile("before", before)
+    settings.load_profile("before")  # the import loads one of torch's own
     found = {}
     for op in op_db:
         if dtype in op.supported_dtypes("cpu"):

@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hypothesis import settings
-
-__all__ = ["is_deep", "spread", "times"]
+__all__ = ["go_deep", "is_deep", "spread", "times"]
 
 _GOLDEN = 0.6180339887498949
 """Multiples of it, without their whole part, are spread as evenly as can be."""
 
 
+_depth = {"deep": False}
+
+
+def go_deep(deep: bool) -> None:
+    """Sets whether this run tries every law at length; the options of the run say it once."""
+    _depth["deep"] = deep
+
+
 def is_deep() -> bool:
     """Whether this run tries every law at length, as one before a release does."""
-    return settings.get_current_profile_name() == "deep"
+    return _depth["deep"]
 
 
 def times(count: int, deep: int) -> int:
