@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import attrs
 
-from fdtensor.programs.solver import Option, Place
+from fdtensor.programs.nodes import Option, Place
 
 __all__ = ["Boundary", "boundary_of"]
 

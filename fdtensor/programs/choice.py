@@ -27,6 +27,7 @@ from fdtensor.ops.rewrite import rewritten
 from fdtensor.ops.rows import CallKey, arguments
 from fdtensor.plans.cost import CostModel
 from fdtensor.programs.boundary import Boundary
+from fdtensor.programs.nodes import Node, Option, Place, Price
 from fdtensor.programs.prices import Prices
 from fdtensor.programs.problem import (
     UNCONSTRAINED,
@@ -36,7 +37,7 @@ from fdtensor.programs.problem import (
     ProblemBuilder,
 )
 from fdtensor.programs.regather import views_of_inputs
-from fdtensor.programs.solver import Node, Option, Place, Price, cheapest
+from fdtensor.programs.solver import cheapest
 
 __all__ = [
     "choice_of",
@@ -46,6 +47,7 @@ __all__ = [
     "inside",
     "prices_of",
     "problem_of",
+    "regathered",
     "total_seconds",
 ]
 
@@ -66,11 +68,11 @@ def chosen(
     With `at_uses` a move is priced with those of the other axes at the same use, else alone.
     """
     problem = problem_of(graph, axis, boundary, before, prices, constraints, depth, at_uses)
-    regathered = views_of_inputs(graph) if regather else frozenset[Var]()
+    again = regathered(graph) if regather else frozenset[int]()
     inner = () if at_uses else inner_values(graph)  # of two moves at once neither may come before
-    picks = cheapest(problem.nodes, problem.prices, lambda v: Var(v) not in regathered, inner)
+    picks = cheapest(problem.nodes, problem.prices, lambda v: v not in again, inner)
     taken = [node.options[k] for node, k in zip(problem.nodes, picks, strict=True)]
-    seconds = total_seconds(problem.nodes, taken, problem.prices, regathered)
+    seconds = total_seconds(problem.nodes, taken, problem.prices, again)
     choice = choice_of(graph, problem.nodes, taken, seconds)
     return choice if depth else attrs.evolve(choice, problem=problem)
 
@@ -113,21 +115,26 @@ def choice_of(
 
 def prices_of(graph: Graph, mesh: Mesh, cost: CostModel, constraints: Constraints) -> Prices:
     """The prices of the moves of a graph's values."""
-    checked = frozenset(v for call in graph.calls if not call.outs for v in call.ins)
-    fixed = constraints.fixed
+    checked = frozenset(v.index for call in graph.calls if not call.outs for v in call.ins)
+    fixed = frozenset(v.index for v in constraints.fixed)
     return Prices(mesh, cost, graph.types, fixed, checked, constraints.reduce_dtype)
 
 
+def regathered(graph: Graph) -> frozenset[int]:
+    """The numbers of the inputs of a graph and of all views of them."""
+    return frozenset(v.index for v in views_of_inputs(graph))
+
+
 def total_seconds(
-    nodes: Sequence[Node], taken: Sequence[Option], price: Price, regathered: frozenset[Var]
+    nodes: Sequence[Node], taken: Sequence[Option], price: Price, again: frozenset[int]
 ) -> float:
-    """The seconds of all calls and moves; a move is paid once unless the value is regathered."""
+    """The seconds of all calls and moves; a move is paid once unless the value is moved `again`."""
     placed: dict[int, Any] = {}
     paid: dict[tuple[object, ...], float] = {}
     for i, (node, option) in enumerate(zip(nodes, taken, strict=True)):
         for j, (v, q) in enumerate(zip(node.ins, option.ins, strict=True)):
             use = node.use(j)
-            key = (v, q, i, j) if Var(v) in regathered else (v, q, use)
+            key = (v, q, i, j) if v in again else (v, q, use)
             paid[key] = price(v, placed[v], q, use)
         placed.update((v, p) for v, p in zip(node.outs, option.outs, strict=True) if v is not None)
     return sum(paid.values()) + sum(o.seconds for o in taken)

@@ -1,6 +1,6 @@
 # pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
-"""`IntegerProgram`: variables between 0 and 1, some of them whole, that cost the least.
+"""`IntegerProgram`: variables, some of them whole, that cost the least.
 
 HiGHS solves it (Huangfu and Hall, 2018, Parallelizing the dual revised simplex method, arXiv
 1503.01889).
@@ -29,7 +29,7 @@ class IntegerProgram:
         self.high: list[float] = []
 
     def variable(self, cost: float, whole: bool = False) -> int:
-        """The column of a new variable between 0 and 1, integer if `whole`."""
+        """The column of a new variable of at least 0, which is 0 or 1 if `whole`."""
         self.costs.append(cost)
         self.whole.append(int(whole))
         return len(self.costs) - 1
@@ -54,11 +54,12 @@ class IntegerProgram:
         matrix = csr_array((self.values, tuple(indices)), shape=shape)
         costs, whole = np.array(self.costs) * 1e6, np.array(self.whole)
         rows = LinearConstraint(matrix, self.low, self.high)  # type: ignore[arg-type]
-        result = milp(costs, bounds=Bounds(0, 1), constraints=rows)  # mostly whole as it is
+        at_least = Bounds(0, np.inf)  # rows keep all below 1, and bounds take time
+        result = milp(costs, bounds=at_least, constraints=rows)  # mostly whole as it is
         if result.x is None or np.any(np.abs(result.x - np.round(result.x))[whole > 0] > 1e-6):
             options = {"mip_rel_gap": 1e-4, "time_limit": 120.0}
             result = milp(
-                costs, integrality=whole, bounds=Bounds(0, 1), constraints=rows, options=options
+                costs, integrality=whole, bounds=at_least, constraints=rows, options=options
             )
         assert result.x is not None, result.message
         return result.x

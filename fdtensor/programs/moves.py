@@ -25,8 +25,8 @@ from fdtensor.ops.lift import layout_of
 from fdtensor.ops.precision import HALVES, is_sum, wide_of
 from fdtensor.plans.cost import CostModel, overlapped, seconds
 from fdtensor.plans.planner import plan
+from fdtensor.programs.nodes import Place
 from fdtensor.programs.rounding import stages
-from fdtensor.programs.solver import Place
 
 __all__ = ["IMPOSSIBLE", "Placements", "about_seconds", "move_seconds"]
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 
 import attrs
 import torch
 
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Placement
-from fdtensor.ops.graph import Full, Var
+from fdtensor.ops.graph import Full
 from fdtensor.ops.notation.core import R
 from fdtensor.plans.cost import CostModel
 from fdtensor.programs.moves import Placements, about_seconds, move_seconds
-from fdtensor.programs.solver import Node, Option, Place
+from fdtensor.programs.nodes import Node, Option, Place
 
 __all__ = ["AxisPrices", "LeastPrices", "Prices", "moves_near", "moves_of"]
 
@@ -29,9 +29,9 @@ class Prices:
     cost: CostModel
     fulls: tuple[Full, ...]
     """The full value, by its number."""
-    fixed: frozenset[Var] = frozenset()
+    fixed: frozenset[int] = frozenset()
     """Values whose moves cost more than any other."""
-    light: frozenset[Var] = frozenset()
+    light: frozenset[int] = frozenset()
     """Values whose moves cost nothing: a few numbers, which travel with other sums."""
     reduce_dtype: torch.dtype | None = None
     """The dtype in which pending sums of half precision are held; None for their own."""
@@ -41,10 +41,14 @@ class Prices:
     ) -> float:
         """The seconds that moving value `v` from some placements to others takes, for any use."""
         del use
-        if src == dst or Var(v) in self.light:
+        if src == dst or v in self.light:
             return 0.0
         seconds = move_seconds(self.fulls[v], self.mesh, src, dst, self.cost, self.reduce_dtype)
-        return seconds + FIXED if seconds and Var(v) in self.fixed else seconds
+        return seconds + FIXED if seconds and v in self.fixed else seconds
+
+    def kind(self, v: int) -> Hashable:
+        """What the prices of a value depend on."""
+        return self.fulls[v], v in self.fixed, v in self.light
 
 
 Move = tuple[int, Placements, tuple[Place, ...]]
@@ -59,22 +63,30 @@ class LeastPrices:
     """
 
     def __init__(self, prices: Prices, known: Iterable[Move]) -> None:
-        self.prices, self.known = prices, set(known)
+        self.prices = prices
+        self.known = set(map(self._of_kind, known))
+
+    def _of_kind(self, move: Move) -> Hashable:
+        return self.prices.fulls[move[0]], *move[1:]
 
     def __call__(
         self, v: int, src: Placements, dst: tuple[Place, ...], use: object = None
     ) -> float:
         """The seconds that moving value `v` takes, or takes at least."""
-        if src == dst or (v, src, dst) in self.known or Var(v) in self.prices.light:
+        if src == dst or self._of_kind((v, src, dst)) in self.known or v in self.prices.light:
             return self.prices(v, src, dst, use)
         full, mesh = self.prices.fulls[v], self.prices.mesh
         least = about_seconds(full, mesh.sizes, src, dst, self.prices.cost)
-        return least + FIXED if least and Var(v) in self.prices.fixed else least
+        return least + FIXED if least and v in self.prices.fixed else least
+
+    def kind(self, v: int) -> Hashable:
+        """What the prices of a value depend on."""
+        return self.prices.kind(v)
 
     def knew(self, moves: Iterable[Move]) -> bool:
         """Whether all these moves had their own prices; from now on they do."""
         before = len(self.known)
-        self.known |= {move for move in moves if move[1] != move[2]}
+        self.known |= {self._of_kind(move) for move in moves if move[1] != move[2]}
         return len(self.known) == before
 
 
@@ -108,7 +120,7 @@ class AxisPrices:
 
     prices: Prices
     axis: str
-    placed: Mapping[Var, Mapping[str, Placement]]
+    placed: Mapping[int, Mapping[str, Placement]]
     """The placements in which values are computed on other axes; on the rest they are R."""
 
     def __call__(self, v: int, p: Placement, q: Place, use: Uses = None) -> float:
@@ -120,11 +132,15 @@ class AxisPrices:
             return 0.0
         return self.prices(v, *self.ends(v, p, q, use))
 
+    def kind(self, v: int) -> Hashable:
+        """What the prices of a value depend on."""
+        return self.prices.kind(v), tuple(self.placed.get(v, {}).items())
+
     def ends(
         self, v: int, p: Placement, q: Place, use: Uses = None
     ) -> tuple[Placements, tuple[Place, ...]]:
         """The placements on all axes before and after a move."""
-        placed, axes = self.placed.get(Var(v), {}), self.prices.mesh.axes
+        placed, axes = self.placed.get(v, {}), self.prices.mesh.axes
         src = tuple([p if a == self.axis else placed.get(a, R) for a in axes])
         wanted = placed if use is None else dict(use)
         return src, tuple([q if a == self.axis else wanted.get(a, R) for a in axes])

@@ -24,8 +24,8 @@ from fdtensor.ops.pins import pinned
 from fdtensor.ops.rows import CallKey, rows_of, variants
 from fdtensor.plans.cost import CostModel
 from fdtensor.programs.boundary import Boundary, boundary_of
+from fdtensor.programs.nodes import Node, Option, Place
 from fdtensor.programs.prices import AxisPrices, Prices
-from fdtensor.programs.solver import Node, Option, Place
 
 __all__ = [
     "UNCONSTRAINED",
@@ -111,10 +111,10 @@ class ProblemBuilder:
         self.domain: dict[Var, dict[Placement, None]] = {}
         """The placements in which a value may be computed."""
         self.left = tuple([self._left(Var(i), full) for i, full in enumerate(graph.types)])
-        placed: dict[Var, dict[str, Placement]] = {}
+        placed: dict[int, dict[str, Placement]] = {}
         for other, choice in before.items():
             for v, p in choice.placements.items():
-                placed.setdefault(v, {})[other] = p
+                placed.setdefault(v.index, {})[other] = p
         self.prices = AxisPrices(prices, axis, placed)
 
     def _left(self, v: Var, full: Full) -> Full:
@@ -141,9 +141,8 @@ class ProblemBuilder:
                 if v is not None:
                     self.domain[v] = {o.outs[k]: None for o in options}
             outs = tuple(None if v is None else v.index for v in call.outs)
-            uses = [
-                {a: c.calls[i].ins[j] for a, c in self.before.items()} for j in range(len(call.ins))
-            ]
+            others = {a: c.calls[i].ins for a, c in self.before.items()}
+            uses = [{a: ins[j] for a, ins in others.items()} for j in range(len(call.ins))]
             ins = tuple(v.index for v in call.ins)
             nodes.append(Node(ins, outs, tuple(options), self._uses(uses)))
         for k, (v, end) in enumerate(zip(graph.outs, self.boundary.outs, strict=True)):
@@ -161,11 +160,13 @@ class ProblemBuilder:
         """The placements that output `k`, value `v`, may have where it is free: none is pending."""
         if self.like is not None:
             return [self.like.outs[k]]
-        ends = (choice.outs[k] for choice in self.before.values())
+        ends = [choice.outs[k] for choice in self.before.values()]
         ragged = [p.dim for p in ends if isinstance(p, Ragged)]  # one axis may cut a dim so
         kept = (p for p in self.domain[v] if not (isinstance(p, Ragged) and p.dim in ragged))
-        wanted = [p for p in kept if not isinstance(p, Partial)]
-        return list(dict.fromkeys([*wanted, *self._any(v)]))
+        each = dict.fromkeys([*(p for p in kept if not isinstance(p, Partial)), *self._any(v)])
+        dims = {p.dim for p in ends if _cut(p)}
+        # of equal ones the first is taken: rather one that cuts no dim again
+        return sorted(each, key=lambda p: _cut(p) and p.dim in dims)
 
     def _source(self, v: Var, placements: Sequence[Placement]) -> Node:
         self.domain[v] = dict.fromkeys(placements)

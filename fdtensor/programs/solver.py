@@ -2,8 +2,8 @@
 
 An option has the placements in which a node takes its operands and gives its results. A value that
 is given in one placement and taken in another must be moved; a move that several nodes need is paid
-once. This is an integer program with one variable for each option and one for each move; the moves
-are flows, which makes its relaxation tight. `IntegerProgram` solves it.
+once. Few combinations are searched, more of them are an integer program (`flows`). In large graphs
+nodes that stand in the same place of repeated layers choose alike (`repeats`).
 """
 
 from __future__ import annotations
@@ -11,50 +11,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from math import prod
-from typing import Any, Literal, TypeVar
+from typing import Any
 
-import attrs
-import numpy as np
+from fdtensor.programs.flows import solved_by_flows
+from fdtensor.programs.nodes import Node, Option, Price
+from fdtensor.programs.repeats import classes
 
-from fdtensor.layouts.placement import Placement
-from fdtensor.programs.integer_program import IntegerProgram
+__all__ = ["cheapest"]
 
-__all__ = ["Node", "Option", "Place", "Price", "cheapest"]
-
-P = TypeVar("P")
-
-Place = Placement | Literal["free"]
-"""A placement, or "free": an operand that no call reads, a result in any but a pending one."""
-
-
-@attrs.frozen(eq=False)
-class Option:
-    """One way to run a node: the placements of its operands and results, and its own seconds."""
-
-    ins: tuple[Any, ...]
-    """A `Place` for each operand, or a tuple of them, one for each axis."""
-    outs: tuple[Any, ...]
-    seconds: float
-    note: Any = None
-
-
-@attrs.frozen(eq=False)
-class Node:
-    """A node: its operands and results, by the numbers of values, and its options."""
-
-    ins: tuple[int, ...]
-    outs: tuple[int | None, ...]
-    options: tuple[Option, ...]
-    uses: tuple[Any, ...] = ()
-    """For each operand what prices its moves besides; none for nothing."""
-
-    def use(self, i: int) -> Any:
-        """What prices the moves of operand `i` besides the placements."""
-        return self.uses[i] if self.uses else None
-
-
-Price = Callable[[int, Any, Any, Any], float]
-"""The seconds that moving value `v` from one placement to another takes, for a use."""
+MANY = 200
+"""The number of nodes from which on those that look alike choose alike."""
 
 
 def cheapest(
@@ -142,7 +108,10 @@ def _solved(nodes: Sequence[Node], price: Price, share: Callable[[int], bool]) -
         return [0] * len(nodes)
     if len(nodes) <= 64 and prod(len(node.options) for node in nodes) <= 64:
         return _best_of_all(nodes, price, share)
-    return _by_integer_program(nodes, price, share)
+    first: Sequence[int] = range(len(nodes))
+    if len(nodes) >= MANY:
+        first = classes(nodes, lambda v: (price.kind(v), share(v)))
+    return solved_by_flows(nodes, first, price, share)
 
 
 def _best_of_all(nodes: Sequence[Node], price: Price, share: Callable[[int], bool]) -> list[int]:
@@ -178,85 +147,3 @@ def _best_of_all(nodes: Sequence[Node], price: Price, share: Callable[[int], boo
 
     search(0, [], {}, {}, 0.0)
     return best
-
-
-def _by_integer_program(
-    nodes: Sequence[Node], price: Price, share: Callable[[int], bool]
-) -> list[int]:
-    model = IntegerProgram()
-    picks = [
-        [model.variable(o.seconds, whole=len(node.options) > 1) for o in node.options]
-        for node in nodes
-    ]
-    makers: dict[int, dict[Any, list[int]]] = {}
-    moves: dict[tuple[object, ...], int] = {}
-    for n, (node, pick) in enumerate(zip(nodes, picks, strict=True)):
-        model.constraint([(x, 1.0) for x in pick], 1, 1)
-        for i, v in enumerate(node.ins):
-            takers = _grouped(pick, [o.ins[i] for o in node.options])
-            along = _Along(v, node.use(i), () if share(v) else (n, i))
-            _flow(model, makers[v], takers, along, price, moves)
-        for i, v in enumerate(node.outs):
-            if v is not None:
-                makers[v] = _grouped(pick, [o.outs[i] for o in node.options])
-    x = model.solve()
-    return [int(np.argmax([x[i] for i in pick])) for pick in picks]
-
-
-def _grouped(pick: Sequence[int], placements: Sequence[P]) -> dict[P, list[int]]:
-    groups: dict[P, list[int]] = {}
-    for x, placement in zip(pick, placements, strict=True):
-        groups.setdefault(placement, []).append(x)
-    return groups
-
-
-@attrs.frozen
-class _Along:
-    """A value on its way to a use."""
-
-    v: int
-    use: Any
-    """What prices its moves besides."""
-    alone: tuple[int, ...]
-    """The use itself, where it shares no moves with others."""
-
-
-def _flow(
-    model: IntegerProgram,
-    makers: dict[Any, list[int]],
-    takers: dict[Any, list[int]],
-    along: _Along,
-    price: Price,
-    moves: dict[tuple[object, ...], int],
-) -> None:
-    """Adds the moves of a value to one use: a flow from its makers' placements to its takers'.
-
-    `makers` and `takers` are the variables of options by placement.
-    """
-    v, use = along.v, along.use
-    prices = {(p, q): price(v, p, q, use) for p in makers for q in takers}
-    if not any(prices.values()):
-        return
-
-    def move(p: Any, q: Any) -> int:
-        key = (v, p, q, use, along.alone)
-        if key not in moves:
-            moves[key] = model.variable(prices[p, q])
-        return moves[key]
-
-    def at_least(x: int, options: Sequence[int]) -> None:
-        model.constraint([(x, 1.0), *((y, -1.0) for y in options)], 0, np.inf)
-
-    if len(makers) == 1 or len(takers) == 1:
-        for (p, q), seconds in prices.items():
-            if seconds:
-                at_least(move(p, q), takers[q] if len(makers) == 1 else makers[p])
-        return
-    flow = {pair: model.variable(0.0) for pair in prices}
-    for p, options in makers.items():
-        model.constraint([(flow[p, q], 1.0) for q in takers] + [(x, -1.0) for x in options], 0, 0)
-    for q, options in takers.items():
-        model.constraint([(flow[p, q], 1.0) for p in makers] + [(x, -1.0) for x in options], 0, 0)
-    for (p, q), y in flow.items():
-        if prices[p, q]:
-            at_least(move(p, q), [y])

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
+from fdtensor.layouts.placement import Cut
 from fdtensor.ops.flops import Work
-from fdtensor.ops.graph import Call, Graph, Var
+from fdtensor.ops.graph import Call, Graph
 from fdtensor.programs.boundary import Boundary, boundary_of
 from fdtensor.programs.choice import (
     choice_of,
@@ -22,12 +23,13 @@ from fdtensor.programs.choice import (
     inside,
     prices_of,
     problem_of,
+    regathered,
     total_seconds,
 )
+from fdtensor.programs.nodes import Node, Option, Place
 from fdtensor.programs.prices import LeastPrices, Prices, moves_near, moves_of
 from fdtensor.programs.problem import Body, Choice, Constraints
-from fdtensor.programs.regather import views_of_inputs
-from fdtensor.programs.solver import Node, Option, cheapest
+from fdtensor.programs.solver import cheapest
 from fdtensor.programs.wider import wider, with_options
 
 __all__ = ["chosen_together"]
@@ -69,10 +71,10 @@ class _Problem:
         that a solution uses, or that begin or end where `near` does, are priced as they are.
         """
         graph, prices = self.graph, self.prices
-        again = views_of_inputs(graph) if self.regather else frozenset[Var]()
+        again = regathered(graph) if self.regather else frozenset[int]()
         price = prices if near is None else LeastPrices(prices, moves_near(nodes, near))
         while True:
-            picks = cheapest(nodes, price, lambda v: Var(v) not in again, inner_values(graph))
+            picks = cheapest(nodes, price, lambda v: v not in again, inner_values(graph))
             taken = [node.options[k] for node, k in zip(nodes, picks, strict=True)]
             if not isinstance(price, LeastPrices) or price.knew(moves_of(nodes, taken)):
                 return taken, total_seconds(nodes, taken, prices, again)
@@ -186,9 +188,16 @@ def _nodes(
         outs = tuple(None if v is None else v.index for v in call.outs)
         nodes.append(Node(tuple(v.index for v in call.ins), outs, tuple(known.values())))
     for k, v in enumerate(graph.outs):
-        wanted = dict.fromkeys(tuple([c[a].outs[k] for a in axes]) for c in pool)
+        each = dict.fromkeys(tuple([c[a].outs[k] for a in axes]) for c in pool)
+        wanted = sorted(each, key=_cuts_again)  # of equal ones the first is taken
         nodes.append(Node((v.index,), (), tuple(Option((q,), (), 0.0) for q in wanted)))
     return nodes
+
+
+def _cuts_again(placements: Sequence[Place]) -> int:
+    """How many axes cut a dim that another one cuts too."""
+    dims = [p.dim for p in placements if isinstance(p, Cut)]
+    return len(dims) - len(set(dims))
 
 
 def _together(

@@ -20,8 +20,8 @@ from fdtensor.ops.flops import Part, Work
 from fdtensor.ops.graph import Call, Graph
 from fdtensor.ops.lift import lifted
 from fdtensor.programs.moves import Placements, about_seconds
+from fdtensor.programs.nodes import Node, Option, Place
 from fdtensor.programs.prices import Prices
-from fdtensor.programs.solver import Node, Option, Place
 
 __all__ = ["wider", "with_options"]
 

@@ -1,0 +1,153 @@
+"""`solved_by_flows`: the choice of an option for each node as an integer program.
+
+There is one variable for each option and one for each move; the moves of a value are flows from the
+options that make it to those that take it, which makes the relaxation tight. Nodes of one class
+share their variables, so that a graph of many layers is no larger than one of a few.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import attrs
+import numpy as np
+
+from fdtensor.programs.integer_program import IntegerProgram
+from fdtensor.programs.nodes import Node, Price
+
+__all__ = ["solved_by_flows"]
+
+P = TypeVar("P")
+
+
+FIRST = 1e-12
+"""The seconds that an option costs more than the one before it: of equal ones the first is taken,
+whatever the solver does."""
+
+
+@attrs.frozen
+class _Values:
+    """Values that are made by one class of nodes and taken by the same classes: they move alike."""
+
+    v: int
+    """One of them."""
+    count: int
+    maker: tuple[int, int]
+    """The class that makes them, and the number of the result."""
+    takers: Mapping[tuple[int, int], int]
+    """The classes that take them, each with the number of its operand, and how many nodes do."""
+
+
+def _values(nodes: Sequence[Node], first: Sequence[int]) -> Iterator[_Values]:
+    """The values of a graph whose nodes have these classes."""
+    takers: dict[int, Counter[tuple[int, int]]] = {}
+    for n, node in enumerate(nodes):
+        for i, v in enumerate(node.ins):
+            takers.setdefault(v, Counter())[first[n], i] += 1
+    groups: dict[Hashable, list[int]] = {}
+    for n, node in enumerate(nodes):
+        for k, v in enumerate(node.outs):
+            if v is not None and v in takers:
+                group = (first[n], k), frozenset(takers[v].items())
+                groups.setdefault(group, []).append(v)
+    for (maker, _), members in groups.items():  # type: ignore[misc]
+        yield _Values(members[0], len(members), maker, takers[members[0]])  # type: ignore[arg-type]
+
+
+def solved_by_flows(
+    nodes: Sequence[Node], first: Sequence[int], price: Price, share: Callable[[int], bool]
+) -> list[int]:
+    """The number of an option for each node; nodes of one class take the same one.
+
+    `first` has the class of each node, as the number of its first one.
+    """
+    model = IntegerProgram()
+    many = Counter(first)
+    picks = {
+        n: [
+            model.variable((o.seconds + k * FIRST) * many[n], whole=len(node.options) > 1)
+            for k, o in enumerate(node.options)
+        ]
+        for n, node in enumerate(nodes)
+        if n in many
+    }
+    for pick in picks.values():
+        model.constraint([(x, 1.0) for x in pick], 1, 1)
+    for values in _values(nodes, first):
+        m, k = values.maker
+        makers = _grouped(picks[m], [o.outs[k] for o in nodes[m].options])
+        moves: dict[Hashable, int] = {}
+        for (n, i), uses in values.takers.items():
+            takers = _grouped(picks[n], [o.ins[i] for o in nodes[n].options])
+            shared = share(values.v)
+            times = values.count * (1 if shared else uses)
+            several = moves if shared and len(values.takers) > 1 else None
+            moving = _Moving(values.v, nodes[n].use(i), times, several)
+            _flow(model, makers, takers, moving, price)
+    x = model.solve()
+    best = {n: int(np.argmax([x[i] for i in pick])) for n, pick in picks.items()}
+    return [best[n] for n in first]
+
+
+def _grouped(pick: Sequence[int], placements: Sequence[P]) -> dict[P, list[int]]:
+    groups: dict[P, list[int]] = {}
+    for x, placement in zip(pick, placements, strict=True):
+        groups.setdefault(placement, []).append(x)
+    return groups
+
+
+@attrs.frozen
+class _Moving:
+    """A value on its way to a use."""
+
+    v: int
+    use: Any
+    """What prices its moves besides."""
+    times: int
+    """How many values move so."""
+    moves: dict[Hashable, int] | None
+    """The variables of the moves so far that several uses share; None for one use alone."""
+
+
+def _flow(
+    model: IntegerProgram,
+    makers: dict[Any, list[int]],
+    takers: dict[Any, list[int]],
+    moving: _Moving,
+    price: Price,
+) -> None:
+    """Adds the moves of a value to one use: a flow from its makers' placements to its takers'.
+
+    `makers` and `takers` are the variables of options by placement.
+    """
+    v, use = moving.v, moving.use
+    prices = {(p, q): price(v, p, q, use) for p in makers for q in takers}
+    if not any(prices.values()):
+        return
+
+    def pay(p: Any, q: Any, options: Sequence[int]) -> None:
+        """Adds that the move is paid where one of the options is taken."""
+        seconds = prices[p, q] * moving.times
+        if moving.moves is None:
+            for x in options:
+                model.costs[x] += seconds
+        elif seconds:
+            key = (p, q, use)
+            if key not in moving.moves:
+                moving.moves[key] = model.variable(seconds)
+            terms = [(moving.moves[key], 1.0), *((x, -1.0) for x in options)]
+            model.constraint(terms, 0, np.inf)
+
+    if len(makers) == 1 or len(takers) == 1:
+        for p, q in prices:
+            pay(p, q, takers[q] if len(makers) == 1 else makers[p])
+        return
+    flow = {pair: model.variable(0.0) for pair in prices}
+    for p, options in makers.items():
+        model.constraint([(flow[p, q], 1.0) for q in takers] + [(x, -1.0) for x in options], 0, 0)
+    for q, options in takers.items():
+        model.constraint([(flow[p, q], 1.0) for p in makers] + [(x, -1.0) for x in options], 0, 0)
+    for (p, q), y in flow.items():
+        pay(p, q, [y])

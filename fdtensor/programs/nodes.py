@@ -1,0 +1,53 @@
+"""`Node` and `Option`: what there is to choose from, as the solver takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, Literal, Protocol
+
+import attrs
+
+from fdtensor.layouts.placement import Placement
+
+__all__ = ["Node", "Option", "Place", "Price"]
+
+Place = Placement | Literal["free"]
+"""A placement, or "free": an operand that no call reads, a result in any but a pending one."""
+
+
+@attrs.frozen(eq=False)
+class Option:
+    """One way to run a node: the placements of its operands and results, and its own seconds."""
+
+    ins: tuple[Any, ...]
+    """A `Place` for each operand, or a tuple of them, one for each axis."""
+    outs: tuple[Any, ...]
+    seconds: float
+    note: Any = None
+
+
+@attrs.frozen(eq=False)
+class Node:
+    """A node: its operands and results, by the numbers of values, and its options."""
+
+    ins: tuple[int, ...]
+    outs: tuple[int | None, ...]
+    options: tuple[Option, ...]
+    uses: tuple[Any, ...] = ()
+    """For each operand what prices its moves besides; none for nothing."""
+
+    def use(self, i: int) -> Any:
+        """What prices the moves of operand `i` besides the placements."""
+        return self.uses[i] if self.uses else None
+
+
+class Price(Protocol):
+    """The prices of moves."""
+
+    def __call__(self, v: int, src: Any, dst: Any, use: Any = None, /) -> float:
+        """The seconds that moving value `v` from one placement to another takes, for a use."""
+        ...
+
+    def kind(self, v: int) -> Hashable:
+        """What the prices of a value depend on: values of one kind are priced alike."""
+        ...
