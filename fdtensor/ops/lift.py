@@ -11,12 +11,10 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from math import prod
 from typing import Any
 
 import torch
 
-from fdtensor.layouts.blocks import whole
 from fdtensor.layouts.errors import LayoutError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
@@ -24,8 +22,8 @@ from fdtensor.layouts.placement import Cut, Partial, Placement, Ragged, Shard, S
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Call, Full
 from fdtensor.ops.notation.core import Row
-from fdtensor.ops.notation.reshape import groups
 from fdtensor.ops.rows import rows_of
+from fdtensor.ops.same_elements import same_elements
 
 __all__ = ["kept_cuts", "layout_of", "lifted", "rows_compose"]
 
@@ -91,7 +89,7 @@ def _lifted(
             )
         except LayoutError:
             continue
-        if not share_dim or after[0] is None or _same(before[0], after[0]):
+        if not share_dim or after[0] is None or same_elements(before[0], after[0]):
             return before, after
     return None
 
@@ -173,60 +171,3 @@ def layout_of(mesh: Mesh, placements: tuple[Placement, ...], first: tuple[str, .
         elif isinstance(p, Cut):
             cuts.setdefault(p.dim, []).append(axis)
     return Layout(mesh, placements, {d: axes for d, axes in cuts.items() if len(axes) > 1})
-
-
-@functools.lru_cache(maxsize=16384)
-def _same(src: TensorType, dst: TensorType) -> bool:
-    """Whether every rank holds the same elements, in the same order, before and after a reshape.
-
-    False also where more than `MOST_RUNS` ranges would have to be compared.
-    """
-    for before, after in groups(src.shape, dst.shape):
-        cut = any(src.layout.cuts(d) for d in before) or any(dst.layout.cuts(d) for d in after)
-        if cut and not all(
-            _equal(_places(src, before, rank), _places(dst, after, rank)) for rank in src.mesh.order
-        ):
-            return False
-    return True
-
-
-MOST_RUNS = 1 << 20
-
-
-def _equal(first: Iterator[tuple[int, int]], second: Iterator[tuple[int, int]]) -> bool:
-    pairs = itertools.islice(itertools.zip_longest(first, second), MOST_RUNS)
-    return all(a == b for a, b in pairs) and next(first, None) is None
-
-
-def _places(type: TensorType, dims: Sequence[int], rank: int) -> Iterator[tuple[int, int]]:
-    """The places of a rank's elements in these dims, counted in row-major order, as ranges."""
-    coord = type.mesh.coord(rank)
-    assert coord is not None
-    box = type.box(coord)
-    shape, parts = [type.shape[d] for d in dims], [box[d] for d in dims]
-    last = max((i for i, part in enumerate(parts) if part != whole(shape[i])), default=0)
-
-    def walk(i: int, start: int) -> Iterator[tuple[int, int]]:
-        step = prod(shape[i + 1 :])
-        for a, b in parts[i]:
-            if i == last:  # the dims inside of it are whole
-                yield start + a * step, start + b * step
-            else:
-                for j in range(a, b):
-                    yield from walk(i + 1, start + j * step)
-
-    return _joined(walk(0, 0)) if all(parts) and parts else iter(())
-
-
-def _joined(runs: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """The ranges, with those that touch as one."""
-    last = next(runs, None)
-    for run in runs:
-        assert last is not None
-        if run[0] == last[1]:
-            last = last[0], run[1]
-        else:
-            yield last
-            last = run
-    if last is not None:
-        yield last

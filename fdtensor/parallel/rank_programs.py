@@ -18,7 +18,7 @@ from fdtensor.parallel.exported import Exported, Pins
 from fdtensor.parallel.sizes import Sizes, symbols_of
 from fdtensor.plans.cost import NCCL, in_order
 from fdtensor.programs.assembly import assembled
-from fdtensor.programs.problem import Constraints
+from fdtensor.programs.choices import Constraints
 from fdtensor.programs.program import Program
 from fdtensor.runtime.lines import LocalProgram
 from fdtensor.runtime.local_program import Spelling, local_program

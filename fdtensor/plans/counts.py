@@ -10,14 +10,14 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
-from math import prod
+from math import gcd, prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fdtensor.layouts.blocks import intersect, length, whole
 from fdtensor.layouts.mesh import Mesh
-from fdtensor.layouts.placement import Shard
+from fdtensor.layouts.placement import Shard, StridedShard
 from fdtensor.plans.movement import Movement
 from fdtensor.plans.normal_type import NormalType, overlaps
 
@@ -76,6 +76,8 @@ def _lengths(type: NormalType, d: int) -> Count:
     """How many indices of dim `d` each rank holds."""
     if _plain(type, d):
         return _blocks(type, d)[1].astype(np.object_)
+    if _unit(type, d):
+        return constant(type.mesh, type.shape[d] // prod(count for _, count, _ in type.cuts[d]))
     return table(type, axes_of((type, d)), lambda c: length(type.indices(d, tuple(c))))
 
 
@@ -100,6 +102,8 @@ def _common_numel(a: NormalType, b: NormalType) -> Count:
             (start, size), (other, its) = _blocks(a, d), _blocks(b, d)
             shared = np.minimum(start + size, other + its) - np.maximum(start, other)
             total = total * np.maximum(shared, 0).astype(np.object_)
+        elif _units(a, b, d):
+            total = total * _shared(a, b, d)
         else:
 
             def common(c: list[int], d: int = d) -> int:
@@ -125,6 +129,59 @@ def _blocks(type: NormalType, d: int) -> tuple[NDArray[np.int64], NDArray[np.int
         before = np.minimum(index * most_held, size)
         start, size = start + before, np.minimum(most_held, size - before)
     return start, size
+
+
+MOST_UNITS = 1 << 20
+"""The most parts of a dim that are told apart."""
+
+
+def _unit(type: NormalType, d: int) -> int:
+    """The length of the pieces that even cuts leave of dim `d`; 0 where one is not even."""
+    size = unit = type.shape[d]
+    for _, count, placement in type.cuts[d]:
+        parts = placement.split_factor if isinstance(placement, StridedShard) else 1
+        if not isinstance(placement, (Shard, StridedShard)) or size % (parts * count):
+            return 0
+        size //= count
+        unit = gcd(unit, size // parts)
+    return unit
+
+
+def _units(a: NormalType, b: NormalType, d: int) -> int:
+    """How many parts of dim `d` are whole to all ranks of both; 0 where cuts are not even."""
+    unit = gcd(_unit(a, d), _unit(b, d)) if _unit(a, d) and _unit(b, d) else 0
+    units = a.shape[d] // unit if unit else 0
+    return units if units <= MOST_UNITS else 0
+
+
+def _shared(a: NormalType, b: NormalType, d: int) -> Count:
+    """How many indices of dim `d` each rank holds in both, where all cuts are even."""
+    units, sizes = _units(a, b, d), a.mesh.sizes
+    before, after = _owners(a, d, units), _owners(b, d, units)
+    kept = np.ones(units, bool)
+    for axis in before.keys() & after.keys():
+        kept &= before[axis] == after[axis]
+    owners = {**before, **after}
+    axes = sorted(owners)
+    flat = np.zeros(units, np.int64)
+    for axis in axes:
+        flat = flat * sizes[axis] + owners[axis]
+    counts = np.bincount(flat[kept], minlength=prod(sizes[axis] for axis in axes))
+    shape = [size if axis in owners else 1 for axis, size in enumerate(sizes)]
+    return np.reshape(counts.astype(np.object_), shape) * (a.shape[d] // units)
+
+
+def _owners(type: NormalType, d: int, units: int) -> dict[int, NDArray[np.int64]]:
+    """For each axis that cuts dim `d`, evenly, its index that holds each of so many parts."""
+    owners: dict[int, NDArray[np.int64]] = {}
+    at, size = np.arange(units), units  # where a part is in what the cuts so far leave
+    for axis, count, placement in type.cuts[d]:
+        parts = placement.split_factor if isinstance(placement, StridedShard) else 1
+        step = size // parts // count
+        owners[axis] = at % (size // parts) // step
+        at = at // (size // parts) * step + at % step
+        size //= count
+    return owners
 
 
 @functools.lru_cache(maxsize=4096)

@@ -16,8 +16,8 @@ from fdtensor.programs.axis_order import preferred_order
 from fdtensor.programs.boundary import Boundary
 from fdtensor.programs.builder import Builder, Choices
 from fdtensor.programs.choice import prices_of
+from fdtensor.programs.choices import UNCONSTRAINED, Constraints
 from fdtensor.programs.options import OnMissingRule
-from fdtensor.programs.problem import UNCONSTRAINED, Constraints
 from fdtensor.programs.program import Program
 from fdtensor.programs.regather import unshared, views_of_inputs
 from fdtensor.programs.schedule import scheduled

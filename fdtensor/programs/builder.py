@@ -21,10 +21,10 @@ from fdtensor.ops.saved_values import ALIAS, SAVED
 from fdtensor.plans.cost import CostModel
 from fdtensor.programs.boundary import boundary_of
 from fdtensor.programs.choice import has_rule, inside
+from fdtensor.programs.choices import Body, Choice
 from fdtensor.programs.eqn import Eqn
 from fdtensor.programs.nodes import Option, Place
 from fdtensor.programs.options import OnMissingRule
-from fdtensor.programs.problem import Body, Choice
 from fdtensor.programs.values import Values
 
 __all__ = ["Builder", "Choices"]

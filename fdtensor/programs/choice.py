@@ -27,15 +27,10 @@ from fdtensor.ops.rewrite import rewritten
 from fdtensor.ops.rows import CallKey, arguments
 from fdtensor.plans.cost import CostModel
 from fdtensor.programs.boundary import Boundary
+from fdtensor.programs.choices import UNCONSTRAINED, Body, Choice, Constraints
 from fdtensor.programs.nodes import Node, Option, Place, Price
 from fdtensor.programs.prices import Prices
-from fdtensor.programs.problem import (
-    UNCONSTRAINED,
-    Body,
-    Choice,
-    Constraints,
-    ProblemBuilder,
-)
+from fdtensor.programs.problem import ProblemBuilder
 from fdtensor.programs.regather import views_of_inputs
 from fdtensor.programs.solver import cheapest
 

@@ -7,12 +7,9 @@ and decompositions whose pieces have rows.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any, TypeGuard
-
-import attrs
-import torch
 
 from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.placement import Cut, Partial, Placement, Ragged, Replicate, Shard
@@ -22,62 +19,13 @@ from fdtensor.ops.lift import rows_compose
 from fdtensor.ops.notation.core import R, Row, rule_of
 from fdtensor.ops.pins import pinned
 from fdtensor.ops.rows import CallKey, rows_of, variants
-from fdtensor.plans.cost import CostModel
 from fdtensor.programs.boundary import Boundary, boundary_of
+from fdtensor.programs.choices import Choice, Constraints
 from fdtensor.programs.nodes import Node, Option, Place
 from fdtensor.programs.prices import AxisPrices, Prices
 
-__all__ = [
-    "UNCONSTRAINED",
-    "Body",
-    "BodyOptions",
-    "Choice",
-    "Constraints",
-    "ProblemBuilder",
-]
+__all__ = ["BodyOptions", "ProblemBuilder"]
 
-
-@attrs.frozen(eq=False)
-class Body:
-    """A decomposition of a call, as a graph with the call's tensors as inputs and outputs."""
-
-    graph: Graph
-    depth: int
-    """The number of decompositions that its calls are inside of."""
-
-
-@attrs.frozen(eq=False)
-class Choice:
-    """The options taken on one axis: for the inputs, the calls and the outputs of a graph."""
-
-    ins: tuple[Placement, ...]
-    calls: tuple[Option, ...]
-    """`note` is a `Body` where the call runs as its decomposition."""
-    outs: tuple[Placement, ...]
-    seconds: float
-    placements: Mapping[Var, Placement]
-    """The placement in which each value is computed."""
-    problem: ProblemBuilder | None = None
-    """What it was chosen from; None for the graph of a `Body`."""
-
-
-@attrs.frozen(eq=False)
-class Constraints:
-    """Constraints on the choice for a whole graph, besides its boundary."""
-
-    fixed: frozenset[Var] = frozenset()
-    """Values that do not move while there is another way."""
-    uncut: Mapping[Var, frozenset[int]] = attrs.field(factory=lambda: dict[Var, frozenset[int]]())
-    """Dims of values that no axis may cut."""
-    like: Mapping[str, Choice] | None = None
-    """The choice for a graph of the same calls on other sizes, which is repeated."""
-    cost: CostModel | None = None
-    """Prices for the choice alone."""
-    reduce_dtype: torch.dtype | None = torch.float32
-    """The dtype in which pending sums of half precision are held; None for their own."""
-
-
-UNCONSTRAINED = Constraints()
 
 BodyOptions = Callable[..., Sequence[Option]]
 """`(key, fulls, read, starts, before, mesh, axis, cost, depth, reduce_dtype)` to the options of a
@@ -108,6 +56,7 @@ class ProblemBuilder:
         self.constraints, self.body_options = constraints, body_options
         self.like = None if constraints.like is None else constraints.like[axis]
         self.count = self.mesh.axis_size(axis)
+        self.known: dict[Hashable, tuple[Option, ...]] = {}
         self.domain: dict[Var, dict[Placement, None]] = {}
         """The placements in which a value may be computed."""
         self.left = tuple([self._left(Var(i), full) for i, full in enumerate(graph.types)])
@@ -144,7 +93,7 @@ class ProblemBuilder:
             others = {a: c.calls[i].ins for a, c in self.before.items()}
             uses = [{a: ins[j] for a, ins in others.items()} for j in range(len(call.ins))]
             ins = tuple(v.index for v in call.ins)
-            nodes.append(Node(ins, outs, tuple(options), self._uses(uses)))
+            nodes.append(Node(ins, outs, options, self._uses(uses)))
         for k, (v, end) in enumerate(zip(graph.outs, self.boundary.outs, strict=True)):
             wanted = self._results(k, v) if end == "free" else [end]
             uses = self._uses([{a: choice.outs[k] for a, choice in self.before.items()}])
@@ -176,7 +125,32 @@ class ProblemBuilder:
         shape, uncut = self.graph.types[v.index].shape, self.constraints.uncut.get(v, ())
         return [R, *(Shard(d) for d, n in enumerate(shape) if n > 1 and d not in uncut)]
 
-    def _options(self, i: int, call: Call) -> list[Option]:
+    def _options(self, i: int, call: Call) -> tuple[Option, ...]:
+        """The options of a call; those of calls that are alike are built once."""
+        if self.like is not None:
+            return tuple(self._built(i, call))
+        key = self._look(i, call)
+        known = self.known.get(key)
+        if known is None:
+            known = self.known[key] = tuple(self._built(i, call))
+        return known
+
+    def _look(self, i: int, call: Call) -> Hashable:
+        """What the options of a call depend on."""
+        types, uncut = self.graph.types, self.constraints.uncut
+        sides = [
+            None if v is None else (types[v.index], self.left[v.index], uncut.get(v))
+            for v in (*call.ins, *call.outs)
+        ]
+        ins = tuple([tuple(self.domain[v]) for v in call.ins])
+        past = tuple([choice.calls[i] for choice in self.before.values()])
+        return CallKey.of(call), tuple(sides), ins, past, self._cutters(call)
+
+    def _cutters(self, call: Call) -> Hashable:
+        """How other axes cut the operands."""
+        return tuple([tuple([c.placements.get(v) for c in self.before.values()]) for v in call.ins])
+
+    def _built(self, i: int, call: Call) -> list[Option]:
         graph = self.graph
         pin = pinned(call)
         if pin is not None:

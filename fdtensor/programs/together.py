@@ -26,9 +26,9 @@ from fdtensor.programs.choice import (
     regathered,
     total_seconds,
 )
+from fdtensor.programs.choices import Body, Choice, Constraints
 from fdtensor.programs.nodes import Node, Option, Place
 from fdtensor.programs.prices import LeastPrices, Prices, moves_near, moves_of
-from fdtensor.programs.problem import Body, Choice, Constraints
 from fdtensor.programs.solver import cheapest
 from fdtensor.programs.wider import wider, with_options
 

@@ -21,9 +21,9 @@ from fdtensor.ops.pins import pinned
 from fdtensor.ops.random_key import is_key, key_type, with_random_key
 from fdtensor.plans.cost import NCCL, CostModel
 from fdtensor.programs.assembly import assembled
+from fdtensor.programs.choices import Constraints
 from fdtensor.programs.options import OnMissingRule, Options
 from fdtensor.programs.out_layouts import resolved, wanted_layouts
-from fdtensor.programs.problem import Constraints
 from fdtensor.programs.program import Program
 from fdtensor.programs.recording import TENSOR, name_of, recorded
 

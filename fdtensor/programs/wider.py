@@ -9,7 +9,7 @@ and for the readers as they now are.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import islice, product
 from typing import Any
 
@@ -19,6 +19,7 @@ from fdtensor.layouts.placement import Partial
 from fdtensor.ops.flops import Part, Work
 from fdtensor.ops.graph import Call, Graph
 from fdtensor.ops.lift import lifted
+from fdtensor.ops.rows import CallKey
 from fdtensor.programs.moves import Placements, about_seconds
 from fdtensor.programs.nodes import Node, Option, Place
 from fdtensor.programs.prices import Prices
@@ -94,21 +95,30 @@ def wider(
     first = len(graph.inputs) + len(graph.constants)
     last = first + len(graph.calls)
     more: list[Node] = [*nodes[:first]]
+    known: dict[Hashable, tuple[Option, ...]] = {}
     for k, call in enumerate(graph.calls, first):
-        more.append(_more(now, graph, call, nodes[k], [rows[a][k] for a in prices.mesh.axes]))
+        alone = [rows[a][k].options for a in prices.mesh.axes]
+        look = _look(now, graph, call, nodes[k], alone)
+        if look not in known:  # calls that are alike get the same
+            known[look] = _more(now, graph, call, nodes[k], alone)
+        more.append(attrs.evolve(nodes[k], options=known[look]))
+    return [*more, *_ends(nodes[last:], more, free)]
+
+
+def _ends(ends: Sequence[Node], nodes: Sequence[Node], free: Sequence[bool]) -> Iterator[Node]:
+    """The outputs; where one is open, in any placement that the nodes give but pending ones."""
     given = {
         v: [option.outs[j] for option in node.options]
-        for node in more
+        for node in nodes
         for j, v in enumerate(node.outs)
         if v is not None
     }
-    for node, is_free in zip(nodes[last:], free, strict=True):
+    for node, is_free in zip(ends, free, strict=True):
         places = dict.fromkeys(option.ins[0] for option in node.options)
         if is_free:
             kept = (p for p in given[node.ins[0]] if not any(isinstance(x, Partial) for x in p))
             places |= dict.fromkeys(kept)
-        more.append(attrs.evolve(node, options=tuple(Option((q,), (), 0.0) for q in places)))
-    return more
+        yield attrs.evolve(node, options=tuple(Option((q,), (), 0.0) for q in places))
 
 
 def with_options(nodes: Sequence[Node], taken: Sequence[Option]) -> list[Node]:
@@ -121,8 +131,21 @@ def with_options(nodes: Sequence[Node], taken: Sequence[Option]) -> list[Node]:
     ]
 
 
-def _more(now: _Now, graph: Graph, call: Call, node: Node, alone: Sequence[Node]) -> Node:
-    """The node of a call with more options."""
+def _look(
+    now: _Now, graph: Graph, call: Call, node: Node, alone: Sequence[Sequence[Option]]
+) -> Hashable:
+    """What the options of a call depend on."""
+    sides = [None if v is None else graph.types[v.index] for v in (*call.ins, *call.outs)]
+    made = [now.made[v] for v in node.ins]
+    wanted = [None if v is None else tuple(now.wanted.get(v, ())) for v in node.outs]
+    options = [(o.ins, o.outs, o.seconds) for o in node.options]
+    return CallKey.of(call), tuple(sides), tuple(made), tuple(wanted), tuple(options), tuple(alone)
+
+
+def _more(
+    now: _Now, graph: Graph, call: Call, node: Node, alone: Sequence[Sequence[Option]]
+) -> tuple[Option, ...]:
+    """The options of a call and more; `alone` has those of each axis."""
     known = {(option.ins, option.outs) for option in node.options}
     fresh = [
         c for c in _combinations(now, graph, call, node, alone) if (c.ins, c.outs) not in known
@@ -132,18 +155,18 @@ def _more(now: _Now, graph: Graph, call: Call, node: Node, alone: Sequence[Node]
         composed = (c for c in order if id(c) in best or _composes(c, graph, call, now.prices))
         best |= {id(c): c for c in islice(composed, MORE)}
     options = [Option(c.ins, c.outs, c.seconds, dict(c.along)) for c in best.values()]
-    return attrs.evolve(node, options=(*node.options, *options))
+    return (*node.options, *options)
 
 
 def _combinations(
-    now: _Now, graph: Graph, call: Call, node: Node, alone: Sequence[Node]
+    now: _Now, graph: Graph, call: Call, node: Node, alone: Sequence[Sequence[Option]]
 ) -> Iterator[_Combination]:
     """The combinations of rows; of each axis the rows that cost least while the others stay."""
     axes, sizes = now.prices.mesh.axes, now.prices.mesh.sizes
     most = int(MOST_COMBINATIONS ** (1 / sum(n > 1 for n in sizes)))
     kept: list[list[Option]] = []
     for axis, one in zip(axes, alone, strict=True):
-        options = list(one.options)
+        options = list(one)
         if len(options) > most:
             options.sort(key=lambda o: _beside(now, node, axes.index(axis), o))
         kept.append(options[:most] if now.prices.mesh.axis_size(axis) > 1 else options[:1])

@@ -29,9 +29,9 @@ from fdtensor.ops.lift import lifted
 from fdtensor.plans.cost import NCCL
 from fdtensor.programs.assembly import boundaries_of
 from fdtensor.programs.choice import prices_of, problem_of, total_seconds
+from fdtensor.programs.choices import Body, Constraints
 from fdtensor.programs.nodes import Node, Option
 from fdtensor.programs.prices import Prices
-from fdtensor.programs.problem import Body, Constraints
 from fdtensor.programs.recording import recorded
 from fdtensor.programs.solver import cheapest
 from fdtensor.programs.together import INNERMOST, chosen_together

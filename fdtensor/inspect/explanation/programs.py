@@ -13,7 +13,7 @@ from fdtensor.ops.graph import Var
 from fdtensor.ops.notation.core import rule_of
 from fdtensor.ops.pins import pinned
 from fdtensor.programs.assembly import Origin
-from fdtensor.programs.problem import Body
+from fdtensor.programs.choices import Body
 from fdtensor.programs.program import Program
 
 __all__ = ["explained"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from itertools import groupby
 
+from fdtensor.programs.choices import Body
 from fdtensor.programs.nodes import Option
-from fdtensor.programs.problem import Body
 
 __all__ = ["columns", "counted", "microseconds", "row_text"]
 

@@ -1,0 +1,62 @@
+"""`Choice`: what is chosen on one axis, and the `Constraints` that it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import attrs
+import torch
+
+from fdtensor.layouts.placement import Placement
+from fdtensor.ops.graph import Graph, Var
+from fdtensor.plans.cost import CostModel
+from fdtensor.programs.nodes import Option
+
+if TYPE_CHECKING:
+    from fdtensor.programs.problem import ProblemBuilder
+
+__all__ = ["UNCONSTRAINED", "Body", "Choice", "Constraints"]
+
+
+@attrs.frozen(eq=False)
+class Body:
+    """A decomposition of a call, as a graph with the call's tensors as inputs and outputs."""
+
+    graph: Graph
+    depth: int
+    """The number of decompositions that its calls are inside of."""
+
+
+@attrs.frozen(eq=False)
+class Choice:
+    """The options taken on one axis: for the inputs, the calls and the outputs of a graph."""
+
+    ins: tuple[Placement, ...]
+    calls: tuple[Option, ...]
+    """`note` is a `Body` where the call runs as its decomposition."""
+    outs: tuple[Placement, ...]
+    seconds: float
+    placements: Mapping[Var, Placement]
+    """The placement in which each value is computed."""
+    problem: ProblemBuilder | None = None
+    """What it was chosen from; None for the graph of a `Body`."""
+
+
+@attrs.frozen(eq=False)
+class Constraints:
+    """Constraints on the choice for a whole graph, besides its boundary."""
+
+    fixed: frozenset[Var] = frozenset()
+    """Values that do not move while there is another way."""
+    uncut: Mapping[Var, frozenset[int]] = attrs.field(factory=lambda: dict[Var, frozenset[int]]())
+    """Dims of values that no axis may cut."""
+    like: Mapping[str, Choice] | None = None
+    """The choice for a graph of the same calls on other sizes, which is repeated."""
+    cost: CostModel | None = None
+    """Prices for the choice alone."""
+    reduce_dtype: torch.dtype | None = torch.float32
+    """The dtype in which pending sums of half precision are held; None for their own."""
+
+
+UNCONSTRAINED = Constraints()
