@@ -20,7 +20,12 @@ compute_steps  the time of each
 compute_trace  the time it takes to trace a GPT
 compute        all of them
 
-command    the command line of both
+`choice` traces large functions:
+
+choice_cases   an MLP and layers of Llama-3-8B, at their real sizes
+choice         the program of each, and the time it takes to choose it
+
+command    the command line of all
 """
 
 from tests.bench.command import main

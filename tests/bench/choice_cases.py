@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
 
-__all__ = ["CASES", "Case", "llama"]
+__all__ = ["CASES", "LAYERED", "Case", "llama"]
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -130,3 +131,22 @@ CASES = (
         (Mesh(fs=8), Mesh(fs=4, tp=2), Mesh(tp=2, fs=4), Mesh(dp=2, fs=2, tp=2)),
     ),
 )
+
+LAYERED = (
+    *(
+        Case(
+            f"{layers} layers of Llama-3-8B, gradient",
+            torch.func.grad(llama(layers)),
+            functools.partial(_llama_types, layers=layers),
+            (Mesh(fs=8), Mesh(fs=4, tp=2)),
+        )
+        for layers in (2, 8, 32)
+    ),
+    Case(
+        "a layer of Llama-3-8B, batch 128, gradient",
+        torch.func.grad(llama(1)),
+        functools.partial(_llama_types, batch=128),
+        (Mesh(dp=8, fs=16, tp=8),),
+    ),
+)
+"""Many layers, and many ranks."""

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fdtensor.layouts.progress import busy
 from fdtensor.testing.pool import GlooPool
-from tests.bench import compute, draws, planning, tables
+from tests.bench import choice, compute, draws, planning, tables
 from tests.bench import overhead as overheads
 from tests.bench.cases import CASES, LARGE, SMALL, Shape
 from tests.bench.overhead import OVERHEADS, Overhead
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="fdtensor beside PyTorch: redistribute on 4 gloo processes of this machine, "
         "with DTensor and calls by hand; compute with DTensor; random with torch's own draws.",
     )
-    choices = ["redistribute", "compute", "random"]
+    choices = ["redistribute", "compute", "random", "choice"]
     parser.add_argument("what", choices=choices, help="what to measure")
     parser.add_argument("--json", metavar="FILE", help="write all that was measured")
     parser.add_argument("--quick", action="store_true", help="less than a minute, rougher")
@@ -85,6 +85,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _compute(options)
     if options.what == "random":
         return _random(options)
+    if options.what == "choice":
+        return _choice(options)
     effort = QUICK if options.quick else FULL
     if options.rounds:
         rounds = tuple((size, options.rounds) for size, _ in effort.rounds)
@@ -116,6 +118,16 @@ def _random(options: argparse.Namespace) -> int:
     with _ticking(console, draws.total()) as tick:
         found = draws.measure(effort, tick)
     _show(console, found, draws.show)
+    _write(options.json, effort, found)
+    return 0
+
+
+def _choice(options: argparse.Namespace) -> int:
+    effort = choice.QUICK if options.quick else choice.FULL
+    console = Console()
+    with _ticking(console, choice.total(effort)) as tick:
+        found = choice.measure(effort, tick)
+    _show(console, found, choice.show)
     _write(options.json, effort, found)
     return 0
 

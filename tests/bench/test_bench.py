@@ -10,8 +10,10 @@ import torch.distributed as dist
 from rich.console import Console
 
 from fdtensor.testing.pool import GlooPool, WorkerError
-from tests.bench import main, tables
+from tests.bench import choice, main, tables
 from tests.bench.cases import CASES
+from tests.bench.choice_cases import CASES as CASES_OF_CHOICE
+from tests.bench.choice_cases import LAYERED
 from tests.bench.command import Effort, Found, measure
 from tests.bench.count import Received
 from tests.bench.hand import HAND
@@ -135,3 +137,18 @@ def test_bad_arguments_are_refused(argv, capsys):
 def test_no_rounds_are_refused(capsys):
     assert main(["redistribute", "--rounds", "0"]) == 2
     assert capsys.readouterr().err == "fdtensor: --rounds takes a count, 1 or more.\n"
+
+
+def test_the_choice_bench_shows_each_program():
+    effort = choice.Effort((("MLP, gradient", 1),))
+    found = choice.measure(effort)
+    (row,) = found.programs
+    assert (row.mesh, row.collectives > 0) == ("Mesh(dp=2, tp=4)", True)
+    console = Console(width=200, record=True)
+    choice.show(console, found)
+    assert "33.6" in console.export_text()
+
+
+def test_the_choice_bench_knows_each_case_by_its_name():
+    names = [case.name for case in (*CASES_OF_CHOICE, *LAYERED)]
+    assert len(set(names)) == len(names)
