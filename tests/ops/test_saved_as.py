@@ -284,7 +284,7 @@ KEPT = """\
   h:f32[64,32]{sum:tp} = mm g c
   i:f32[64,32]         = all_reduce[axis=tp reduce_op=sum] h  12 KiB
   j:f32[64,32]         = pow.Tensor_Scalar i 2
-  k:f32[64,32@tp]      = slice[axis=tp dim=1] j
+  k:f32[64@tp,32]      = slice[axis=tp dim=0] j
   l:f32[]{sum:tp}      = sum k
   m:f32[]              = ones_like l pin_memory=False memory_format=torch.preserve_format
   n:f32[64,32]         = expand m [64,32]
