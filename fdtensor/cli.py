@@ -102,7 +102,8 @@ def _parser() -> _Parser:
     plan.add_argument("--dst", required=True, help="the layout wanted: 'R,S(1)'")
     plan.add_argument("--dst-mesh", help="another mesh for the destination, on ranks 0, 1, ...")
     plan.add_argument("--max-bytes", type=int, help="what any rank may hold at once")
-    plan.add_argument("--cost", choices=["nccl", "gloo"], default="nccl", help="the cost model")
+    models = ["nccl", "h100", "h200", "a100", "tpu_v5p", "gloo"]
+    plan.add_argument("--cost", choices=models, default="nccl", help="the cost model")
     plan.add_argument("--exact", action="store_true", help="print bytes to the last one")
     plan.add_argument("--json", action="store_true", help="print JSON")
     return parser
@@ -153,7 +154,7 @@ def _demo_under_torchrun(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    from fdtensor.plans.cost import GLOO, NCCL
+    from fdtensor.plans import cost as costs
     from fdtensor.plans.planner import plan
     from fdtensor.plans.text import bytes_text, exact_bytes
 
@@ -162,7 +163,7 @@ def _plan(options: argparse.Namespace) -> int:
     dst_mesh = parse_mesh(options.dst_mesh) if options.dst_mesh else mesh
     src = TensorType(shape, dtype, parse_layout(mesh, options.src))
     dst = TensorType(shape, dtype, parse_layout(dst_mesh, options.dst))
-    cost = GLOO if options.cost == "gloo" else NCCL
+    cost: costs.CostModel = getattr(costs, options.cost.upper())
     found = plan(src, dst, cost=cost, max_bytes=options.max_bytes)
     facts = {
         "received_bytes": found.received_bytes,

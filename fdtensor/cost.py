@@ -1,4 +1,4 @@
-"""The seconds of plans and programs: the models of two backends, and how to measure another.
+"""The seconds of plans and programs: models of accelerators and links, and how to measure others.
 
 comm = fd.connect(mesh, cost=fd.cost.GLOO)
 fd.cost.estimate(plan, fd.cost.calibrate(comm))
@@ -7,6 +7,32 @@ fd.cost.estimate(plan, fd.cost.calibrate(comm))
 from __future__ import annotations
 
 from fdtensor.inspect.calibrate import calibrate, estimate
-from fdtensor.plans.cost import GLOO, NCCL, CostModel
+from fdtensor.plans.cost import (
+    A100,
+    ETHERNET,
+    GLOO,
+    H100,
+    H200,
+    INFINIBAND,
+    NCCL,
+    NVLINK,
+    TPU_V5P,
+    CostModel,
+    Link,
+)
 
-__all__ = ["CostModel", "GLOO", "NCCL", "calibrate", "estimate"]
+__all__ = [
+    "A100",
+    "CostModel",
+    "ETHERNET",
+    "GLOO",
+    "H100",
+    "H200",
+    "INFINIBAND",
+    "Link",
+    "NCCL",
+    "NVLINK",
+    "TPU_V5P",
+    "calibrate",
+    "estimate",
+]

@@ -98,17 +98,23 @@ def _measured(comm: Any, mesh: Mesh, axes: Sequence[str], rounds: int) -> CostMo
         slowdown.append((kind, slope / per_byte))
     block = torch.empty(LARGE, device=comm.device)
     copying = _agreed(comm, _median(block.clone, rounds, comm.device))
-    square = torch.ones(512, 512, device=comm.device)
-    multiplying = _agreed(comm, _median(lambda: square @ square, rounds, comm.device))
     return CostModel(
         f"measured on {mesh!r}",
         latency,
         1 / per_byte,
         2 * block.nbytes / copying,
-        2 * len(square) ** 3 / multiplying,
+        (("", _flops(comm, torch.float32, rounds)), ("bf16", _flops(comm, torch.bfloat16, rounds))),
         tuple(launch),
         tuple(slowdown),
         tuple((axis, s / mesh.axis_size(axis), 1 / slope) for axis, (s, slope) in links.items()),
+    )
+
+
+def _flops(comm: Any, dtype: torch.dtype, rounds: int) -> float:
+    """Floating-point operations per second of a product of matrices on the slowest rank."""
+    square = torch.ones(512, 512, dtype=dtype, device=comm.device)
+    return (
+        2 * len(square) ** 3 / _agreed(comm, _median(lambda: square @ square, rounds, comm.device))
     )
 
 

@@ -39,7 +39,7 @@ def work(
     split = share / count if any(cut for _, cut in parts) else share
     fulls = tuple(types[v.index] for v in call.ins)
     results = tuple(None if v is None else types[v.index] for v in call.outs)
-    return moved / cost.copy + flops(CallKey.of(call), fulls, results) * split / cost.flops
+    return moved / cost.copy + _compute(call, fulls, results, cost) * split
 
 
 Part = tuple[float, int]
@@ -56,7 +56,7 @@ class Work:
         fulls = tuple(types[v.index] for v in call.ins)
         results = tuple(None if v is None else types[v.index] for v in call.outs)
         self.is_view = is_view(call)
-        self.flops = flops(CallKey.of(call), fulls, results)
+        self.compute = _compute(call, fulls, results, cost)
 
     def part(self, v: int | None, placements: Sequence[Any]) -> Part:
         """The part of an operand or result; of one that nobody reads the cuts alone."""
@@ -74,7 +74,14 @@ class Work:
         for nbytes, cuts in parts:
             moved, mask = moved + nbytes, mask | cuts
         ranks = prod(n for i, n in enumerate(self.sizes) if mask >> i & 1)
-        return moved / self.cost.copy + self.flops / ranks / self.cost.flops
+        return moved / self.cost.copy + self.compute / ranks
+
+
+def _compute(
+    call: Call, ins: tuple[Full, ...], outs: tuple[Full | None, ...], cost: CostModel
+) -> float:
+    """The seconds that one rank would take for the flops of a whole call."""
+    return flops(CallKey.of(call), ins, outs) / cost.flops_of(ins[0].dtype) if ins else 0.0
 
 
 @functools.lru_cache(maxsize=65536)

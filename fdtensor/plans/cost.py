@@ -4,17 +4,34 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
+import torch
 
+from fdtensor.layouts.dtypes import dtype_name
 from fdtensor.layouts.errors import PlanError
 from fdtensor.layouts.record import Record
 from fdtensor.plans.collectives import Step, is_local
 from fdtensor.plans.traffic import most_received
 
-__all__ = ["GLOO", "NCCL", "CostModel", "in_order", "overlapped", "seconds"]
+__all__ = [
+    "A100",
+    "ETHERNET",
+    "GLOO",
+    "H100",
+    "H200",
+    "INFINIBAND",
+    "NCCL",
+    "NVLINK",
+    "TPU_V5P",
+    "CostModel",
+    "Link",
+    "in_order",
+    "overlapped",
+    "seconds",
+]
 
 
 def _time(value: object) -> float:
@@ -25,6 +42,12 @@ def _time(value: object) -> float:
 def _rate(value: object) -> float:
     """So much per second."""
     return _number(value, 5e-324)
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise PlanError(f"torus={value!r} is no flag.", hint="Write torus=True or torus=False.")
+    return value
 
 
 def _number(value: object, least: float) -> float:
@@ -67,6 +90,28 @@ def _name(value: object) -> str:
     return value
 
 
+def _by_dtype(value: object) -> tuple[tuple[str, float], ...]:
+    """Rates by the names of dtypes, from such a table or from one number for all."""
+    rows = isinstance(value, (tuple, list))
+    return _RATES(value) if rows else (("", _rate(value)),)
+
+
+_RATES = _table(_rate)
+
+
+@attrs.frozen(eq=False)
+class Link(Record):
+    """What connects the ranks along an axis, for `CostModel.with_links`.
+
+    `latency` is in seconds for one more message, `bandwidth` in bytes per second into one rank.
+
+    >>> pods = fd.cost.H100.with_links(dp=fd.cost.Link(latency=20e-6, bandwidth=5e9))
+    """
+
+    latency: float = attrs.field(converter=_time)
+    bandwidth: float = attrs.field(converter=_rate)
+
+
 @attrs.frozen(eq=False)
 class CostModel(Record):
     """Seconds of a step from bytes, as data: `launch + messages * latency + bytes / bandwidth`.
@@ -88,8 +133,8 @@ class CostModel(Record):
     """Bytes per second into one rank."""
     copy: float = attrs.field(converter=_rate)
     """Bytes per second of a local copy, read and written."""
-    flops: float = attrs.field(converter=_rate)
-    """Floating-point operations per second of one rank."""
+    flops: tuple[tuple[str, float], ...] = attrs.field(converter=_by_dtype)
+    """Floating-point operations per second of one rank by dtype, "" for all others; or a number."""
     launch: tuple[tuple[str, float], ...] = attrs.field(converter=_table(_time))
     """Seconds that a call takes by itself, by kind."""
     slowdown: tuple[tuple[str, float], ...] = attrs.field(converter=_table(_time))
@@ -98,6 +143,23 @@ class CostModel(Record):
         default=(), converter=_table(_time, _rate)
     )
     """Axes with a latency and bandwidth of their own."""
+    torus: bool = attrs.field(default=False, converter=_flag)
+    """Whether the ranks of an axis are a ring, where a message passes the ranks between."""
+
+    def flops_of(self, dtype: torch.dtype) -> float:
+        """Floating-point operations per second on operands of this dtype."""
+        return _flops_of(self, dtype)
+
+    def with_links(self, **links: Link) -> CostModel:
+        """The same model with links of their own for some axes of a mesh.
+
+        >>> pods = fd.cost.H100.with_links(dp=fd.cost.INFINIBAND)
+        >>> pods.axes
+        (('dp', 1e-05, 40000000000.0),)
+        """
+        rest = [row for row in self.axes if row[0] not in links]
+        rows = [(axis, link.latency, link.bandwidth) for axis, link in links.items()]
+        return attrs.evolve(self, axes=(*rest, *rows))
 
     def link(self, axes: Sequence[str] | None) -> tuple[float, float]:
         """The latency and bandwidth of the slowest of `axes`."""
@@ -107,16 +169,57 @@ class CostModel(Record):
         return max(a for a, _ in links + plain), min(b for _, b in links + plain)
 
 
-NCCL = CostModel(
-    "nccl",
-    latency=4e-6,
-    bandwidth=40e9,
-    copy=1e12,
-    flops=5e12,
-    launch=(("", 10e-6),),
-    slowdown=(("peer_to_peer", 1.3), ("exchange", 1.2)),
+def _accelerator(
+    name: str, peaks: Mapping[str, float], memory: float, link: float, torus: bool = False
+) -> CostModel:
+    """A model from the figures of a data sheet, of which a part is reached in practice."""
+    return CostModel(
+        name,
+        latency=2e-6,
+        bandwidth=0.8 * link,
+        copy=0.85 * memory,
+        flops=tuple((dtype, 0.7 * peak) for dtype, peak in peaks.items()),
+        launch=(("", 10e-6),),
+        slowdown=(("peer_to_peer", 1.3), ("exchange", 1.2)),
+        torus=torus,
+    )
+
+
+_HOPPER = {"": 67e12, "bf16": 989e12, "f16": 989e12, "float8_e4m3fn": 1979e12}
+
+H100 = _accelerator("h100", _HOPPER, memory=3.35e12, link=450e9)
+"""NVIDIA H100 SXM, linked by NVLink.
+
+Source: its data sheet (dense flops without TF32, bytes per second of memory, NVLink one way); of
+flops 0.7, of memory 0.85 and of links 0.8 are taken to be reached.
+"""
+
+H200 = _accelerator("h200", _HOPPER, memory=4.8e12, link=450e9)
+"""NVIDIA H200 SXM, linked by NVLink; source and parts reached as for `H100`."""
+
+A100 = _accelerator(
+    "a100", {"": 19.5e12, "bf16": 312e12, "f16": 312e12}, memory=2.039e12, link=300e9
 )
-"""Eight accelerators with a fast link, where named collectives are best: the default of all."""
+"""NVIDIA A100 SXM of 80 GB, linked by NVLink; source and parts reached as for `H100`."""
+
+TPU_V5P = _accelerator("tpu_v5p", {"": 459e12 / 6, "bf16": 459e12}, 2.765e12, 180e9, torus=True)
+"""Google TPU v5p: each axis of the mesh is a ring of a torus.
+
+Source: the documentation of Cloud TPU; float32 is taken as six passes in bfloat16, a link as 90 GB
+per second each way, of which an axis has two.
+"""
+
+NVLINK = Link(2e-6, 0.8 * 450e9)
+"""Eight H100 of one machine."""
+
+INFINIBAND = Link(4e-6, 0.8 * 50e9)
+"""Machines with a 400 Gb/s adapter for each accelerator."""
+
+ETHERNET = Link(30e-6, 0.8 * 12.5e9)
+"""Machines with 100 Gb/s for each accelerator."""
+
+NCCL = attrs.evolve(H100, name="nccl", latency=INFINIBAND.latency, bandwidth=INFINIBAND.bandwidth)
+"""The default of all: H100 of many machines, linked by InfiniBand, so that bytes are dear."""
 
 GLOO = CostModel(
     "gloo",
@@ -141,6 +244,12 @@ GLOO = CostModel(
 )
 """Processes of one machine that talk by gloo: small tensors go best by one all-to-all, large ones
 by messages from rank to rank, a reduce_scatter never (gloo runs it as an all_reduce)."""
+
+
+@functools.cache
+def _flops_of(cost: CostModel, dtype: torch.dtype) -> float:
+    rates = dict(cost.flops)
+    return rates.get(dtype_name(dtype), rates.get("", min(rates.values())))
 
 
 HIDDEN = 1 / 16
@@ -177,5 +286,21 @@ def seconds(step: Step, cost: CostModel) -> float:
         latency, bandwidth = cost.link(collective.link())
         launch, slowdown = dict(cost.launch), dict(cost.slowdown)
         time += launch.get(kind, launch.get("", 0.0)) + collective.messages(step) * latency
-        time += moved * slowdown.get(kind, 1.0) / bandwidth
+        time += moved * slowdown.get(kind, 1.0) * _hops(step, cost) / bandwidth
     return time
+
+
+def _hops(step: Step, cost: CostModel) -> float:
+    """How often a byte takes a link: of a ring, those of an exchange pass a quarter, halved by two
+    directions; what is gathered or reduced goes from neighbor to neighbor.
+
+    Source: "How to Scale Your Model", https://jax-ml.github.io/scaling-book/sharding
+    """
+    if not cost.torus or step.collective.kind not in _FAR:
+        return 1.0
+    mesh = step.src.mesh
+    ring = max(mesh.axis_size(axis) for axis in step.collective.link() or mesh.axes)
+    return max(1.0, ring / 4)
+
+
+_FAR = ("all_to_all", "exchange", "peer_to_peer")

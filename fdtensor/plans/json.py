@@ -47,7 +47,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-VERSION = 1
+VERSION = 2
 """The version of what is written here, the value of the key `fdtensor`."""
 
 
@@ -250,6 +250,8 @@ def _cost_field(value: object, where: str) -> Any:
     """A name, a number or a table of rows, each a word and its numbers."""
     if isinstance(value, str):
         return word(value, where)
+    if isinstance(value, bool):
+        return value
     if not is_list(value):
         return real(value, where)
     rows = [items(row, where) for row in value]

@@ -20,7 +20,7 @@ from fdtensor.programs.choices import UNCONSTRAINED, Constraints
 from fdtensor.programs.options import OnMissingRule
 from fdtensor.programs.program import Program
 from fdtensor.programs.regather import unshared, views_of_inputs
-from fdtensor.programs.schedule import scheduled
+from fdtensor.programs.schedule import BUCKET_BYTES, scheduled
 from fdtensor.programs.together import chosen_together
 from fdtensor.programs.values import Values
 
@@ -53,13 +53,15 @@ def assembled(
     regather: bool = False,
     on_missing_rule: OnMissingRule = "replicate",
     packed: bool = True,
+    bucket_bytes: int = BUCKET_BYTES,
     constraints: Constraints = UNCONSTRAINED,
 ) -> Program:
     """The program of `graph` for inputs of these types, that takes the least time by `cost`.
 
     `wants` has the layouts of the outputs; where one is None it is chosen too, and not pending.
-    With `regather`, gathered inputs are freed after each use and gathered again. Small collectives
-    travel together unless `packed` is False. The choice keeps to `constraints`.
+    With `regather`, gathered inputs are freed after each use and gathered again. Collectives of
+    `bucket_bytes` or less travel together unless `packed` is False. The choice keeps to
+    `constraints`.
     """
     graph = unshared(graph) if regather else graph
     prices = constraints.cost or cost
@@ -81,7 +83,7 @@ def assembled(
         return Program(name, mesh, inputs, *lines, cost, origin)
 
     program = _best_nesting(nested, mesh)
-    return scheduled(program, ahead=not regather) if packed else program
+    return scheduled(program, bucket_bytes, ahead=not regather) if packed else program
 
 
 def boundaries_of(

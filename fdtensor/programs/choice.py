@@ -81,10 +81,11 @@ def problem_of(
     constraints: Constraints,
     depth: int = 0,
     at_uses: bool = False,
+    taken: Sequence[Option] = (),
 ) -> ProblemBuilder:
     """What there is to choose from on one axis."""
     return ProblemBuilder(
-        graph, axis, boundary, before, prices, constraints, _body_options, depth, at_uses
+        graph, axis, boundary, before, prices, constraints, _body_options, depth, at_uses, taken
     )
 
 

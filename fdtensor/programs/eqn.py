@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
@@ -10,9 +11,11 @@ from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.record import Record
 from fdtensor.layouts.torch_private import OpOverload
 from fdtensor.ops.graph import Call, Var, is_view, op_by_name, tensors_in
+from fdtensor.ops.lift import RESHAPES
+from fdtensor.ops.saved_values import ALIAS
 from fdtensor.plans.collectives import Collective, Step, is_local
 
-__all__ = ["Eqn", "Together", "is_view_line"]
+__all__ = ["Eqn", "Together", "is_view_line", "parts"]
 
 
 @attrs.frozen(eq=False)
@@ -84,4 +87,22 @@ class Eqn:
 
 def is_view_line(eqn: Eqn) -> bool:
     """Whether a line is a view: an op that moves no elements."""
-    return not isinstance(eqn.op, (Step, Together)) and is_view(eqn.call)
+    return not isinstance(eqn.op, (Step, Together)) and (eqn.op in RESHAPES or is_view(eqn.call))
+
+
+def parts(eqns: Sequence[Eqn]) -> set[int]:
+    """The lines whose blocks are views of the old ones when they run, by their numbers.
+
+    Not those that are kept for later, which a view would not free.
+    """
+    readers: dict[Var, list[Eqn]] = {}
+    for eqn in eqns:
+        for v in eqn.ins:
+            readers.setdefault(v, []).append(eqn)
+    return {
+        i
+        for i, eqn in enumerate(eqns)
+        if isinstance(eqn.op, Step)
+        and eqn.op.collective.is_part
+        and not all(reader.op is ALIAS for v in eqn.outs if v for reader in readers.get(v, ()))
+    }

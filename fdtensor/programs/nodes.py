@@ -25,6 +25,11 @@ class Option:
     seconds: float
     note: Any = None
 
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Its placements, which no other option of its node has."""
+        return self.ins, self.outs
+
 
 @attrs.frozen(eq=False)
 class Node:

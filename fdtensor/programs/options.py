@@ -47,6 +47,14 @@ def _wider(_: Any, attribute: attrs.Attribute[Any], value: object) -> None:
         )
 
 
+def _count(_: Any, attribute: attrs.Attribute[Any], value: object) -> None:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+        raise TraceError(
+            f"{attribute.name}={value!r} is no option.",
+            hint="Write a whole number of bytes, or None for no bound.",
+        )
+
+
 @attrs.frozen
 class Like:
     """A placeholder for the layouts of an argument: made by `like`."""
@@ -99,5 +107,7 @@ class Options:
     """Whether programs check indices, and other operands that ops refuse for their values."""
     reduce_dtype: torch.dtype | None = attrs.field(default=torch.float32, validator=_wider)
     """The dtype in which pending sums of half precision are held; None for their own."""
+    max_bytes: int | None = attrs.field(default=None, validator=_count)
+    """What any rank may hold at once; None for no bound."""
     quiet: bool = False
     """Whether a run on replicated operands is expected, and so not warned of, as in `call`."""

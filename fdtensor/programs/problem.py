@@ -35,7 +35,8 @@ call that is decomposed, one for each of `starts`: an operand, its placement, a 
 class ProblemBuilder:
     """Builds the nodes of a graph on one axis, where the axes of `before` have their choices.
 
-    With `at_uses` a move is priced with those of the other axes at the same use, else alone.
+    With `at_uses` a move is priced with those of the other axes at the same use, else alone. The
+    options that were `taken` of calls are among theirs.
     """
 
     def __init__(
@@ -49,11 +50,13 @@ class ProblemBuilder:
         body_options: BodyOptions,
         depth: int = 0,
         at_uses: bool = False,
+        taken: Sequence[Option] = (),
     ) -> None:
         self.graph, self.axis, self.boundary = graph, axis, boundary
         self.mesh, self.cost = prices.mesh, prices.cost
         self.before, self.depth, self.at_uses = before, depth, at_uses
         self.constraints, self.body_options = constraints, body_options
+        self.taken = taken
         self.like = None if constraints.like is None else constraints.like[axis]
         self.count = self.mesh.axis_size(axis)
         self.known: dict[Hashable, tuple[Option, ...]] = {}
@@ -85,7 +88,7 @@ class ProblemBuilder:
         for v, _ in graph.constants:
             nodes.append(self._source(v, [R]))
         for i, call in enumerate(graph.calls):
-            options = self._options(i, call)
+            options = self._with_taken(i, self._options(i, call))
             for k, v in enumerate(call.outs):
                 if v is not None:
                     self.domain[v] = {o.outs[k]: None for o in options}
@@ -100,6 +103,11 @@ class ProblemBuilder:
             options = tuple(Option((q,), (), 0.0) for q in wanted)
             nodes.append(Node((v.index,), (), options, uses))
         return tuple(nodes)
+
+    def _with_taken(self, i: int, options: tuple[Option, ...]) -> tuple[Option, ...]:
+        """The options with the one that was taken, as other choices on other axes gave it."""
+        same = [t for t in self.taken[i : i + 1] if t.key not in {o.key for o in options}]
+        return (*options, *same)
 
     def _uses(self, wanted: Sequence[Mapping[str, Place]]) -> tuple[Any, ...]:
         """The placements that other axes want of each operand, as prices take them."""

@@ -24,6 +24,7 @@ from fdtensor.plans.traffic import most_received, received_at
 from fdtensor.programs.check import check_program
 from fdtensor.programs.eqn import Eqn, Together, is_view_line
 from fdtensor.programs.json import decode, encode
+from fdtensor.programs.memory import bytes_held, lines_of
 from fdtensor.programs.text import line_count, op_name, summary, text_of
 
 __all__ = ["Eqn", "Program", "Together", "is_view_line", "last_uses", "op_name"]
@@ -102,12 +103,17 @@ class Program:
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes of values that any rank holds at once, inputs included."""
-        return max(self.peak_bytes_at(rank) for rank in _corners(self.mesh))
+        """The most bytes that any rank holds at once: inputs, values, and buffers of messages."""
+        return _peak(self, self.busiest_ranks)
 
     def peak_bytes_at(self, rank: int) -> int:
-        """The most bytes of values that `rank` holds at once; a view counts as a value."""
-        return _peak(self, rank)
+        """The most bytes that `rank` holds at once; a view is in the memory of its operand."""
+        return _peak(self, (rank,))
+
+    @property
+    def busiest_ranks(self) -> tuple[int, ...]:
+        """The ranks of which one holds the most: the first and last of a mesh of more than 64."""
+        return _corners(self.mesh)
 
     @property
     def seconds(self) -> float:
@@ -244,19 +250,12 @@ def last_uses(program: Program) -> list[list[Var]]:
 
 
 @functools.lru_cache(maxsize=1024)
-def _peak(program: Program, rank: int) -> int:
-    size = [type.local_nbytes(rank) for type in program.types]
-    total = sum(size[v.index] for v in {*program.inputs, *(v for v, _ in program.constants)})
-    most = total
-    for eqn, dead in zip(program.eqns, last_uses(program), strict=True):
-        total += sum(size[v.index] for v in eqn.outs if v is not None)
-        most = max(most, total)
-        total -= sum(size[v.index] for v in dead)
-    return most
+def _peak(program: Program, ranks: tuple[int, ...]) -> int:
+    return int(bytes_held(lines_of(program, ranks)).max())
 
 
-def _corners(mesh: Mesh) -> Sequence[int]:
-    return mesh.ranks if mesh.size <= 64 else (mesh.order[0], mesh.order[-1])
+def _corners(mesh: Mesh) -> tuple[int, ...]:
+    return tuple(mesh.ranks) if mesh.size <= 64 else (mesh.order[0], mesh.order[-1])
 
 
 @functools.lru_cache(maxsize=1024)

@@ -154,7 +154,7 @@ def _problem(problem: _Problem, axis: str, choices: Choices) -> object:
     others = {a: choice for a, choice in choices.items() if a != axis}
     return problem_of(
         *(problem.graph, axis, problem.boundaries[axis], others, problem.prices),
-        *(problem.constraints, 0, True),
+        *(problem.constraints, 0, True, choices[axis].calls),
     )
 
 

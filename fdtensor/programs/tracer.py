@@ -21,11 +21,13 @@ from fdtensor.ops.pins import pinned
 from fdtensor.ops.random_key import is_key, key_type, with_random_key
 from fdtensor.plans.cost import NCCL, CostModel
 from fdtensor.programs.assembly import assembled
+from fdtensor.programs.budget import cheapest_within
 from fdtensor.programs.choices import Constraints
 from fdtensor.programs.options import OnMissingRule, Options
 from fdtensor.programs.out_layouts import resolved, wanted_layouts
 from fdtensor.programs.program import Program
 from fdtensor.programs.recording import TENSOR, name_of, recorded
+from fdtensor.programs.schedule import BUCKET_BYTES
 
 __all__ = ["Traced", "is_typed", "one_mesh", "trace", "traced", "type_of"]
 
@@ -60,6 +62,7 @@ def trace(
     on_missing_rule: OnMissingRule = "replicate",
     check_indices: bool = True,
     reduce_dtype: torch.dtype | None = torch.float32,
+    max_bytes: int | None = None,
     **kwargs: Any,
 ) -> Program:
     """The program of `f` for arguments of these types: pytrees of `TensorType`s or `DTensor`s.
@@ -74,7 +77,11 @@ def trace(
     ops refuse for their values: it raises on all ranks. Pending sums of half precision are held and
     reduced in `reduce_dtype`; with None in their own. `key`, whose value does not matter, lets the
     random ops of `f` draw from a key.
-    Raises `TraceError` for what is no pure function, `RuleError` as `on_missing_rule` says.
+    `max_bytes` bounds what any rank holds at once, arguments and results counted: values that wait
+    for long, most for the backward, are then computed or gathered again, or kept as shards, at the
+    least seconds for their bytes.
+    Raises `TraceError` for what is no pure function or does not fit in `max_bytes`, `RuleError` as
+    `on_missing_rule` says.
 
     >>> mesh = Mesh(x=2)
     >>> a = TensorType((4, 6), torch.float32, mesh.layout(None, "x"))
@@ -100,6 +107,7 @@ def trace(
         on_missing_rule=on_missing_rule,
         check_indices=check_indices,
         reduce_dtype=reduce_dtype,
+        max_bytes=max_bytes,
     )
     with working(f"tracing {name_of(f)}"):
         return traced(f, spec, leaves, types, options, cost=cost or NCCL).program
@@ -139,8 +147,9 @@ def traced(
     out_layouts = resolved(options.out_layouts, f, spec, types)
     wants = wanted_layouts(graph, spec, types, out_tree, statics, out_layouts)
     _refuse_other_mesh([*wants, *map(pinned, graph.calls)], mesh)
-    with neutral():  # rules ask torch too: what taps an op reads, which dtype it gives
-        program = assembled(
+
+    def assemble(prices: CostModel | None = None, bucket_bytes: int = BUCKET_BYTES) -> Program:
+        return assembled(
             graph,
             mesh,
             known,
@@ -150,8 +159,13 @@ def traced(
             regather=options.regather,
             on_missing_rule=options.on_missing_rule,
             packed=packed,
-            constraints=Constraints(reduce_dtype=options.reduce_dtype),
+            bucket_bytes=bucket_bytes,
+            constraints=Constraints(cost=prices, reduce_dtype=options.reduce_dtype),
         )
+
+    budget = options.max_bytes
+    with neutral():  # rules ask torch too: what taps an op reads, which dtype it gives
+        program = assemble() if budget is None else cheapest_within(assemble, budget, cost)
     bare = out_tree.is_leaf() and statics == (TENSOR,)
     return Traced(program, out_tree, statics, bare, new)
 

@@ -13,6 +13,7 @@ from fdtensor.ops.graph import Graph, Var, substituted
 from fdtensor.ops.line_checks import LineCheck
 from fdtensor.ops.lowering import lowered
 from fdtensor.plans.collectives import Exchange
+from fdtensor.programs.eqn import parts
 from fdtensor.programs.program import Eqn, Program
 from fdtensor.runtime.lines import (
     BEFORE,
@@ -65,6 +66,7 @@ class _Writer:
         assert coord is not None
         self.coord = coord
         self.device = "cpu" if spelling is None else spelling.device
+        self.parts = parts(program.eqns)
         self.count = 0
         self.lines: list[Line] = []
         self.names: dict[Var, Var] = {}
@@ -113,6 +115,16 @@ class _Writer:
 
         graph = lower_steps(steps, self.rank, spelling.backend, spelling.device)
         self._graph(graph, eqn, number, contiguous=eqn.is_collective)
+        if steps[0].collective.is_part and number not in self.parts:
+            self._copied(eqn.outs, number)
+
+    def _copied(self, outs: Sequence[Var | None], number: int) -> None:
+        """Copies of results, so that what they are views of is freed."""
+        for v in outs:
+            if v is not None:
+                copy = self.new()
+                self.lines.append(Line(aten.clone.default, (self.names[v],), (), (copy,), number))
+                self.names[v] = copy
 
     def _contiguous(self, v: Var, number: int, op: Any = None) -> Var:
         """The value in contiguous memory, or as the op asks for it."""

@@ -184,6 +184,7 @@ def written(found: LocalProgram, comm: Any) -> tuple[str, dict[str, Any]]:
                 value = f"{_named(tensors_of, 'tensors_of', names)}({value})"
         body.append(f"    {outs} = {value}" if outs else f"    {value}")
         gone = [f"v{v.index}" for v in dead if v not in inputs]
+        gone += ["_"] if None in line.outs else []
         if gone:
             body.append(f"    del {', '.join(gone)}")
     parameters = ", ".join(f"v{v.index}" for v in found.inputs)

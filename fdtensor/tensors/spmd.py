@@ -54,6 +54,7 @@ class _Options(TypedDict, total=False):
     check: Check | None
     check_indices: bool
     reduce_dtype: torch.dtype | None
+    max_bytes: int | None
 
 
 @overload
@@ -91,6 +92,7 @@ def spmd(
     check: Check | None = None,
     check_indices: bool = True,
     reduce_dtype: torch.dtype | None = torch.float32,
+    max_bytes: int | None = None,
 ) -> Any:
     """`f`, a plain torch function of full tensors, as one of pytrees of DTensors. Differentiable.
 
@@ -136,6 +138,7 @@ def spmd(
         check=check,
         check_indices=check_indices,
         reduce_dtype=reduce_dtype,
+        max_bytes=max_bytes,
     )
     if f is None:
         return functools.partial(Spmd, options=options)

@@ -28,7 +28,7 @@ from fdtensor.testing.strategies import layouts, meshes
 MESH = Mesh(x=2)
 COMM = SimulatedComm(MESH)
 PENDING = MESH.layout(partial={"x": "sum"})
-BYTES_ALONE = attrs.evolve(NCCL, latency=0.0, launch=())
+BYTES_ALONE = attrs.evolve(NCCL, latency=0.0, launch=(), copy=1e300, flops=1e300)
 """Prices by which no sum is too small to be rounded halfway."""
 HALVES = [torch.float16, torch.bfloat16]
 

@@ -5,7 +5,6 @@ exact in any order, and results are equal to the bit.
 """
 
 import re
-import time
 import warnings
 
 import attrs
@@ -14,9 +13,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from fdtensor import (
     GLOO,
@@ -54,6 +51,7 @@ from fdtensor.runtime.interpreter import run_fused
 from fdtensor.testing.strategies import redistributions
 from fdtensor.testing.values import full_tensor, scatter
 from tests.support.depth import times
+from tests.support.memory import Memory
 
 pytestmark = [
     pytest.mark.mesh,
@@ -520,36 +518,6 @@ def test_each_step_is_the_collective_that_it_says(pool4):
             assert calls == [names[type(found.steps[0].collective)]], f"{found}\nrank {rank}"
 
 
-class Memory(TorchDispatchMode):
-    """The most bytes that live tensors held at once, after any op."""
-
-    def __init__(self, given: torch.Tensor | None, announced: int) -> None:
-        super().__init__()
-        self.live: dict[int, tuple[StorageWeakRef, int]] = {}
-        self.most, self.announced = 0, announced
-        self._see([given])
-
-    def _see(self, tensors) -> None:
-        for tensor in tensors:
-            if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage()
-                self.live[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-        now = self._held()
-        if now > self.announced:  # a thread of gloo may keep a work that is done for a moment
-            time.sleep(0.01)
-            now = self._held()
-        self.most = max(self.most, now)
-
-    def _held(self) -> int:
-        self.live = {key: held for key, held in self.live.items() if not held[0].expired()}
-        return sum(nbytes for _, nbytes in self.live.values())
-
-    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        out = op(*args, **(kwargs or {}))
-        self._see(tree_leaves(out))
-        return out
-
-
 def peaks(some: list[Case]) -> list[int]:
     comm, rank = FuncolComm(Mesh(x=4), check="never"), dist.get_rank()
     found = []
@@ -562,7 +530,7 @@ def peaks(some: list[Case]) -> list[int]:
         )
         announced = one.found.peak_bytes_at(rank)
         run(one.found, given, comm)  # what is made once, such as groups
-        with Memory(given, announced) as memory:
+        with Memory([given], announced) as memory:
             run(one.found, given, comm)
         found.append(memory.most)
     return found

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from fdtensor.layouts.errors import FdtensorError
 from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten
 from fdtensor.programs.tracer import trace
+from fdtensor.runtime.interpreter import run
 from fdtensor.tensors.call import call
 from fdtensor.tensors.connect import connect
 from fdtensor.tensors.distribution import distribute
@@ -22,6 +24,7 @@ from fdtensor.tensors.spmd import spmd
 from fdtensor.testing.pool import WorkerError
 from fdtensor.testing.strides import Strides, laid_out
 from fdtensor.testing.values import block
+from tests.support.memory import Memory
 from tests.support.programs import (
     CASES,
     SMOOTH,
@@ -285,3 +288,35 @@ def attention_of_strided_rows():
 
 def test_real_ranks_take_operands_of_any_strides(pool4):
     assert pool4.run(attention_of_strided_rows, timeout=SECONDS) == [(True, True)] * 4
+
+
+def peaks_here(layers, dtype, budgets):
+    """What programs announce of this rank and what a run of them holds, for each budget."""
+    comm = comm_here()
+
+    def loss(weights, x):
+        for up, down in weights:
+            x = x + F.gelu(F.layer_norm(x, x.shape[1:]) @ up) @ down
+        return (x * x).sum()
+
+    mesh = Mesh(dp=4)
+    rows = mesh.layout("dp")
+    typed = [TensorType(s, dtype, rows) for s in [(32, 64), (64, 32)] * layers + [(128, 32)]]
+    types = list(zip(typed[:-1:2], typed[1::2], strict=False)), typed[-1]
+    plain = trace(torch.func.grad(loss), *types)
+    found = []
+    for part in budgets:
+        program = trace(torch.func.grad(loss), *types, max_bytes=int(part * plain.peak_bytes))
+        given = [torch.ones(t.local_shape(comm.rank), dtype=dtype) for t in typed]
+        run(program, given, comm)
+        announced = program.peak_bytes_at(comm.rank)
+        with Memory(given, announced) as memory:
+            run(program, given, comm)
+        found.append((announced, memory.most))
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_program_holds_what_it_announces(pool4, dtype):
+    for found in pool4.run(peaks_here, 4, dtype, [1, 0.7, 0.5]):
+        assert [announced for announced, _ in found] == [most for _, most in found]

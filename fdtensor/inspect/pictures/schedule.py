@@ -6,21 +6,15 @@ result is read; what is sent goes one after the other. Exchanges run where they 
 
 from __future__ import annotations
 
-from math import prod
-
 import attrs
-import torch
 
-from fdtensor.inspect.pictures.holders import most_nbytes
-from fdtensor.layouts.placement import Cut
-from fdtensor.ops.flops import flops
-from fdtensor.ops.graph import Full, Var
-from fdtensor.ops.rows import CallKey
+from fdtensor.ops.graph import Var
 from fdtensor.plans.collectives import Exchange
-from fdtensor.plans.cost import CostModel, seconds
-from fdtensor.programs.program import Eqn, Program, is_view_line
+from fdtensor.plans.cost import CostModel
+from fdtensor.programs.program import Eqn, Program
+from fdtensor.programs.seconds import line_seconds
 
-__all__ = ["Timed", "line_seconds", "scheduled"]
+__all__ = ["Timed", "scheduled"]
 
 
 @attrs.frozen
@@ -43,7 +37,7 @@ def scheduled(program: Program, cost: CostModel) -> list[Timed]:
     ready: dict[Var, float] = {}
     times = []
     for eqn in program.eqns:
-        time = line_seconds(program, eqn, cost)
+        time = line_seconds(program.types, eqn, cost)
         start = max([clock, *(ready.get(v, 0.0) for v in eqn.ins)])
         if eqn.is_collective:
             start = max(start, link)
@@ -55,26 +49,3 @@ def scheduled(program: Program, cost: CostModel) -> list[Timed]:
             clock = start + time
         times.append(Timed(eqn, start, start + time))
     return times
-
-
-def line_seconds(program: Program, eqn: Eqn, cost: CostModel) -> float:
-    """The seconds of a line: of its steps, or of the flops and bytes of the largest blocks."""
-    if eqn.steps:
-        return sum(seconds(step, cost) for step in eqn.steps)
-    if is_view_line(eqn) or eqn.op is torch.ops.aten._unsafe_view.default:
-        return 0.0
-    call = eqn.call
-    ins = [program.type_of(v) for v in call.ins]
-    outs = [None if v is None else program.type_of(v) for v in call.outs]
-    types = [type for type in (*ins, *outs) if type is not None]
-    cutting = {
-        axis
-        for type in types
-        for axis, placement in zip(type.mesh.axes, type.layout.placements, strict=True)
-        if isinstance(placement, Cut)
-    }
-    ways = prod(program.mesh.axis_size(axis) for axis in cutting)
-    fulls = tuple(Full(type.shape, type.dtype) for type in ins)
-    results = tuple(None if type is None else Full(type.shape, type.dtype) for type in outs)
-    count = flops(CallKey.of(call), fulls, results)
-    return sum(map(most_nbytes, types)) / cost.copy + count / ways / cost.flops

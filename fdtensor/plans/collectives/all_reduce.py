@@ -49,6 +49,7 @@ class AllReduce(Even):
     change = ("partial", "replicate")
     funcol, in_place = "all_reduce", "all_reduce_"
     gives_one, gets_one = True, True
+    one_buffer = True
 
     @classmethod
     def between(cls, change: Change) -> AllReduce | None:

@@ -124,6 +124,10 @@ class Collective(Record):
     """The name in print and in counts."""
     change: ClassVar[tuple[str, str] | None] = None
     """Between which kinds of placement it goes, as in `("shard", "replicate")`."""
+    is_part: ClassVar[bool] = False
+    """Whether a written-out program takes its block as a view of the old one."""
+    one_buffer: ClassVar[bool] = False
+    """Whether the blocks of steps that travel together are views of one tensor that arrives."""
 
     @classmethod
     def between(cls, change: Change) -> Collective | None:
@@ -171,6 +175,13 @@ class Collective(Record):
         """The elements of output and buffers while it runs; `owned`: the input is not kept."""
         del owned
         return local_numel(step.dst, rank)
+
+    def working_together(self, steps: Sequence[Step], rank: int) -> int:
+        """The bytes of outputs and buffers while steps of this kind travel as one."""
+        return sum(
+            step.collective.working_numel(step, rank, owned=False) * step.src.dtype.itemsize
+            for step in steps
+        )
 
     @property
     def kind(self) -> str:

@@ -93,6 +93,14 @@ class Even(Collective):
     def link(self) -> Axes:
         return self.axes
 
+    def working_together(self, steps: Sequence[Step], rank: int) -> int:
+        given = sum(step.src.local_nbytes(rank) for step in steps)
+        got = sum(step.dst.local_nbytes(rank) for step in steps)
+        cut = [step for step in steps if _even(step).tilings(step, rank)[0] is not None]
+        packed = sum(step.src.local_nbytes(rank) for step in cut)
+        # what is given is joined and travels; where several blocks arrive, each is copied from them
+        return max(packed + given, given + got, got if self.gets_one else 2 * got)
+
     def messages(self, step: Step) -> int:
         return peers(step.src.mesh, self.axes)
 

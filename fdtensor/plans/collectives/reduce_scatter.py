@@ -45,6 +45,7 @@ class ReduceScatter(Even):
     change = ("partial", "shard")
     funcol = "reduce_scatter_tensor"
     gives_one, gets_one = False, True
+    one_buffer = True
 
     @classmethod
     def between(cls, change: Change) -> ReduceScatter | None:

@@ -43,6 +43,7 @@ class Slice(Local):
 
     name = "slice"
     change = ("replicate", "shard")
+    is_part = True
 
     @classmethod
     def between(cls, change: Change) -> Slice | None:

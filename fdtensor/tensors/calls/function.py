@@ -96,6 +96,7 @@ class Spmd(Generic[P, R]):
             on_missing_rule=options.on_missing_rule,
             check_indices=options.check_indices,
             reduce_dtype=options.reduce_dtype,
+            max_bytes=options.max_bytes,
             **kwargs,
         )
 

@@ -1,0 +1,142 @@
+"""`bytes_held`: what ranks hold while each line of a program runs, as a run really does.
+
+A value that is a view shares the memory of the one it is a view of. Inputs and constants are the
+caller's and stay; other memory is freed after the last line that reads a value in it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.ops.graph import Var
+from fdtensor.plans.collectives import Step
+from fdtensor.programs.eqn import Eqn, Together, is_view_line, parts
+
+if TYPE_CHECKING:
+    from fdtensor.programs.program import Program
+
+Bytes = npt.NDArray[np.int64]
+
+__all__ = ["Bytes", "Lines", "bytes_held", "lines_of", "lives", "local_bytes", "owners", "sizes"]
+
+
+@attrs.frozen(eq=False)
+class Lines:
+    """The lines of a program, without checks of its types."""
+
+    inputs: frozenset[int]
+    """The numbers of its inputs and constants."""
+    eqns: tuple[Eqn, ...]
+    outs: tuple[Var, ...]
+    types: Sequence[TensorType]
+    ranks: tuple[int, ...]
+    """The ranks whose bytes count."""
+
+
+def lines_of(program: Program, ranks: tuple[int, ...]) -> Lines:
+    """The lines of a program, on these ranks."""
+    sources = (*program.inputs, *(v for v, _ in program.constants))
+    inputs = frozenset(v.index for v in sources)
+    return Lines(inputs, program.eqns, program.outs, program.types, ranks)
+
+
+def owners(lines: Lines) -> list[int]:
+    """For each value the number of the one whose memory it is in: itself, or what it is a view of.
+
+    What was reduced together is in the memory of the first of it.
+    """
+    owner = list(range(len(lines.types)))
+    views = parts(lines.eqns)
+    for i, eqn in enumerate(lines.eqns):
+        source = owner[eqn.ins[0].index] if i in views or is_view_line(eqn) else _first(eqn)
+        for v in eqn.outs:
+            if v is not None and source is not None:
+                owner[v.index] = source
+    return owner
+
+
+def _first(eqn: Eqn) -> int | None:
+    """The number of the value whose memory all results of a line are in; None for their own."""
+    first = eqn.outs[0] if eqn.outs else None
+    return first.index if first is not None and _is_one_buffer(eqn) else None
+
+
+def _is_one_buffer(eqn: Eqn) -> bool:
+    return isinstance(eqn.op, Together) and eqn.op.collective.one_buffer
+
+
+def sizes(lines: Lines, owner: Sequence[int]) -> dict[int, Bytes]:
+    """For each memory its bytes on each rank."""
+    known = {v: local_bytes(lines.types[v], lines.ranks) for v in lines.inputs}
+    for eqn in lines.eqns:
+        for v in eqn.outs:
+            if v is not None and (owner[v.index] == v.index or _is_one_buffer(eqn)):
+                size, first = local_bytes(lines.types[v.index], lines.ranks), owner[v.index]
+                known[first] = known[first] + size if first in known else size
+    return known
+
+
+def lives(lines: Lines, owner: Sequence[int]) -> dict[int, list[int]]:
+    """For each memory, the lines that make it and read it; -1 for inputs, the last for outputs."""
+    ends: dict[int, list[int]] = {v: [-1] for v in lines.inputs}
+    for i, eqn in enumerate(lines.eqns):
+        for v in (*eqn.ins, *eqn.outs):
+            if v is not None:
+                times = ends.setdefault(owner[v.index], [])
+                if not times or times[-1] != i:
+                    times.append(i)
+    for v in {owner[v.index] for v in lines.outs}:
+        ends[v].append(len(lines.eqns))
+    return ends
+
+
+def bytes_held(lines: Lines) -> Bytes:
+    """The bytes that each of `lines.ranks` holds while each line runs, results and buffers counted.
+
+    An array of a row for each line and a column for each rank.
+    """
+    count = len(lines.eqns)
+    change = np.zeros((count + 2, len(lines.ranks)), np.int64)
+    owner = owners(lines)
+    size_of = sizes(lines, owner)
+    for v, times in lives(lines, owner).items():
+        size = size_of[v]
+        change[max(times[0], 0)] += size
+        if v not in lines.inputs:
+            change[times[-1] + 1] -= size
+    held = change.cumsum(0)[: max(count, 1)]
+    for i, eqn in enumerate(lines.eqns):
+        if eqn.steps:
+            held[i] += buffer_bytes(eqn, lines.ranks)
+    return held
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def local_bytes(type: TensorType, ranks: tuple[int, ...]) -> Bytes:
+    """The bytes of the block of each rank."""
+    return np.array([type.local_nbytes(rank) for rank in ranks], np.int64)
+
+
+def buffer_bytes(eqn: Eqn, ranks: tuple[int, ...]) -> Bytes:
+    """The bytes of the buffers of a line of steps, beside its operands and results, by rank."""
+    if isinstance(eqn.op, Step) and eqn.op.collective.is_part:
+        return np.zeros(len(ranks), np.int64)
+    results = np.sum([local_bytes(step.dst, ranks) for step in eqn.steps], 0)
+    return _working_bytes(eqn.steps, ranks) - results
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _working_bytes(steps: tuple[Step, ...], ranks: tuple[int, ...]) -> Bytes:
+    """The bytes of the results and the buffers of the steps of a line, by rank."""
+    kind, (step, *others) = steps[0].collective, steps
+    if others:
+        return np.array([kind.working_together(steps, rank) for rank in ranks], np.int64)
+    counts = [kind.working_numel(step, rank, owned=False) for rank in ranks]
+    return np.array(counts, np.int64) * step.src.dtype.itemsize

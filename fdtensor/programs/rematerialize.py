@@ -1,0 +1,304 @@
+"""`fitted`: a program that holds at most so many bytes, because it makes values again.
+
+A value that waits at a line where too much is held is freed after its last use before that line and
+made again for its first use after it: computed anew, gathered again, or kept as a shard on each
+rank and gathered back. Those that cost the least seconds for their bytes go first, and what is made
+again is one of the values that may wait, so that whole layers are recomputed where that must be.
+The greedy order is that of rematerialization in XLA; the recipes follow "Checkmate" (Jain et al.,
+2020) in that any values may be kept, but need no integer program.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+import attrs
+import numpy as np
+
+from fdtensor.layouts.placement import Replicate
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.ops.graph import Var, substituted
+from fdtensor.ops.saved_values import ALIAS
+from fdtensor.plans.collectives import Step, is_local
+from fdtensor.plans.cost import CostModel
+from fdtensor.plans.planner import plan
+from fdtensor.programs.eqn import Eqn, Together
+from fdtensor.programs.memory import Lines, bytes_held, lives, owners, sizes
+from fdtensor.programs.seconds import line_seconds
+
+__all__ = ["fitted"]
+
+LONGEST = 64
+"""The most lines that are run again for one value."""
+
+DEARER = 4
+"""How many times the price of the first the last may have of those that are freed in a round."""
+
+PATIENCE = 24
+"""How many rounds may go without holding less before it ends."""
+
+
+def fitted(lines: Lines, max_bytes: int, cost: CostModel) -> tuple[Lines, int]:
+    """The lines that hold at most `max_bytes`, or the least that is known; its peak.
+
+    The seconds that are added are few, not always the fewest.
+    """
+    for target in (max_bytes, 0):  # a lower peak than the budget may be easier to reach
+        least: tuple[Lines, int] | None = None
+        for shrunk, peak in _shrinking(lines, target, cost):
+            if peak <= max_bytes:
+                return shrunk, peak
+            if least is None or peak < least[1]:
+                least = shrunk, peak
+    assert least is not None
+    return least
+
+
+def _shrinking(lines: Lines, max_bytes: int, cost: CostModel) -> Iterator[tuple[Lines, int]]:
+    """The lines with more and more values that are made again, and how much they hold."""
+    least, tries = math.inf, 0
+    while tries < PATIENCE:
+        held = bytes_held(lines).max(1)
+        yield lines, int(held.max())
+        excess = float(np.maximum(held - max_bytes, 0).sum())
+        tries = 0 if excess < least else tries + 1
+        least = min(least, excess)
+        drops = _Moment(lines, max_bytes, cost).drops()
+        if not drops:
+            return
+        lines = _applied(lines, drops, cost)
+
+
+@attrs.frozen(eq=False)
+class _Drop:
+    """Memory that is freed after a line, and its values that are made again before a later one."""
+
+    owner: int
+    """The number of the value whose memory it is."""
+    after: int
+    """The line after which it is freed."""
+    at: int
+    """The line before which its values are made again."""
+    again: tuple[tuple[int, tuple[Var, ...]], ...]
+    """The lines that are run again, with those of their results that are wanted."""
+    sources: frozenset[int]
+    """The memory that these lines read."""
+    seconds: float
+    freed: int
+    shard: TensorType | None = None
+    """The type in which the owner waits, where it is kept as a shard."""
+
+
+class _Moment:
+    """The line at which most is held, and what might be freed while it runs."""
+
+    def __init__(self, lines: Lines, max_bytes: int, cost: CostModel) -> None:
+        self.lines, self.cost = lines, cost
+        self.owner = owners(lines)
+        self.lives = lives(lines, self.owner)
+        self.sizes = sizes(lines, self.owner)
+        by_rank = bytes_held(lines)
+        held = by_rank.max(1)
+        self.line = int(held.argmax())
+        self.place = int(by_rank[self.line].argmax())
+        self.rank = lines.ranks[self.place]
+        self.too_much = int(held[self.line]) - max_bytes
+        self.full = [0, *accumulate(int(h > max_bytes) for h in held)]
+        self.maker = {v: i for i, eqn in enumerate(lines.eqns) for v in eqn.outs if v is not None}
+        self.wanted: dict[int, list[Var]] = {}
+        """For each memory its values that later lines read."""
+        later = [*lines.outs, *(v for eqn in lines.eqns[self.line :] for v in eqn.ins)]
+        for v in dict.fromkeys(later):
+            self.wanted.setdefault(self.owner[v.index], []).append(v)
+
+    def drops(self) -> list[_Drop]:
+        """The cheapest that free enough and do not need one another; all where none do."""
+        found = sorted(self._possible(), key=self._price)
+        taken: list[_Drop] = []
+        gone: set[int] = set()
+        read: set[int] = set()
+        freed, dearest = 0, 0.0
+        for drop in found:
+            if freed >= self.too_much or (taken and self._price(drop)[0] > DEARER * dearest):
+                break
+            if drop.owner not in read and drop.owner not in gone and not drop.sources & gone:
+                taken.append(drop)
+                dearest = self._price(taken[0])[0]
+                gone.add(drop.owner)
+                read |= drop.sources
+                freed += drop.freed
+        return taken
+
+    def _price(self, drop: _Drop) -> tuple[float, int]:
+        """The seconds for the bytes that are freed on lines where too much is held."""
+        lines = self.full[drop.at] - self.full[drop.after + 1]
+        return drop.seconds / (drop.freed * max(lines, 1)), -drop.freed
+
+    def _possible(self) -> Iterator[_Drop]:
+        for owner, times in self.lives.items():
+            if owner in self.lines.inputs or not times[0] < self.line < times[-1]:
+                continue
+            if self.line in times:
+                continue
+            size = int(self.sizes[owner][self.place])
+            if not size:
+                continue
+            before = max(i for i in times if i < self.line)
+            at = min(i for i in times if i > self.line)
+            again = self._again(owner, before, at, size)
+            if again is not None:
+                yield again
+            yield from self._shards(owner, before, at, size)
+
+    def _again(self, owner: int, before: int, at: int, size: int) -> _Drop | None:
+        """The lines that make the values of a memory from what is held at a later line."""
+        wanted: dict[int, set[Var]] = {}
+        sources: set[int] = set()
+        stack = list(self.wanted[owner])
+        while stack:
+            v = stack.pop()
+            line = self.maker[v]
+            if v in wanted.get(line, ()):
+                continue
+            wanted.setdefault(line, set()).add(v)
+            if len(wanted) > LONGEST:
+                return None
+            for u in self._operands(line, v):
+                other = self.owner[u.index]
+                if other != owner and self._is_held(other, at):
+                    sources.add(other)
+                else:
+                    stack.append(u)
+        again = tuple((i, tuple(wanted[i])) for i in sorted(wanted))
+        seconds = sum(self._seconds(i, outs) for i, outs in again)
+        return _Drop(owner, before, at, again, frozenset(sources), seconds, size)
+
+    def _operands(self, line: int, v: Var) -> Sequence[Var]:
+        eqn = self.lines.eqns[line]
+        return (eqn.ins[eqn.outs.index(v)],) if isinstance(eqn.op, Together) else eqn.ins
+
+    def _is_held(self, owner: int, at: int) -> bool:
+        times = self.lives[owner]
+        return owner in self.lines.inputs or times[0] < at <= times[-1]
+
+    def _seconds(self, line: int, outs: Sequence[Var]) -> float:
+        parts = _parts(self.lines.eqns[line], outs)
+        return sum(line_seconds(self.lines.types, part, self.cost) for part in parts)
+
+    def _shards(self, owner: int, before: int, at: int, size: int) -> Iterator[_Drop]:
+        """A replicated value, kept in blocks along one axis and gathered again."""
+        type = self.lines.types[owner]
+        if self.lines.eqns[self.maker[Var(owner)]].steps or type.layout.partial:
+            return  # what was gathered is gathered again from where it came
+        for axis in type.mesh.axes:
+            count = type.mesh.axis_size(axis)
+            if count == 1 or not isinstance(type.layout[axis], Replicate):
+                continue
+            for dim, n in enumerate(type.shape):
+                if n % (count * _blocks(type, dim)):
+                    continue
+                shard = type.with_layout(type.layout.split(axis, dim))
+                steps = plan(shard, type, cost=self.cost).steps
+                if not all(map(is_local, plan(type, shard, cost=self.cost).steps)):
+                    continue
+                seconds = sum(self._step_seconds(step) for step in steps)
+                views = self._views(owner)
+                yield _Drop(
+                    *(owner, before, at, views, frozenset[int](), seconds),
+                    freed=size - shard.local_nbytes(self.rank),
+                    shard=shard,
+                )
+                break
+
+    def _views(self, owner: int) -> tuple[tuple[int, tuple[Var, ...]], ...]:
+        """The lines that make the views of a memory that later lines read."""
+        wanted: dict[int, set[Var]] = {}
+        stack = [v for v in self.wanted[owner] if v.index != owner]
+        while stack:
+            v = stack.pop()
+            line = self.maker[v]
+            wanted.setdefault(line, set()).add(v)
+            stack += [u for u in self.lines.eqns[line].ins if u.index != owner]
+        return tuple((i, tuple(wanted[i])) for i in sorted(wanted))
+
+    def _step_seconds(self, step: Step) -> float:
+        return line_seconds(self.lines.types, Eqn(step, (), (), ()), self.cost)
+
+
+def _blocks(type: TensorType, dim: int) -> int:
+    """Into how many blocks a dim is cut."""
+    count = 1
+    for axis in type.layout.cuts(dim):
+        count *= type.mesh.axis_size(axis)
+    return count
+
+
+def _parts(eqn: Eqn, outs: Sequence[Var]) -> list[Eqn]:
+    """A line with only these results; steps that share a line are separate lines."""
+    if isinstance(eqn.op, Together):
+        return [
+            Eqn(step, (v,), (), (out,))
+            for step, v, out in zip(eqn.op.steps, eqn.ins, eqn.outs, strict=True)
+            if out in outs
+        ]
+    return [attrs.evolve(eqn, outs=tuple(v if v in outs else None for v in eqn.outs))]
+
+
+def _applied(lines: Lines, drops: Sequence[_Drop], cost: CostModel) -> Lines:
+    """The lines with the values of `drops` made again."""
+    types = list(lines.types)
+    early: dict[int, list[_Drop]] = {}
+    late: dict[int, list[_Drop]] = {}
+    for drop in drops:
+        late.setdefault(drop.at, []).append(drop)
+        if drop.shard is not None:
+            early.setdefault(drop.after, []).append(drop)
+    kept: dict[int, Var] = {}
+    name: dict[Var, Var] = {}
+    out: list[Eqn] = []
+
+    def new(type: TensorType) -> Var:
+        types.append(type)
+        return Var(len(types) - 1)
+
+    def moved(v: Var, dst: TensorType) -> Var:
+        for step in plan(types[v.index], dst, cost=cost).steps:
+            after = new(step.dst)
+            out.append(Eqn(step, (v,), (), (after,)))
+            v = after
+        return v
+
+    def remade(drop: _Drop) -> dict[Var, Var]:
+        local: dict[Var, Var] = {}
+        if drop.shard is not None:
+            block = new(drop.shard)
+            out.append(Eqn(ALIAS, (kept[drop.owner],), (), (block,), "kept"))
+            local[Var(drop.owner)] = moved(block, types[drop.owner])
+        for i, wanted in drop.again:
+            for part in _parts(lines.eqns[i], wanted):
+                local |= {v: new(types[v.index]) for v in part.outs if v is not None}
+                out.append(_renamed(part, {**name, **local}, part.outs, local))
+        return local
+
+    for i, eqn in enumerate([*lines.eqns, None]):
+        for drop in late.get(i, ()):
+            name |= remade(drop)
+        if eqn is None:
+            break
+        out.append(_renamed(eqn, name, eqn.outs, {}))
+        for drop in early.get(i, ()):
+            assert drop.shard is not None
+            kept[drop.owner] = moved(name.get(Var(drop.owner), Var(drop.owner)), drop.shard)
+    outs = tuple(name.get(v, v) for v in lines.outs)
+    return attrs.evolve(lines, eqns=tuple(out), outs=outs, types=types)
+
+
+def _renamed(
+    eqn: Eqn, names: dict[Var, Var], outs: Sequence[Var | None], made: dict[Var, Var]
+) -> Eqn:
+    """The line with other operands and results."""
+    args, kwargs = substituted((eqn.args, eqn.kwargs), lambda v: names.get(v, v))
+    after = tuple(None if v is None else made.get(v, v) for v in outs)
+    return attrs.evolve(eqn, args=args, kwargs=kwargs, outs=after)

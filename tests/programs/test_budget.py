@@ -1,0 +1,162 @@
+"""Programs within a budget of bytes: what they hold, what they give, what they make again."""
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fdtensor import Layout, Mesh, SimulatedComm, TensorType, TraceError, distribute, spmd, trace
+from fdtensor.layouts.tree import flatten
+from fdtensor.programs.program import Program
+from tests.support.programs import CASES, checked, settings_of, traced
+
+MESH = Mesh(dp=4)
+any_setting = st.sampled_from(sorted(CASES)).flatmap(lambda name: settings_of(name))
+
+
+@given(any_setting, st.floats(0, 1))
+def test_a_program_fits_its_budget_and_gives_the_same_or_says_the_least(setting, part):
+    plain = traced(setting)
+    budget = int(part * plain.peak_bytes)
+    try:
+        program = checked(setting, max_bytes=budget)
+    except TraceError as error:
+        least = told(error)
+        assert budget < least <= plain.peak_bytes
+        program = traced(setting, max_bytes=least)
+        budget = least
+    program.verify()
+    assert program.peak_bytes <= budget
+
+
+def told(error: TraceError) -> int:
+    """The least that an error says to do."""
+    found = re.search(r"the least that is known to do is (\d+)", str(error))
+    assert found is not None, str(error)
+    return int(found[1])
+
+
+def residual(weights, x):
+    for up, down in weights:
+        x = x + F.gelu(F.layer_norm(x, x.shape[1:]) @ up) @ down
+    return (x * x).sum()
+
+
+def types(layers: int, layout: Layout) -> tuple[list[tuple[TensorType, TensorType]], TensorType]:
+    def typed(*shape: int) -> TensorType:
+        return TensorType(shape, torch.float32, layout)
+
+    return [(typed(128, 512), typed(512, 128)) for _ in range(layers)], typed(1024, 128)
+
+
+gradient = torch.func.grad(residual)
+
+
+def within(part: float) -> tuple[Program, Program]:
+    given_ = types(6, MESH.layout("dp"))
+    plain = trace(gradient, *given_)
+    return plain, trace(gradient, *given_, max_bytes=int(part * plain.peak_bytes))
+
+
+def ops(program: Program) -> list[str]:
+    return [str(eqn.op) for eqn in program.eqns]
+
+
+def test_cheap_calls_are_made_again_first():
+    plain, program = within(0.8)
+    assert program.received_bytes == plain.received_bytes
+    assert ops(program).count("aten.mm.default") == ops(plain).count("aten.mm.default")
+    assert ops(program).count("aten.gelu.default") > ops(plain).count("aten.gelu.default")
+
+
+def test_layers_are_computed_again_and_weights_gathered_again_where_less_is_left():
+    plain, program = within(0.35)
+    assert program.peak_bytes <= 0.35 * plain.peak_bytes
+    more = ops(program).count("aten.mm.default") - ops(plain).count("aten.mm.default")
+    assert 0 < more <= 18  # the forward has 12
+    assert plain.received_bytes < program.received_bytes <= 2 * plain.received_bytes
+
+
+def test_less_memory_takes_more_seconds():
+    programs = [within(part)[1] for part in (1, 0.8, 0.6, 0.4)]
+    peaks = [program.peak_bytes for program in programs]
+    lines = [len(program.eqns) for program in programs]
+    assert peaks == sorted(peaks, reverse=True)
+    assert lines == sorted(lines)
+
+
+@pytest.mark.parametrize("part", [0.8, 0.5, 0.35])
+def test_results_are_those_without_a_budget_to_the_last_bit(part):
+    given_ = types(4, MESH.layout("dp"))
+    comm = SimulatedComm(MESH)
+    leaves, tree = flatten(given_)
+    generator = torch.Generator().manual_seed(0)
+    values = tree.unflatten(
+        [distribute(torch.randn(t.shape, generator=generator), t.layout, comm) for t in leaves]
+    )
+    budget = int(part * trace(gradient, *given_).peak_bytes)
+    plain, fits = spmd(gradient)(*values), spmd(gradient, max_bytes=budget)(*values)
+    pairs = zip(blocks_of(plain), blocks_of(fits), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def blocks_of(tree: object) -> list[torch.Tensor]:
+    return flatten(tree)[0]
+
+
+def test_a_replicated_value_may_wait_as_a_shard():
+    x = TensorType((64, 64), torch.float32, MESH.layout())
+
+    def f(x):
+        dear = torch.linalg.matrix_exp(x)  # cheaper gathered than computed again
+        y = x
+        for _ in range(3):
+            y = torch.cumsum(torch.linalg.matrix_exp(y), 0)
+        return dear + y.sum()
+
+    plain = trace(f, x, out_layouts=MESH.layout())
+    assert plain.received_bytes == 0
+    least = plain.peak_bytes
+    with pytest.raises(TraceError) as error:
+        trace(f, x, out_layouts=MESH.layout(), max_bytes=0)
+    assert told(error.value) <= least
+
+
+def test_what_does_not_fit_is_told_with_the_least_that_does():
+    x = TensorType((64, 64), torch.float32, MESH.layout("dp"))
+    with pytest.raises(TraceError) as error:
+        trace(torch.neg, x, max_bytes=4096)
+    assert str(error.value) == TOO_LITTLE
+    assert trace(torch.neg, x, max_bytes=8192).peak_bytes == 8192
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, True, "1 GB"])
+def test_a_budget_is_a_number_of_bytes(value):
+    x = TensorType((4,), torch.float32, MESH.layout("dp"))
+    with pytest.raises(TraceError, match="Write a whole number of bytes"):
+        trace(torch.neg, x, max_bytes=value)
+
+
+def test_a_backward_of_its_own_saves_less_for_it():
+    given_ = types(4, MESH.layout("dp"))
+    comm = SimulatedComm(MESH)
+    leaves, tree = flatten(given_)
+    grads = []
+    for budget in (None, trace(gradient, *given_).peak_bytes // 2):
+        generator = torch.Generator().manual_seed(0)
+        full = [torch.randn(t.shape, generator=generator).requires_grad_() for t in leaves]
+        spread = [distribute(x, t.layout, comm) for x, t in zip(full, leaves, strict=True)]
+        spmd(residual, max_bytes=budget)(*tree.unflatten(spread)).full().backward()
+        grads.append([x.grad for x in full])
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+TOO_LITTLE = """\
+neg does not fit in 4096 bytes per rank: the least that is known to do is 8192.
+
+  inputs: 4096 bytes per rank
+
+Cut the inputs over more ranks, or write max_bytes=8192."""
