@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import functools
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import attrs
 import torch
 
 from fdtensor.layouts.dtypes import dtype_name
-from fdtensor.layouts.errors import PlanError
 from fdtensor.layouts.record import Record
 from fdtensor.plans.collectives import Step, is_local
+from fdtensor.plans.cost_fields import by_dtype, duration, flag, rate, table, text
 from fdtensor.plans.traffic import most_received
 
 __all__ = [
@@ -34,71 +32,6 @@ __all__ = [
 ]
 
 
-def _time(value: object) -> float:
-    """Seconds, or how many times longer something takes."""
-    return _number(value, 0.0)
-
-
-def _rate(value: object) -> float:
-    """So much per second."""
-    return _number(value, 5e-324)
-
-
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise PlanError(f"torus={value!r} is no flag.", hint="Write torus=True or torus=False.")
-    return value
-
-
-def _number(value: object, least: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise _no_price(value)
-    if not least <= value <= sys.float_info.max:
-        raise _no_price(value)
-    return float(value)
-
-
-def _no_price(value: object) -> PlanError:
-    return PlanError(
-        f"{value!r} is no price.",
-        hint="Times of a cost model are finite, 0 or more; rates are finite and more than 0.",
-    )
-
-
-def _table(*kinds: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
-    """Returns the converter of rows, each a name and its numbers, to tuples."""
-
-    def convert(rows: Any) -> tuple[Any, ...]:
-        try:
-            return tuple(
-                [(_name(n), *[k(v) for k, v in zip(kinds, vs, strict=True)]) for n, *vs in rows]
-            )
-        except (TypeError, ValueError) as error:
-            if isinstance(error, PlanError):
-                raise
-            raise PlanError(
-                f"{rows!r} is no table of a cost model.",
-                hint="Give rows of a name and its numbers: (('all_gather', 1.6),).",
-            ) from None
-
-    return convert
-
-
-def _name(value: object) -> str:
-    if not isinstance(value, str):
-        raise PlanError(f"{value!r} is no name in a cost model.", hint="Names are texts.")
-    return value
-
-
-def _by_dtype(value: object) -> tuple[tuple[str, float], ...]:
-    """Rates by the names of dtypes, from such a table or from one number for all."""
-    rows = isinstance(value, (tuple, list))
-    return _RATES(value) if rows else (("", _rate(value)),)
-
-
-_RATES = _table(_rate)
-
-
 @attrs.frozen(eq=False)
 class Link(Record):
     """What connects the ranks along an axis, for `CostModel.with_links`.
@@ -108,8 +41,8 @@ class Link(Record):
     >>> pods = fd.cost.H100.with_links(dp=fd.cost.Link(latency=20e-6, bandwidth=5e9))
     """
 
-    latency: float = attrs.field(converter=_time)
-    bandwidth: float = attrs.field(converter=_rate)
+    latency: float = attrs.field(converter=duration)
+    bandwidth: float = attrs.field(converter=rate)
 
 
 @attrs.frozen(eq=False)
@@ -126,24 +59,24 @@ class CostModel(Record):
     (0.5, 'slow')
     """
 
-    name: str = attrs.field(converter=_name)
-    latency: float = attrs.field(converter=_time)
+    name: str = attrs.field(converter=text)
+    latency: float = attrs.field(converter=duration)
     """Seconds for one more message."""
-    bandwidth: float = attrs.field(converter=_rate)
+    bandwidth: float = attrs.field(converter=rate)
     """Bytes per second into one rank."""
-    copy: float = attrs.field(converter=_rate)
+    copy: float = attrs.field(converter=rate)
     """Bytes per second of a local copy, read and written."""
-    flops: tuple[tuple[str, float], ...] = attrs.field(converter=_by_dtype)
+    flops: tuple[tuple[str, float], ...] = attrs.field(converter=by_dtype)
     """Floating-point operations per second of one rank by dtype, "" for all others; or a number."""
-    launch: tuple[tuple[str, float], ...] = attrs.field(converter=_table(_time))
+    launch: tuple[tuple[str, float], ...] = attrs.field(converter=table(duration))
     """Seconds that a call takes by itself, by kind."""
-    slowdown: tuple[tuple[str, float], ...] = attrs.field(converter=_table(_time))
+    slowdown: tuple[tuple[str, float], ...] = attrs.field(converter=table(duration))
     """How many times longer than `bandwidth` says, by kind; 1 where it is silent."""
     axes: tuple[tuple[str, float, float], ...] = attrs.field(
-        default=(), converter=_table(_time, _rate)
+        default=(), converter=table(duration, rate)
     )
     """Axes with a latency and bandwidth of their own."""
-    torus: bool = attrs.field(default=False, converter=_flag)
+    torus: bool = attrs.field(default=False, converter=flag)
     """Whether the ranks of an axis are a ring, where a message passes the ranks between."""
 
     def flops_of(self, dtype: torch.dtype) -> float:
@@ -218,8 +151,21 @@ INFINIBAND = Link(4e-6, 0.8 * 50e9)
 ETHERNET = Link(30e-6, 0.8 * 12.5e9)
 """Machines with 100 Gb/s for each accelerator."""
 
-NCCL = attrs.evolve(H100, name="nccl", latency=INFINIBAND.latency, bandwidth=INFINIBAND.bandwidth)
-"""The default of all: H100 of many machines, linked by InfiniBand, so that bytes are dear."""
+NCCL = CostModel(
+    "nccl",
+    latency=INFINIBAND.latency,
+    bandwidth=INFINIBAND.bandwidth,
+    copy=1e12,
+    flops=(("", 5e12), *H100.flops[1:]),
+    launch=(("", 10e-6),),
+    slowdown=(("peer_to_peer", 1.3), ("exchange", 1.2)),
+)
+"""The default of all: accelerators of many machines, linked by InfiniBand.
+
+Halves are computed as by `H100`. Other work and copies are taken to be slower than they are, so
+that a function that is tried with small float32 tensors is cut as a large one is: by the prices of
+`H100` it is cheaper to gather these and to compute everything everywhere.
+"""
 
 GLOO = CostModel(
     "gloo",

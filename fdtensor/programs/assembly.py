@@ -54,6 +54,7 @@ def assembled(
     on_missing_rule: OnMissingRule = "replicate",
     packed: bool = True,
     bucket_bytes: int = BUCKET_BYTES,
+    choosing: CostModel | None = None,
     constraints: Constraints = UNCONSTRAINED,
 ) -> Program:
     """The program of `graph` for inputs of these types, that takes the least time by `cost`.
@@ -61,10 +62,10 @@ def assembled(
     `wants` has the layouts of the outputs; where one is None it is chosen too, and not pending.
     With `regather`, gathered inputs are freed after each use and gathered again. Collectives of
     `bucket_bytes` or less travel together unless `packed` is False. The choice keeps to
-    `constraints`.
+    `constraints`, and is made by the cost model `choosing` where there is one.
     """
     graph = unshared(graph) if regather else graph
-    prices = constraints.cost or cost
+    prices = choosing or constraints.cost or cost
     boundaries = boundaries_of(mesh, in_types, wants)
     known = prices_of(graph, mesh, prices, constraints)
     choices = chosen_together(graph, boundaries, known, constraints, regather)

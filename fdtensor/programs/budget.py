@@ -23,18 +23,17 @@ the dearer they are, the more a choice cuts what it computes. And the most bytes
 travel together, which are held together."""
 
 
-def cheapest_within(
-    assemble: Callable[[CostModel, int], Program], max_bytes: int, cost: CostModel
-) -> Program:
+def cheapest_within(assemble: Callable[..., Program], max_bytes: int, cost: CostModel) -> Program:
     """The first program that fits in `max_bytes` on each rank, of choices that cut more and more.
 
-    `assemble` gives the program whose layouts are chosen by a cost model, with buckets of so many
-    bytes. Raises `TraceError` where none fits.
+    `assemble` is `assembled` without its `choosing` and `bucket_bytes`. Raises `TraceError` where
+    none fits.
     """
     least = 1 << 63
     program = None
     for dearer, bucket_bytes in ATTEMPTS:
-        program = assemble(attrs.evolve(cost, copy=cost.copy / dearer), bucket_bytes)
+        choosing = attrs.evolve(cost, copy=cost.copy / dearer)
+        program = assemble(choosing=choosing, bucket_bytes=bucket_bytes)
         fits, peak = _within(program, max_bytes)
         if fits is not None:
             return fits

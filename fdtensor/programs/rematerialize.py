@@ -14,18 +14,17 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-import attrs
 import numpy as np
 
 from fdtensor.layouts.placement import Replicate
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.ops.graph import Var, substituted
-from fdtensor.ops.saved_values import ALIAS
+from fdtensor.ops.graph import Var
 from fdtensor.plans.collectives import Step, is_local
 from fdtensor.plans.cost import CostModel
 from fdtensor.plans.planner import plan
 from fdtensor.programs.eqn import Eqn, Together
 from fdtensor.programs.memory import Lines, bytes_held, lives, owners, sizes
+from fdtensor.programs.remake import Drop, parts_of, remade
 from fdtensor.programs.seconds import line_seconds
 
 __all__ = ["fitted"]
@@ -68,27 +67,7 @@ def _shrinking(lines: Lines, max_bytes: int, cost: CostModel) -> Iterator[tuple[
         drops = _Moment(lines, max_bytes, cost).drops()
         if not drops:
             return
-        lines = _applied(lines, drops, cost)
-
-
-@attrs.frozen(eq=False)
-class _Drop:
-    """Memory that is freed after a line, and its values that are made again before a later one."""
-
-    owner: int
-    """The number of the value whose memory it is."""
-    after: int
-    """The line after which it is freed."""
-    at: int
-    """The line before which its values are made again."""
-    again: tuple[tuple[int, tuple[Var, ...]], ...]
-    """The lines that are run again, with those of their results that are wanted."""
-    sources: frozenset[int]
-    """The memory that these lines read."""
-    seconds: float
-    freed: int
-    shard: TensorType | None = None
-    """The type in which the owner waits, where it is kept as a shard."""
+        lines = remade(lines, drops, cost)
 
 
 class _Moment:
@@ -113,10 +92,10 @@ class _Moment:
         for v in dict.fromkeys(later):
             self.wanted.setdefault(self.owner[v.index], []).append(v)
 
-    def drops(self) -> list[_Drop]:
+    def drops(self) -> list[Drop]:
         """The cheapest that free enough and do not need one another; all where none do."""
         found = sorted(self._possible(), key=self._price)
-        taken: list[_Drop] = []
+        taken: list[Drop] = []
         gone: set[int] = set()
         read: set[int] = set()
         freed, dearest = 0, 0.0
@@ -131,12 +110,12 @@ class _Moment:
                 freed += drop.freed
         return taken
 
-    def _price(self, drop: _Drop) -> tuple[float, int]:
+    def _price(self, drop: Drop) -> tuple[float, int]:
         """The seconds for the bytes that are freed on lines where too much is held."""
         lines = self.full[drop.at] - self.full[drop.after + 1]
         return drop.seconds / (drop.freed * max(lines, 1)), -drop.freed
 
-    def _possible(self) -> Iterator[_Drop]:
+    def _possible(self) -> Iterator[Drop]:
         for owner, times in self.lives.items():
             if owner in self.lines.inputs or not times[0] < self.line < times[-1]:
                 continue
@@ -152,7 +131,7 @@ class _Moment:
                 yield again
             yield from self._shards(owner, before, at, size)
 
-    def _again(self, owner: int, before: int, at: int, size: int) -> _Drop | None:
+    def _again(self, owner: int, before: int, at: int, size: int) -> Drop | None:
         """The lines that make the values of a memory from what is held at a later line."""
         wanted: dict[int, set[Var]] = {}
         sources: set[int] = set()
@@ -173,7 +152,7 @@ class _Moment:
                     stack.append(u)
         again = tuple((i, tuple(wanted[i])) for i in sorted(wanted))
         seconds = sum(self._seconds(i, outs) for i, outs in again)
-        return _Drop(owner, before, at, again, frozenset(sources), seconds, size)
+        return Drop(owner, before, at, again, frozenset(sources), seconds, size)
 
     def _operands(self, line: int, v: Var) -> Sequence[Var]:
         eqn = self.lines.eqns[line]
@@ -184,10 +163,10 @@ class _Moment:
         return owner in self.lines.inputs or times[0] < at <= times[-1]
 
     def _seconds(self, line: int, outs: Sequence[Var]) -> float:
-        parts = _parts(self.lines.eqns[line], outs)
+        parts = parts_of(self.lines.eqns[line], outs)
         return sum(line_seconds(self.lines.types, part, self.cost) for part in parts)
 
-    def _shards(self, owner: int, before: int, at: int, size: int) -> Iterator[_Drop]:
+    def _shards(self, owner: int, before: int, at: int, size: int) -> Iterator[Drop]:
         """A replicated value, kept in blocks along one axis and gathered again."""
         type = self.lines.types[owner]
         if self.lines.eqns[self.maker[Var(owner)]].steps or type.layout.partial:
@@ -205,7 +184,7 @@ class _Moment:
                     continue
                 seconds = sum(self._step_seconds(step) for step in steps)
                 views = self._views(owner)
-                yield _Drop(
+                yield Drop(
                     *(owner, before, at, views, frozenset[int](), seconds),
                     freed=size - shard.local_nbytes(self.rank),
                     shard=shard,
@@ -233,72 +212,3 @@ def _blocks(type: TensorType, dim: int) -> int:
     for axis in type.layout.cuts(dim):
         count *= type.mesh.axis_size(axis)
     return count
-
-
-def _parts(eqn: Eqn, outs: Sequence[Var]) -> list[Eqn]:
-    """A line with only these results; steps that share a line are separate lines."""
-    if isinstance(eqn.op, Together):
-        return [
-            Eqn(step, (v,), (), (out,))
-            for step, v, out in zip(eqn.op.steps, eqn.ins, eqn.outs, strict=True)
-            if out in outs
-        ]
-    return [attrs.evolve(eqn, outs=tuple(v if v in outs else None for v in eqn.outs))]
-
-
-def _applied(lines: Lines, drops: Sequence[_Drop], cost: CostModel) -> Lines:
-    """The lines with the values of `drops` made again."""
-    types = list(lines.types)
-    early: dict[int, list[_Drop]] = {}
-    late: dict[int, list[_Drop]] = {}
-    for drop in drops:
-        late.setdefault(drop.at, []).append(drop)
-        if drop.shard is not None:
-            early.setdefault(drop.after, []).append(drop)
-    kept: dict[int, Var] = {}
-    name: dict[Var, Var] = {}
-    out: list[Eqn] = []
-
-    def new(type: TensorType) -> Var:
-        types.append(type)
-        return Var(len(types) - 1)
-
-    def moved(v: Var, dst: TensorType) -> Var:
-        for step in plan(types[v.index], dst, cost=cost).steps:
-            after = new(step.dst)
-            out.append(Eqn(step, (v,), (), (after,)))
-            v = after
-        return v
-
-    def remade(drop: _Drop) -> dict[Var, Var]:
-        local: dict[Var, Var] = {}
-        if drop.shard is not None:
-            block = new(drop.shard)
-            out.append(Eqn(ALIAS, (kept[drop.owner],), (), (block,), "kept"))
-            local[Var(drop.owner)] = moved(block, types[drop.owner])
-        for i, wanted in drop.again:
-            for part in _parts(lines.eqns[i], wanted):
-                local |= {v: new(types[v.index]) for v in part.outs if v is not None}
-                out.append(_renamed(part, {**name, **local}, part.outs, local))
-        return local
-
-    for i, eqn in enumerate([*lines.eqns, None]):
-        for drop in late.get(i, ()):
-            name |= remade(drop)
-        if eqn is None:
-            break
-        out.append(_renamed(eqn, name, eqn.outs, {}))
-        for drop in early.get(i, ()):
-            assert drop.shard is not None
-            kept[drop.owner] = moved(name.get(Var(drop.owner), Var(drop.owner)), drop.shard)
-    outs = tuple(name.get(v, v) for v in lines.outs)
-    return attrs.evolve(lines, eqns=tuple(out), outs=outs, types=types)
-
-
-def _renamed(
-    eqn: Eqn, names: dict[Var, Var], outs: Sequence[Var | None], made: dict[Var, Var]
-) -> Eqn:
-    """The line with other operands and results."""
-    args, kwargs = substituted((eqn.args, eqn.kwargs), lambda v: names.get(v, v))
-    after = tuple(None if v is None else made.get(v, v) for v in outs)
-    return attrs.evolve(eqn, args=args, kwargs=kwargs, outs=after)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,7 +28,6 @@ from fdtensor.programs.options import OnMissingRule, Options
 from fdtensor.programs.out_layouts import resolved, wanted_layouts
 from fdtensor.programs.program import Program
 from fdtensor.programs.recording import TENSOR, name_of, recorded
-from fdtensor.programs.schedule import BUCKET_BYTES
 
 __all__ = ["Traced", "is_typed", "one_mesh", "trace", "traced", "type_of"]
 
@@ -148,21 +148,19 @@ def traced(
     wants = wanted_layouts(graph, spec, types, out_tree, statics, out_layouts)
     _refuse_other_mesh([*wants, *map(pinned, graph.calls)], mesh)
 
-    def assemble(prices: CostModel | None = None, bucket_bytes: int = BUCKET_BYTES) -> Program:
-        return assembled(
-            graph,
-            mesh,
-            known,
-            wants,
-            cost,
-            name=name_of(f),
-            regather=options.regather,
-            on_missing_rule=options.on_missing_rule,
-            packed=packed,
-            bucket_bytes=bucket_bytes,
-            constraints=Constraints(cost=prices, reduce_dtype=options.reduce_dtype),
-        )
-
+    assemble = functools.partial(
+        assembled,
+        graph,
+        mesh,
+        known,
+        wants,
+        cost,
+        name=name_of(f),
+        regather=options.regather,
+        on_missing_rule=options.on_missing_rule,
+        packed=packed,
+        constraints=Constraints(reduce_dtype=options.reduce_dtype),
+    )
     budget = options.max_bytes
     with neutral():  # rules ask torch too: what taps an op reads, which dtype it gives
         program = assemble() if budget is None else cheapest_within(assemble, budget, cost)

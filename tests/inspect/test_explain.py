@@ -219,17 +219,17 @@ mlp on Mesh(dp=2, tp=4)
   d:f32[8@dp,64@tp] = mm a b
     dp  S(0) R -> S(0)       0.00 us  0.00 us       0 B     taken
         R R -> R             0.00 us  0.88 us     256 B  +0.88 us
-        P(sum) R -> P(sum)   0.00 us  0.88 us     256 B  +0.88 us
+        P(sum) R -> P(sum)   0.00 us  0.89 us     256 B  +0.89 us
         R S(1) -> S(1)       0.00 us  1.76 us    1024 B  +1.76 us
     tp  R S(1) -> S(1)       0.00 us  0.00 us       0 B     taken
-        R P(sum) -> P(sum)   0.00 us  1.40 us     768 B  +1.40 us
-        R R -> R             0.00 us  1.46 us    3072 B  +1.46 us
-        S(1) S(0) -> P(sum)  0.00 us  2.79 us    1536 B  +2.79 us
+        R P(sum) -> P(sum)   0.01 us  1.41 us     768 B  +1.41 us
+        R R -> R             0.01 us  1.46 us    3072 B  +1.47 us
+        S(1) S(0) -> P(sum)  0.00 us  2.80 us    1536 B  +2.80 us
   e:f32[8@dp,64@tp] = relu d
     dp  S(0) -> S(0)         0.00 us  0.00 us       0 B     taken
         R -> R               0.00 us  0.88 us     256 B  +0.88 us
-        P(max) -> P(max)     0.00 us  0.88 us     256 B  +0.88 us
-        P(min) -> P(min)     0.00 us  0.88 us     256 B  +0.88 us
+        P(max) -> P(max)     0.00 us  0.89 us     256 B  +0.89 us
+        P(min) -> P(min)     0.00 us  0.89 us     256 B  +0.89 us
     tp  S(1) -> S(1)         0.00 us  0.00 us       0 B     taken
         R -> R               0.00 us  1.40 us     768 B  +1.40 us
         P(max) -> P(max)     0.00 us  1.40 us     768 B  +1.40 us
@@ -237,12 +237,12 @@ mlp on Mesh(dp=2, tp=4)
   f:f32[8@dp,24]{sum:tp} = mm e c
     dp  S(0) R -> S(0)       0.00 us  1.38 us     288 B     taken
         R R -> R             0.00 us  2.27 us     544 B  +0.88 us
-        R S(1) -> S(1)       0.00 us  2.27 us     640 B  +0.89 us
-        P(sum) R -> P(sum)   0.00 us  2.39 us     672 B  +1.01 us
+        R S(1) -> S(1)       0.00 us  2.28 us     640 B  +0.89 us
+        P(sum) R -> P(sum)   0.00 us  2.40 us     672 B  +1.01 us
     tp  S(1) S(0) -> P(sum)  0.00 us  1.38 us     288 B     taken
-        R P(sum) -> P(sum)   0.00 us  2.78 us    1056 B  +1.40 us
-        R S(1) -> S(1)       0.00 us  2.80 us    1920 B  +1.42 us
-        P(sum) R -> P(sum)   0.00 us  2.88 us    4896 B  +1.50 us
+        R P(sum) -> P(sum)   0.01 us  2.79 us    1056 B  +1.42 us
+        R S(1) -> S(1)       0.00 us  2.81 us    1920 B  +1.42 us
+        P(sum) R -> P(sum)   0.01 us  2.88 us    4896 B  +1.50 us
 
 program.explain('d') has all rows of one value"""
 
@@ -258,12 +258,11 @@ SOFTMAX = """\
 (seconds as the choice saw them; + is what the whole would take more)
                                        compute     moves  received
   h:f32[64@dp,4096@tp] = _softmax a -1 False
-    dp  S(0) -> S(0)                   0.09 us   0.00 us       0 B     taken
-        R -> R                         0.18 us   4.25 us   128 KiB  +4.34 us
-    tp  S(1) -> S(1) by decomposition  5.01 us   0.00 us       0 B     taken
-        S(0) -> S(0)                   0.09 us   7.99 us   192 KiB  +3.07 us
-        S(1) -> S(0) by decomposition  4.36 us   3.99 us    96 KiB  +3.35 us
-        R -> R                         0.37 us  11.67 us   384 KiB  +7.03 us
+    dp  S(0) -> S(0)                   0.26 us   0.00 us       0 B     taken
+        R -> R                         0.52 us   4.42 us   128 KiB  +4.68 us
+    tp  S(1) -> S(1) by decomposition  5.31 us   0.00 us       0 B     taken
+        S(0) -> S(0)                   0.26 us   8.58 us   192 KiB  +3.54 us
+        R -> R                         1.05 us  12.52 us   384 KiB  +8.26 us
 
 program.explain('h') has all rows of one value"""
 
@@ -277,16 +276,16 @@ g:f32[8@dp,24@tp]
                              compute    moves  received
     dp  S(0) R -> S(0)       0.00 us  1.38 us     288 B     taken
         R R -> R             0.00 us  2.27 us     544 B  +0.88 us
-        R S(1) -> S(1)       0.00 us  2.27 us     640 B  +0.89 us
-        P(sum) R -> P(sum)   0.00 us  2.39 us     672 B  +1.01 us
-        S(1) S(0) -> P(sum)  0.00 us  3.27 us    1696 B  +1.89 us
-        R P(sum) -> P(sum)   0.00 us  3.28 us     928 B  +1.89 us
+        R S(1) -> S(1)       0.00 us  2.28 us     640 B  +0.89 us
+        P(sum) R -> P(sum)   0.00 us  2.40 us     672 B  +1.01 us
+        S(1) S(0) -> P(sum)  0.00 us  3.28 us    1696 B  +1.89 us
+        R P(sum) -> P(sum)   0.00 us  3.28 us     928 B  +1.90 us
     tp  S(1) S(0) -> P(sum)  0.00 us  1.38 us     288 B     taken
-        R P(sum) -> P(sum)   0.00 us  2.78 us    1056 B  +1.40 us
-        R S(1) -> S(1)       0.00 us  2.80 us    1920 B  +1.42 us
-        P(sum) R -> P(sum)   0.00 us  2.88 us    4896 B  +1.50 us
-        R R -> R             0.00 us  2.89 us    5376 B  +1.51 us
-        S(0) R -> S(0)       0.00 us  4.25 us    4872 B  +2.87 us"""
+        R P(sum) -> P(sum)   0.01 us  2.79 us    1056 B  +1.42 us
+        R S(1) -> S(1)       0.00 us  2.81 us    1920 B  +1.42 us
+        P(sum) R -> P(sum)   0.01 us  2.88 us    4896 B  +1.50 us
+        R R -> R             0.01 us  2.89 us    5376 B  +1.51 us
+        S(0) R -> S(0)       0.01 us  4.25 us    4872 B  +2.87 us"""
 
 NO_VALUE = """\
 mlp has no value 'zz'.
@@ -318,7 +317,7 @@ f32[8@dp,16]{sum:tp} -> f32[8,16@tp] on Mesh(dp=2, tp=4)
                received  all ranks      time
   taken           256 B     2048 B  36.01 us  reduce_scatter[axis=tp dim=1 reduce_op=sum]
                                               all_gather[axis=dp dim=0]
-  other           448 B     3584 B  38.01 us  exchange[axes=(dp,tp) reduce_op=sum way=all_to_all]
+  other           448 B     3584 B  38.02 us  exchange[axes=(dp,tp) reduce_op=sum way=all_to_all]
   other           448 B     3584 B  48.01 us  all_reduce[axis=tp reduce_op=sum]
                                               slice[axis=tp dim=1]
                                               all_gather[axis=dp dim=0]

@@ -1,0 +1,76 @@
+"""Converters of the fields of a cost model, which refuse what is no price."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from fdtensor.layouts.errors import PlanError
+
+__all__ = ["by_dtype", "duration", "flag", "rate", "table", "text"]
+
+
+def duration(value: object) -> float:
+    """Seconds, or how many times longer something takes."""
+    return _number(value, 0.0)
+
+
+def rate(value: object) -> float:
+    """So much per second."""
+    return _number(value, 5e-324)
+
+
+def flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise PlanError(f"torus={value!r} is no flag.", hint="Write torus=True or torus=False.")
+    return value
+
+
+def _number(value: object, least: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise _no_price(value)
+    if not least <= value <= sys.float_info.max:
+        raise _no_price(value)
+    return float(value)
+
+
+def _no_price(value: object) -> PlanError:
+    return PlanError(
+        f"{value!r} is no price.",
+        hint="Times of a cost model are finite, 0 or more; rates are finite and more than 0.",
+    )
+
+
+def table(*kinds: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
+    """Returns the converter of rows, each a name and its numbers, to tuples."""
+
+    def convert(rows: Any) -> tuple[Any, ...]:
+        try:
+            return tuple(
+                [(text(n), *[k(v) for k, v in zip(kinds, vs, strict=True)]) for n, *vs in rows]
+            )
+        except (TypeError, ValueError) as error:
+            if isinstance(error, PlanError):
+                raise
+            raise PlanError(
+                f"{rows!r} is no table of a cost model.",
+                hint="Give rows of a name and its numbers: (('all_gather', 1.6),).",
+            ) from None
+
+    return convert
+
+
+def text(value: object) -> str:
+    if not isinstance(value, str):
+        raise PlanError(f"{value!r} is no name in a cost model.", hint="Names are texts.")
+    return value
+
+
+def by_dtype(value: object) -> tuple[tuple[str, float], ...]:
+    """Rates by the names of dtypes, from such a table or from one number for all."""
+    rows = isinstance(value, (tuple, list))
+    return _RATES(value) if rows else (("", rate(value)),)
+
+
+_RATES = table(rate)
