@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import numpy as np
@@ -22,7 +22,10 @@ from fdtensor.programs.eqn import Eqn, Together, is_view_line, parts
 if TYPE_CHECKING:
     from fdtensor.programs.program import Program
 
-Bytes = npt.NDArray[np.int64]
+Bytes = npt.NDArray[Any]
+"""Of int64, or of Python's integers where a sum of blocks might not fit in it."""
+
+LARGE_BLOCK = 2**40
 
 __all__ = ["Bytes", "Lines", "bytes_held", "lines_of", "lives", "local_bytes", "owners", "sizes"]
 
@@ -103,9 +106,10 @@ def bytes_held(lines: Lines) -> Bytes:
     An array of a row for each line and a column for each rank.
     """
     count = len(lines.eqns)
-    change = np.zeros((count + 2, len(lines.ranks)), np.int64)
     owner = owners(lines)
     size_of = sizes(lines, owner)
+    kind = np.result_type(np.int64, *(size.dtype for size in size_of.values()))
+    change = np.zeros((count + 2, len(lines.ranks)), kind)
     for v, times in lives(lines, owner).items():
         size = size_of[v]
         change[max(times[0], 0)] += size
@@ -114,14 +118,14 @@ def bytes_held(lines: Lines) -> Bytes:
     held = change.cumsum(0)[: max(count, 1)]
     for i, eqn in enumerate(lines.eqns):
         if eqn.steps:
-            held[i] += buffer_bytes(eqn, lines.ranks)
+            held[i] = held[i] + buffer_bytes(eqn, lines.ranks)
     return held
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def local_bytes(type: TensorType, ranks: tuple[int, ...]) -> Bytes:
     """The bytes of the block of each rank."""
-    return np.array([type.local_nbytes(rank) for rank in ranks], np.int64)
+    return _integers([type.local_nbytes(rank) for rank in ranks])
 
 
 def buffer_bytes(eqn: Eqn, ranks: tuple[int, ...]) -> Bytes:
@@ -137,6 +141,10 @@ def _working_bytes(steps: tuple[Step, ...], ranks: tuple[int, ...]) -> Bytes:
     """The bytes of the results and the buffers of the steps of a line, by rank."""
     kind, (step, *others) = steps[0].collective, steps
     if others:
-        return np.array([kind.working_together(steps, rank) for rank in ranks], np.int64)
-    counts = [kind.working_numel(step, rank, owned=False) for rank in ranks]
-    return np.array(counts, np.int64) * step.src.dtype.itemsize
+        return _integers([kind.working_together(steps, rank) for rank in ranks])
+    itemsize = step.src.dtype.itemsize
+    return _integers([kind.working_numel(step, r, owned=False) * itemsize for r in ranks])
+
+
+def _integers(values: list[int]) -> Bytes:
+    return np.array(values, object if max(values) > LARGE_BLOCK else np.int64)
