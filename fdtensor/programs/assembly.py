@@ -12,6 +12,7 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Call, Graph, Var
 from fdtensor.plans.cost import CostModel
+from fdtensor.programs.as_if import Repeated
 from fdtensor.programs.axis_order import preferred_order
 from fdtensor.programs.boundary import Boundary
 from fdtensor.programs.builder import Builder, Choices
@@ -40,6 +41,12 @@ class Origin:
     wants: tuple[Layout | None, ...]
     """The layouts that were asked for; None for an output whose layout was chosen."""
     regather: bool
+    nesting: tuple[str, ...]
+    """The order of axes that cut one dim, where nothing else says one."""
+    repeats: Program | None = None
+    """The program at other sizes whose choices these are."""
+    scales: Mapping[Var, float] = attrs.field(factory=lambda: dict[Var, float]())
+    """How many times the bytes that they have values of the program then had; 1 where silent."""
 
 
 def assembled(
@@ -56,16 +63,22 @@ def assembled(
     bucket_bytes: int = BUCKET_BYTES,
     choosing: CostModel | None = None,
     constraints: Constraints = UNCONSTRAINED,
+    repeats: Program | None = None,
 ) -> Program:
     """The program of `graph` for inputs of these types, that takes the least time by `cost`.
 
     `wants` has the layouts of the outputs; where one is None it is chosen too, and not pending.
     With `regather`, gathered inputs are freed after each use and gathered again. Collectives of
     `bucket_bytes` or less travel together unless `packed` is False. The choice keeps to
-    `constraints`, and is made by the cost model `choosing` where there is one.
+    `constraints`, and is made by the cost model `choosing` where there is one. Where there is a
+    program that it `repeats`, at other sizes, the choices are those of that one.
     """
     graph = unshared(graph) if regather else graph
     prices = choosing or constraints.cost or cost
+    repeated = None
+    if repeats is not None:
+        repeated = Repeated(repeats, graph, tuple(t.layout for t in in_types))
+        constraints = attrs.evolve(constraints, like=repeats.origin.choices)
     boundaries = boundaries_of(mesh, in_types, wants)
     known = prices_of(graph, mesh, prices, constraints)
     choices = chosen_together(graph, boundaries, known, constraints, regather)
@@ -74,16 +87,21 @@ def assembled(
 
     def nested(nesting: tuple[str, ...]) -> Program:
         values = Values(cost, constraints.reduce_dtype)
-        builder = Builder(mesh, prices, on_missing_rule, values, regathered, orders, nesting)
-        env = {v: values.new(t) for v, t in zip(graph.inputs, in_types, strict=True)}
+        how = regathered, orders, nesting, repeated
+        builder = Builder(mesh, prices, on_missing_rule, values, *how)
+        env: dict[Var, Var] = {}
+        builder.inputs(graph, in_types, env)
         inputs = tuple(env[v] for v in graph.inputs)
         builder.run(graph, choices, env)
         outs = tuple(builder.outputs(graph, choices, env, wants))
         lines = tuple(values.constants), tuple(values.eqns), outs, tuple(values.types)
-        origin = Origin(graph, choices, env, values.makers, tuple(wants), regather)
+        origin = Origin(
+            *(graph, choices, env, values.makers, tuple(wants), regather),
+            *(nesting, repeats, values.scales),
+        )
         return Program(name, mesh, inputs, *lines, cost, origin)
 
-    program = _best_nesting(nested, mesh)
+    program = _best_nesting(nested, mesh) if repeats is None else nested(repeats.origin.nesting)
     return scheduled(program, bucket_bytes, ahead=not regather) if packed else program
 
 

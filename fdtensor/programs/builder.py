@@ -19,6 +19,7 @@ from fdtensor.ops.pins import pinned
 from fdtensor.ops.precision import HALVES, is_widened, wide_of, widened
 from fdtensor.ops.saved_values import ALIAS, SAVED
 from fdtensor.plans.cost import CostModel
+from fdtensor.programs.as_if import Repeated, dearer
 from fdtensor.programs.boundary import boundary_of
 from fdtensor.programs.choice import has_rule, inside
 from fdtensor.programs.choices import Body, Choice
@@ -45,6 +46,7 @@ class Builder:
         regathered: frozenset[Var],
         orders: Mapping[Var, tuple[str, ...]],
         nesting: tuple[str, ...],
+        repeated: Repeated | None = None,
     ) -> None:
         self.mesh, self.on_missing_rule, self.values = mesh, on_missing_rule, values
         self.prices = prices
@@ -55,6 +57,8 @@ class Builder:
         """The orders of axes in which values of the graph will be read, where one is special."""
         self.nesting = nesting
         """The order of axes that cut one dim, where nothing else says one."""
+        self.repeated = repeated
+        """The program at other sizes whose choices these are."""
 
     def run(self, graph: Graph, choices: Choices, env: dict[Var, Var]) -> None:
         """Adds the lines of the whole graph: `env` has its inputs, and gets its other values."""
@@ -62,8 +66,24 @@ class Builder:
         for i, call in enumerate(graph.calls):
             self.values.call = call
             options = {axis: choices[axis].calls[i] for axis in self.mesh.axes}
+            self._at_scale(call.outs[:1])
             self._add(graph, call, options, env, self.regathered)
-        self.values.call = None
+            self._at_scale(call.outs, env)
+        self.values.call, self.values.scale = None, 1.0
+
+    def inputs(self, graph: Graph, in_types: Sequence[TensorType], env: dict[Var, Var]) -> None:
+        """Adds the inputs of the whole graph."""
+        for v, type in zip(graph.inputs, in_types, strict=True):
+            env[v] = self.values.new(type)
+            self._at_scale([v], env)
+
+    def _at_scale(self, of: Sequence[Var | None], env: Mapping[Var, Var] | None = None) -> None:
+        """New values count as these values of the graph do, and those of `env` too."""
+        if self.repeated is not None:
+            for v in of:
+                self.values.scale = self.repeated.ratio(v)
+                if env is not None and v is not None:
+                    self.values.scales[env[v]] = self.values.scale
 
     def _constants(self, graph: Graph, env: dict[Var, Var]) -> None:
         for v, tensor in graph.constants:
@@ -159,12 +179,13 @@ class Builder:
 
     def _order(self, call: Call, rows: Mapping[str, Row], env: dict[Var, Var]) -> tuple[str, ...]:
         """The order of axes that lets the largest operand stay, or be cut further where it is."""
-        best: tuple[int, tuple[str, ...]] = (0, ())
+        best: tuple[float, tuple[str, ...]] = (0, ())
         for i, v in enumerate(call.ins):
             type = self.values.type_of(env[v])
             kept = kept_cuts(type.layout, {a: rows[a].ins[i] for a in self.mesh.axes})
-            if kept and type.nbytes > best[0]:
-                best = (type.nbytes, (*kept, *(a for a in self.mesh.axes if a not in kept)))
+            nbytes = self.values.nbytes(env[v])
+            if kept and nbytes > best[0]:
+                best = (nbytes, (*kept, *(a for a in self.mesh.axes if a not in kept)))
         out = next((v for v in call.outs if v is not None), None)
         return best[1] or self.orders.get(out, self.nesting)  # type: ignore[arg-type]
 
@@ -182,7 +203,9 @@ class Builder:
         is_read = [v is not None for v in call.outs]
         read = [k for k, v in enumerate(call.outs) if v is not None]
         boundaries = tuple((a, boundary_of(option, is_read)) for a, option in options.items())
-        choices = inside(note, self.mesh, boundaries, self.prices, self.values.reduce_dtype)
+        scale, prices = self.values.scale, self.prices
+        prices = prices if scale == 1.0 else dearer(prices, scale)
+        choices = inside(note, self.mesh, boundaries, prices, self.values.reduce_dtype)
         inner_env: dict[Var, Var] = {}
         needed = {v for inner in body.calls for v in inner.ins} | set(body.outs)
         for i, (v, inner) in enumerate(zip(call.ins, body.inputs, strict=True)):

@@ -14,20 +14,17 @@ from typing import Any
 import attrs
 import torch
 
-from fdtensor.layouts.errors import FdtensorError
-from fdtensor.layouts.kinds import is_tuple
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Placement
 from fdtensor.ops.decompositions import DECOMPOSITIONS, decomposition_of
-from fdtensor.ops.graph import Call, Full, Graph, Var, is_view, tensors_of
+from fdtensor.ops.graph import Call, Full, Graph, Var, is_view
 from fdtensor.ops.notation.core import R, rule_of
 from fdtensor.ops.pins import pinned
-from fdtensor.ops.recorder import record
-from fdtensor.ops.rewrite import rewritten
-from fdtensor.ops.rows import CallKey, arguments
+from fdtensor.ops.rows import CallKey
 from fdtensor.plans.cost import CostModel
 from fdtensor.programs.boundary import Boundary
 from fdtensor.programs.choices import UNCONSTRAINED, Body, Choice, Constraints
+from fdtensor.programs.decomposed import decomposed
 from fdtensor.programs.nodes import Node, Option, Place, Price
 from fdtensor.programs.prices import Prices
 from fdtensor.programs.problem import ProblemBuilder
@@ -154,13 +151,14 @@ def _body_options(
     depth += 1 + bool(split and split.blocked)  # its pieces may be the op itself, on less
     options: list[Option] = []
     for i, placement, blocks in starts:
-        graph = decomposed(key, fulls, read, blocks if split and split.blocked else 0)
+        blocks = blocks if split and split.blocked else 0
+        graph = decomposed(key, fulls, read, blocks)
         if graph is None:
             continue
         ins: list[Place] = ["free"] * len(fulls)
         ins[i] = placement
         boundary = (axis, Boundary(tuple(ins), ("free",) * len(graph.outs)))
-        body = Body(graph, depth)
+        body = Body(graph, depth, blocks)
         choice = inside(body, mesh, (*before, boundary), cost, reduce_dtype)[axis]
         used = {v for c in graph.calls for v in c.ins} | set(graph.outs)
         taken: tuple[Place, ...] = tuple(
@@ -198,42 +196,6 @@ def _inside(
     prices = prices_of(graph, mesh, cost, constraints)
     choice = chosen(graph, axis, last, dict(before), prices, constraints, depth=depth)
     return (*before, (axis, choice))
-
-
-@functools.lru_cache(maxsize=4096)
-def decomposed(
-    key: CallKey, fulls: tuple[Full, ...], read: tuple[bool, ...], blocks: int
-) -> Graph | None:
-    """The graph of an op's decomposition, for outputs that are read; None where it has none.
-
-    `blocks` is the number of ranks that cut a dim, for a blocked one, else 0.
-    """
-    split = decomposition_of(key.op)
-    if split is None:
-        return None
-    f = functools.partial(split.f, blocks) if split.blocked else split.f
-    call = Call(key.op, key.args, key.kwargs, (None,) * key.width)
-
-    def body(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        args, kwargs = arguments(call, lambda v: tensors[v.index])
-        result = f(*[list(a) if is_tuple(a) else a for a in args], **kwargs)
-        if result is NotImplemented:  # torch's own may decline arguments
-            raise NotImplementedError
-        results = tensors_of(result)
-        if len(results) < len(read):
-            raise NotImplementedError
-        return [t for t, is_read in zip(results, read, strict=False) if is_read]
-
-    try:
-        graph = rewritten(record(body, fulls))
-    except (FdtensorError, RuntimeError, NotImplementedError):
-        return None
-    return None if any(_same(c, graph, key, fulls) for c in graph.calls) else graph
-
-
-def _same(call: Call, graph: Graph, key: CallKey, fulls: tuple[Full, ...]) -> bool:
-    """Whether a piece is the very call that is decomposed; the op on smaller operands is not."""
-    return CallKey.of(call) == key and tuple(graph.types[v.index] for v in call.ins) == fulls
 
 
 def inner_values(graph: Graph) -> set[int]:

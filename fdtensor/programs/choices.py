@@ -26,6 +26,8 @@ class Body:
     graph: Graph
     depth: int
     """The number of decompositions that its calls are inside of."""
+    blocks: int = 0
+    """The number of blocks of a dim that it is for; 0 for one of whole tensors."""
 
 
 @attrs.frozen(eq=False)

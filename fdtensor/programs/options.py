@@ -10,6 +10,8 @@ import torch
 
 from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.tree import flatten
+from fdtensor.programs.as_if import Scale
+from fdtensor.programs.program import Program
 
 __all__ = ["Check", "Like", "OnDataDependent", "OnMissingRule", "Options", "Plain", "like"]
 
@@ -52,6 +54,14 @@ def _count(_: Any, attribute: attrs.Attribute[Any], value: object) -> None:
         raise TraceError(
             f"{attribute.name}={value!r} is no option.",
             hint="Write a whole number of bytes, or None for no bound.",
+        )
+
+
+def _program_or_scale(_: Any, attribute: attrs.Attribute[Any], value: object) -> None:
+    if not (value is None or callable(value) or isinstance(value, Program)):
+        raise TraceError(
+            f"{attribute.name}={value!r} is no option.",
+            hint="Write a function from shapes to the real ones, or a program of the real sizes.",
         )
 
 
@@ -109,5 +119,8 @@ class Options:
     """The dtype in which pending sums of half precision are held; None for their own."""
     max_bytes: int | None = attrs.field(default=None, validator=_count)
     """What any rank may hold at once; None for no bound."""
+    as_if: Program | Scale | None = attrs.field(default=None, validator=_program_or_scale)
+    """The sizes to choose for, as a function of shapes, or the program of which to repeat the
+    choices; None to choose for the sizes at hand."""
     quiet: bool = False
     """Whether a run on replicated operands is expected, and so not warned of, as in `call`."""

@@ -11,6 +11,8 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from math import prod
 from typing import Any, TypeGuard
 
+import attrs
+
 from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.placement import Cut, Partial, Placement, Ragged, Replicate, Shard
 from fdtensor.ops.flops import work
@@ -20,7 +22,8 @@ from fdtensor.ops.notation.core import R, Row, rule_of
 from fdtensor.ops.pins import pinned
 from fdtensor.ops.rows import CallKey, rows_of, variants
 from fdtensor.programs.boundary import Boundary, boundary_of
-from fdtensor.programs.choices import Choice, Constraints
+from fdtensor.programs.choices import Body, Choice, Constraints
+from fdtensor.programs.decomposed import decomposed
 from fdtensor.programs.nodes import Node, Option, Place
 from fdtensor.programs.prices import AxisPrices, Prices
 
@@ -166,6 +169,8 @@ class ProblemBuilder:
         kinds: dict[Placement, None] = {}
         for v in call.ins:
             kinds.update((p, None) for p in self.domain[v] if not isinstance(p, (Replicate, Shard)))
+        if self.like is not None and isinstance(self.like.calls[i].note, Body):
+            return self._constrained(i, call, self._repeated(call, self.like.calls[i]))
         types = [graph.types[v.index] for v in call.ins]
         read = [None if v is None else graph.types[v.index] for v in call.outs]
         rows = list(rows_of(call, graph.types, self.count))
@@ -173,7 +178,7 @@ class ProblemBuilder:
             rows += variants(row, self._kinds(call, row, kinds), [*types, *read])
         options: dict[tuple[tuple[Place, ...], tuple[Placement, ...]], Option] = {}
         past = [(axis, choice.calls[i]) for axis, choice in self.before.items()]
-        bodies = self._bodies(call, rows, past)
+        bodies = self._bodies(call, rows, past) if self.like is None else ()
         for row in dict.fromkeys(rows):
             if self._composes(call, past, row):
                 seconds = self._seconds(call, row, past)
@@ -183,6 +188,15 @@ class ProblemBuilder:
             if known is None or known.seconds > option.seconds:
                 options[option.ins, option.outs] = option
         return self._constrained(i, call, list(options.values()))
+
+    def _repeated(self, call: Call, past: Option) -> list[Option]:
+        """The same decomposition as at other sizes, if there is one."""
+        fulls = tuple(self.graph.types[v.index] for v in call.ins)
+        read = tuple(v is not None for v in call.outs)
+        graph = decomposed(CallKey.of(call), fulls, read, past.note.blocks)
+        if graph is None:
+            return []
+        return [attrs.evolve(past, note=attrs.evolve(past.note, graph=graph))]
 
     def _kinds(self, call: Call, row: Row, kinds: Iterable[Placement]) -> Iterator[Placement]:
         """The kinds that a row may be cut in: those that an operand has along the dim it cuts."""
@@ -200,9 +214,11 @@ class ProblemBuilder:
             options = [o for o in options if (o.ins, o.outs) == (past.ins, past.outs)]
             if not options:
                 raise TraceError(
-                    f"{call.op} takes other rows for other sizes that are not known yet.",
+                    f"{call.op} has no row at these sizes that is the one chosen at others.",
                     call=call.mark,
-                    hint="Export the program with these sizes fixed.",
+                    axis=self.axis,
+                    chosen=f"{past.ins} -> {past.outs}",
+                    hint="Take sizes that are cut as the others are; fix those of an export.",
                 )
         uncut = self.constraints.uncut
         if not uncut:

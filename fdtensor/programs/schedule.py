@@ -29,14 +29,34 @@ def scheduled(program: Program, bucket_bytes: int = BUCKET_BYTES, ahead: bool = 
 
     Groups of gathered inputs start one `ahead` of their use, unless memory is what matters.
     """
-    eqns = _gathered(program, _early(program.eqns), bucket_bytes, ahead)
-    eqns = _joined(program, _reduced(eqns, bucket_bytes), bucket_bytes)
+    buckets = _Buckets(bucket_bytes, {} if program.origin is None else program.origin.scales)
+    eqns = _gathered(program, _early(program.eqns), buckets, ahead)
+    eqns = _joined(program, _reduced(eqns, buckets), buckets)
     return attrs.evolve(program, eqns=tuple(eqns))
 
 
 def _kind(eqn: Eqn) -> Bundle | None:
     """The key that lines share if they may travel together; None for a line that travels alone."""
     return eqn.op.collective.bundle(eqn.op) if isinstance(eqn.op, Step) else None
+
+
+@attrs.frozen
+class _Buckets:
+    """How many bytes of tensors travel together."""
+
+    limit: int
+    scales: Mapping[Var, float]
+    """How many times the bytes that they have some values count for."""
+
+    def before(self, eqn: Eqn) -> float:
+        """The bytes of the operand of a move."""
+        assert isinstance(eqn.op, Step)
+        return _size(eqn.op.src) * self.scales.get(eqn.ins[0], 1.0)
+
+    def after(self, eqn: Eqn) -> float:
+        """The bytes of the result of a move."""
+        assert isinstance(eqn.op, Step)
+        return _size(eqn.op.dst) * self.scales.get(eqn.ins[0], 1.0)
 
 
 def _size(type: TensorType) -> int:
@@ -76,7 +96,7 @@ def _early(eqns: Sequence[Eqn]) -> list[Eqn]:
     return out
 
 
-def _reduced(eqns: Sequence[Eqn], bucket_bytes: int, moves: bool = False) -> list[Eqn]:
+def _reduced(eqns: Sequence[Eqn], buckets: _Buckets, moves: bool = False) -> list[Eqn]:
     """The lines with small reductions held back until one of their results is read.
 
     Views and moves of their results are held back too; with `moves`, other moves travel together.
@@ -84,7 +104,7 @@ def _reduced(eqns: Sequence[Eqn], bucket_bytes: int, moves: bool = False) -> lis
     out: list[Eqn] = []
     held_back: dict[Bundle, list[Eqn]] = {}
     after: dict[Bundle, list[Eqn]] = {}
-    size_of: dict[Bundle, int] = {}
+    size_of: dict[Bundle, float] = {}
     owner: dict[Var | None, Bundle] = {}
 
     def flush(kind: Bundle) -> None:
@@ -95,7 +115,7 @@ def _reduced(eqns: Sequence[Eqn], bucket_bytes: int, moves: bool = False) -> lis
                 owner.pop(v, None)
         if bucket:
             out.append(_packed(bucket))
-            out.extend(_reduced(rest, bucket_bytes, moves=True))
+            out.extend(_reduced(rest, buckets, moves=True))
 
     for eqn in eqns:
         kinds = [owner[v] for v in eqn.ins if v in owner]
@@ -107,11 +127,11 @@ def _reduced(eqns: Sequence[Eqn], bucket_bytes: int, moves: bool = False) -> lis
         for kind in kinds:
             flush(kind)
         kind = _kind(eqn)
-        size = _size(eqn.op.src) if kind is not None and isinstance(eqn.op, Step) else 0
-        if kind is None or (moved and not moves) or size > bucket_bytes:
+        size = buckets.before(eqn) if kind is not None else 0
+        if kind is None or (moved and not moves) or size > buckets.limit:
             out.append(eqn)
             continue
-        if size_of.get(kind, 0) + size > bucket_bytes:
+        if size_of.get(kind, 0) + size > buckets.limit:
             flush(kind)
         held_back.setdefault(kind, []).append(eqn)
         size_of[kind] = size_of.get(kind, 0) + size
@@ -121,7 +141,7 @@ def _reduced(eqns: Sequence[Eqn], bucket_bytes: int, moves: bool = False) -> lis
     return out
 
 
-def _joined(program: Program, eqns: Sequence[Eqn], bucket_bytes: int) -> list[Eqn]:
+def _joined(program: Program, eqns: Sequence[Eqn], buckets: _Buckets) -> list[Eqn]:
     """The lines with each move taking along later ones of its kind whose operands exist already."""
     known = {*program.inputs, *(v for v, _ in program.constants)}
     inputs = set(known)
@@ -134,11 +154,11 @@ def _joined(program: Program, eqns: Sequence[Eqn], bucket_bytes: int) -> list[Eq
             continue
         group = [i]
         if i in later:
-            total = _out_size(eqn)
+            total = buckets.after(eqn)
             for j in later:
                 if j > i and j not in done and kinds[j] == kinds[i] and eqns[j].ins[0] in known:
-                    total += _out_size(eqns[j])
-                    if total > bucket_bytes:
+                    total += buckets.after(eqns[j])
+                    if total > buckets.limit:
                         break
                     group.append(j)
         done.update(group)
@@ -147,13 +167,13 @@ def _joined(program: Program, eqns: Sequence[Eqn], bucket_bytes: int) -> list[Eq
     return out
 
 
-def _gathered(program: Program, eqns: list[Eqn], bucket_bytes: int, ahead: bool) -> list[Eqn]:
+def _gathered(program: Program, eqns: list[Eqn], buckets: _Buckets, ahead: bool) -> list[Eqn]:
     """The lines with inputs gathered in groups, each before its first use.
 
     `ahead`, each starts when the group before it is needed, and so travels during its work.
     """
     gathers, maker = _input_gathers(program, eqns)
-    groups = _groups(eqns, gathers, _past_gathers(eqns, gathers, maker), bucket_bytes)
+    groups = _groups(eqns, gathers, _past_gathers(eqns, gathers, maker), buckets)
     place = {group[0]: k for k, group in enumerate(groups)}
     done: set[int] = set()
     out: list[Eqn] = []
@@ -207,7 +227,7 @@ def _input_gathers(program: Program, eqns: Sequence[Eqn]) -> tuple[list[int], di
 
 
 def _groups(
-    eqns: Sequence[Eqn], gathers: Sequence[int], past: Mapping[int, int], bucket_bytes: int
+    eqns: Sequence[Eqn], gathers: Sequence[int], past: Mapping[int, int], buckets: _Buckets
 ) -> list[list[int]]:
     """The gathers that travel together, by their lines, in the order of the first of each."""
     groups: list[list[int]] = []
@@ -215,11 +235,11 @@ def _groups(
     for n, i in enumerate(gathers):
         if i in grouped:
             continue
-        group, total = [i], _out_size(eqns[i])
+        group, total = [i], buckets.after(eqns[i])
         for j in gathers[n + 1 :]:
             if j not in grouped and past[j] == past[i] and _kind(eqns[j]) == _kind(eqns[i]):
-                total += _out_size(eqns[j])
-                if total > bucket_bytes:
+                total += buckets.after(eqns[j])
+                if total > buckets.limit:
                     break
                 group.append(j)
         grouped.update(group)
@@ -244,8 +264,3 @@ def _past_gathers(
 
 def _reduces(eqn: Eqn) -> bool:
     return getattr(getattr(eqn.op, "collective", None), "reduce_op", None) is not None
-
-
-def _out_size(eqn: Eqn) -> int:
-    assert isinstance(eqn.op, Step)
-    return _size(eqn.op.dst)

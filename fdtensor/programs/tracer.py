@@ -21,6 +21,7 @@ from fdtensor.ops.ambient import neutral
 from fdtensor.ops.pins import pinned
 from fdtensor.ops.random_key import is_key, key_type, with_random_key
 from fdtensor.plans.cost import NCCL, CostModel
+from fdtensor.programs.as_if import Scale, at_scale
 from fdtensor.programs.assembly import assembled
 from fdtensor.programs.budget import cheapest_within
 from fdtensor.programs.choices import Constraints
@@ -63,6 +64,8 @@ def trace(
     check_indices: bool = True,
     reduce_dtype: torch.dtype | None = torch.float32,
     max_bytes: int | None = None,
+    as_if: Program | Scale | None = None,
+    like: Program | None = None,
     **kwargs: Any,
 ) -> Program:
     """The program of `f` for arguments of these types: pytrees of `TensorType`s or `DTensor`s.
@@ -80,6 +83,11 @@ def trace(
     `max_bytes` bounds what any rank holds at once, arguments and results counted: values that wait
     for long, most for the backward, are then computed or gathered again, or kept as shards, at the
     least seconds for their bytes.
+    `as_if` has layouts chosen for other sizes: it maps the shape of each argument to the one that
+    it stands for, or is a program of the same function at those sizes (`like` is the same). By
+    default a test on small tensors may take another program than the real run, since small tensors
+    are cheap to gather. The values of other arguments, and so `f`, are to allow both sizes.
+    With a function `max_bytes` bounds what the real program holds.
     Raises `TraceError` for what is no pure function or does not fit in `max_bytes`, `RuleError` as
     `on_missing_rule` says.
 
@@ -108,6 +116,7 @@ def trace(
         check_indices=check_indices,
         reduce_dtype=reduce_dtype,
         max_bytes=max_bytes,
+        as_if=as_if if like is None else like,
     )
     with working(f"tracing {name_of(f)}"):
         return traced(f, spec, leaves, types, options, cost=cost or NCCL).program
@@ -143,9 +152,18 @@ def traced(
     known = [t for t in types if t is not None]
     mesh = one_mesh(known)
     checks = options.check_indices
+    repeats, budget = options.as_if, options.max_bytes
+    if repeats is not None and not isinstance(repeats, Program):  # a function of shapes
+        blanks = [None if t is leaf else leaf for t, leaf in zip(types, leaves, strict=True)]
+        how: dict[str, Any] = {"cost": cost, "device": device, "requires_grad": requires_grad}
+        own, real = attrs.evolve(options, as_if=None), at_scale(types, repeats)
+        repeats = traced(f, spec, blanks, real, own, packed=packed, **how).program
+        budget = None
     graph, out_tree, statics, new = recorded(f, spec, leaves, types, device, requires_grad, checks)
     out_layouts = resolved(options.out_layouts, f, spec, types)
     wants = wanted_layouts(graph, spec, types, out_tree, statics, out_layouts)
+    if repeats is not None and options.out_layouts is None:
+        wants = repeats.origin.wants  # small sizes may be equal where the real ones are not
     _refuse_other_mesh([*wants, *map(pinned, graph.calls)], mesh)
 
     assemble = functools.partial(
@@ -160,8 +178,8 @@ def traced(
         on_missing_rule=options.on_missing_rule,
         packed=packed,
         constraints=Constraints(reduce_dtype=options.reduce_dtype),
+        repeats=repeats,
     )
-    budget = options.max_bytes
     with neutral():  # rules ask torch too: what taps an op reads, which dtype it gives
         program = assemble() if budget is None else cheapest_within(assemble, budget, cost)
     bare = out_tree.is_leaf() and statics == (TENSOR,)

@@ -14,6 +14,7 @@ from fdtensor.ops.precision import CAST, HALVES, ROUNDED, has_pending_sum, wide_
 from fdtensor.plans.collectives import Slice, Step
 from fdtensor.plans.cost import CostModel
 from fdtensor.plans.planner import Plan, plan
+from fdtensor.programs.as_if import dearer
 from fdtensor.programs.eqn import Eqn
 from fdtensor.programs.rounding import stages
 
@@ -33,17 +34,23 @@ class Values:
         """The call of the whole graph for which a value is computed."""
         self.call: Call | None = None
         """The call of the whole graph whose lines are being added."""
+        self.scale = 1.0
+        """How many times larger new values are taken to be than they are, to price their moves."""
+        self.scales: dict[Var, float] = {}
+        """The same of each value; 1 where it is silent."""
         self._versions: dict[Var, dict[TensorType, Var]] = {}
 
     def new(self, type: TensorType) -> Var:
         """A value of this type, which is its only version."""
-        v = self._numbered(type)
+        v = self._numbered(type, self.scale)
         self._versions[v] = {type: v}
         return v
 
-    def _numbered(self, type: TensorType) -> Var:
+    def _numbered(self, type: TensorType, scale: float) -> Var:
         v = Var(len(self.types))
         self.types.append(type)
+        if scale != 1.0:
+            self.scales[v] = scale
         if self.call is not None:
             self.makers[v] = self.call
         return v
@@ -51,6 +58,10 @@ class Values:
     def type_of(self, v: Var) -> TensorType:
         """The type of a value."""
         return self.types[v.index]
+
+    def nbytes(self, v: Var) -> float:
+        """The bytes that a value is taken to have, all of it."""
+        return self.types[v.index].nbytes * self.scales.get(v, 1.0)
 
     def held(self, type: TensorType) -> TensorType:
         """The type in which a value of this type is held: of a wider dtype while it is a sum."""
@@ -65,7 +76,9 @@ class Values:
         wanted, versions = self.held(type), self._versions[v]
         if wanted in versions:
             return versions[wanted]
-        ways = [self._way(t, type) for t in versions if not t.layout.overlaps]
+        scale = self.scales.get(v, 1.0)
+        cost = self.cost if scale == 1.0 else dearer(self.cost, scale)
+        ways = [self._way(t, type, cost) for t in versions if not t.layout.overlaps]
         source, best = min(ways, key=_bytes_and_seconds)
         kept = versions if keep else {}
         moved = versions[source]
@@ -86,20 +99,22 @@ class Values:
         own = self.types[v.index].dtype
         return self.cast(v, wide_of(own, dtype)) if own in HALVES else v
 
-    def _way(self, source: TensorType, to: TensorType) -> tuple[TensorType, tuple[Plan, ...]]:
+    def _way(
+        self, source: TensorType, to: TensorType, cost: CostModel
+    ) -> tuple[TensorType, tuple[Plan, ...]]:
         """The plans from one version to another: pending sums are reduced in a wider dtype."""
         source_in = attrs.evolve(source, dtype=to.dtype)
         wide = self.held(source_in).dtype
         if wide is to.dtype:
-            return source, (plan(source_in, to, cost=self.cost),)
-        return source, stages(source_in, to, wide, self.cost)
+            return source, (plan(source_in, to, cost=cost),)
+        return source, stages(source_in, to, wide, cost)
 
     def _cast(self, v: Var, dtype: torch.dtype, versions: dict[TensorType, Var]) -> Var:
         type = attrs.evolve(self.types[v.index], dtype=dtype)
         if self.types[v.index] is type:
             return v
         if type not in versions:
-            out = self._numbered(type)
+            out = self._numbered(type, self.scales.get(v, 1.0))
             if dtype in HALVES and has_pending_sum(type.layout):
                 self.eqns.append(Eqn(ROUNDED, (v, dtype), (), (out,)))
             else:
@@ -109,7 +124,7 @@ class Values:
         return versions[type]
 
     def _step(self, step: Step, source: Var, versions: dict[TensorType, Var]) -> Var:
-        out = self._numbered(step.dst)
+        out = self._numbered(step.dst, self.scales.get(source, 1.0))
         self.eqns.append(Eqn(step, (source,), (), (out,)))
         self._versions[out] = versions
         versions.setdefault(step.dst, out)

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypedDict, TypeVar, 
 
 import torch
 
+from fdtensor.programs.as_if import Scale
 from fdtensor.programs.options import Check, OnDataDependent, OnMissingRule, Options, Plain
+from fdtensor.programs.program import Program
 from fdtensor.tensors.calls.function import Spmd
 from fdtensor.tensors.dtensor import DTensor
 
@@ -55,6 +57,7 @@ class _Options(TypedDict, total=False):
     check_indices: bool
     reduce_dtype: torch.dtype | None
     max_bytes: int | None
+    as_if: Program | Scale | None
 
 
 @overload
@@ -93,6 +96,7 @@ def spmd(
     check_indices: bool = True,
     reduce_dtype: torch.dtype | None = torch.float32,
     max_bytes: int | None = None,
+    as_if: Program | Scale | None = None,
 ) -> Any:
     """`f`, a plain torch function of full tensors, as one of pytrees of DTensors. Differentiable.
 
@@ -139,6 +143,7 @@ def spmd(
         check_indices=check_indices,
         reduce_dtype=reduce_dtype,
         max_bytes=max_bytes,
+        as_if=as_if,
     )
     if f is None:
         return functools.partial(Spmd, options=options)

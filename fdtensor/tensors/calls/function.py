@@ -97,6 +97,7 @@ class Spmd(Generic[P, R]):
             check_indices=options.check_indices,
             reduce_dtype=options.reduce_dtype,
             max_bytes=options.max_bytes,
+            as_if=options.as_if,
             **kwargs,
         )
 
@@ -188,13 +189,12 @@ class Spmd(Generic[P, R]):
         warnings.warn(text, FallbackWarning, stacklevel=5)
 
     def _again(
-        self, g: Any, types: Any, values: Any, ct_types: Any, cts: Any, layouts: Any, comm: Any
+        self, g: Any, types: Any, values: Any, ct_types: Any, cts: Any, own: Any, comm: Any
     ) -> list[Any]:
         """The cotangents of inputs as values with derivatives of their own."""
         known = self.derived.get(g)
         if known is None:
-            options = attrs.evolve(self.options, out_layouts=layouts)
-            known = self.derived[g] = Spmd(g, options)
+            known = self.derived[g] = Spmd(g, attrs.evolve(self.options, **own))
         tensors = [DTensor(v, t, comm) for v, t in zip(values, types, strict=True)]
         cotangents = [DTensor(v, t, comm) for v, t in zip(cts, ct_types, strict=True)]
         return [grad.local for grad in known(tensors, cotangents)[1]]

@@ -90,6 +90,6 @@ def _used(
         constants=tuple(pair for pair in whole.constants if pair[0] in needed),
         eqns=tuple(lines),
         outs=tuple(outs),
-        origin=None,
     )
-    return scheduled(half_program, ahead=not whole.origin.regather)
+    half_program = scheduled(half_program, ahead=not whole.origin.regather)
+    return attrs.evolve(half_program, origin=None)  # that of the whole is not its own

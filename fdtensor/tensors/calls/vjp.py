@@ -14,6 +14,7 @@ from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten, unflatten
 from fdtensor.programs.options import Options
+from fdtensor.programs.program import Program
 from fdtensor.programs.recording import TENSOR, filled, name_of
 from fdtensor.programs.tracer import Traced
 from fdtensor.tensors.calls.adjoint import Adjoint
@@ -52,17 +53,30 @@ def adjoint(
     still: set[int] = set()
     flat = _flat(f, spec, leaves, types, primal.statics)
     joined = functools.partial(_with_cotangents, name_of(f), flat, wanted, through, still)
+    real = primal.program.origin.repeats
+
+    def made(both: Callable[..., Any]) -> Program:
+        ways = own
+        if real is not None:  # the backward at the real sizes has the choices
+            cts = [real.out_types[i].cotangent() for i in through]
+            at_scale = attrs.evolve(own, as_if=None)
+            whole = make(both, tree, blanks, [*real.in_types, *cts], at_scale, packed=False)
+            ways = attrs.evolve(own, as_if=whole.program, max_bytes=None)
+        # packed=False: nothing of the forward may wait for the backward
+        return make(both, tree, blanks, all_types, ways, packed=False).program
+
     both = joined(_by_vjp)
-    try:  # packed=False: nothing of the forward may wait for the backward
-        whole = make(both, tree, blanks, all_types, own, packed=False).program
+    try:
+        whole = made(both)
     except TraceError as error:
         if not any(what in str(error) for what in _NOT_BY_VJP):
             raise
         both = joined(_by_autograd)
-        whole = make(both, tree, blanks, all_types, own, packed=False).program
+        whole = made(both)
 
     def pulled(values: Sequence[Any], cts: Sequence[Any], comm: Any) -> Sequence[Any]:
-        return again(both, known, values, out_cts, cts, layouts, comm)
+        own = {"out_layouts": layouts, "as_if": whole.origin.repeats}
+        return again(both, known, values, out_cts, cts, own, comm)
 
     forward, backward, kept = halves(whole, len(known), len(outs))
     local = not any(eqn.steps for eqn in whole.eqns)

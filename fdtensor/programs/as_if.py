@@ -1,0 +1,126 @@
+"""`Repeated`: what a program repeats of one that was chosen at other sizes, mostly the real ones.
+
+By a cost model small tensors are gathered, and computed on every rank: a test takes another program
+than the run that it stands for. What repeats the choices has the layouts and collectives of the
+other, on tensors of its own sizes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from fdtensor.layouts.errors import FdtensorError, TraceError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.ops.graph import Graph, Var
+from fdtensor.plans.cost import CostModel
+
+if TYPE_CHECKING:
+    from fdtensor.programs.program import Program
+
+__all__ = ["Repeated", "Scale", "at_scale", "dearer"]
+
+Scale = Callable[[tuple[int, ...]], Sequence[int]]
+"""A function from the shape of an argument to the one that it stands for."""
+
+
+@attrs.frozen(eq=False)
+class Repeated:
+    """A graph, and the program at other sizes whose choices it repeats.
+
+    Raises `TraceError` where that program has other calls, or arguments in other layouts.
+    """
+
+    program: Program
+    graph: Graph
+    in_layouts: tuple[Layout, ...]
+
+    def __attrs_post_init__(self) -> None:
+        _refuse_untraced(self.program)
+        _refuse_other_arguments(self.program, self.in_layouts)
+        _refuse_other_calls(self.program, self.graph)
+
+    def ratio(self, v: Var | None) -> float:
+        """How many times more bytes a value has in the other program."""
+        if v is None:
+            return 1.0
+        own = self.graph.types[v.index].nbytes
+        return self.program.origin.graph.types[v.index].nbytes / own if own else 1.0
+
+
+def at_scale(types: Sequence[TensorType | None], scale: Scale) -> list[TensorType | None]:
+    """The types with the shapes that they stand for.
+
+    Raises `TraceError` where `scale` gives no shape of as many dims.
+    """
+    return [None if type is None else _scaled(type, scale) for type in types]
+
+
+def _scaled(type: TensorType, scale: Scale) -> TensorType:
+    shape: Any = scale(type.shape)
+    try:
+        sizes = tuple(shape)
+        if len(sizes) != type.ndim:
+            raise TypeError
+        return attrs.evolve(type, shape=sizes)
+    except (TypeError, FdtensorError) as error:
+        raise TraceError(
+            f"as_if gives {shape!r} for the shape {type.shape} of an argument.",
+            argument=type,
+            hint="It maps a shape to the one of the same number of dims to choose for.",
+        ) from error
+
+
+@functools.lru_cache(maxsize=1024)
+def dearer(cost: CostModel, ratio: float) -> CostModel:
+    """A cost model by which a byte costs as much as `ratio` bytes do."""
+    axes = tuple((axis, latency, bandwidth / ratio) for axis, latency, bandwidth in cost.axes)
+    bandwidth, copy = cost.bandwidth / ratio, cost.copy / ratio
+    flops = tuple((dtype, rate / ratio) for dtype, rate in cost.flops)
+    return attrs.evolve(cost, bandwidth=bandwidth, copy=copy, flops=flops, axes=axes)
+
+
+def _refuse_untraced(program: Program) -> None:
+    if program.origin is None:
+        raise TraceError(
+            f"{program.name}, whose choices are to be repeated, does not have them.",
+            hint="A program that was loaded has its lines alone: trace it, and pass it on.",
+        )
+
+
+def _refuse_other_arguments(program: Program, layouts: Sequence[Layout]) -> None:
+    theirs = [type.layout for type in program.in_types]
+    if len(theirs) != len(layouts):
+        raise TraceError(
+            f"the program to repeat takes {len(theirs)} tensors, the arguments are {len(layouts)}.",
+            program=program.name,
+            hint="Repeat a program of the same function.",
+        )
+    for i, (own, other) in enumerate(zip(layouts, theirs, strict=True)):
+        if own is not other:
+            raise TraceError(
+                f"argument {i} has another layout than in the program to repeat.",
+                argument=own,
+                program=other,
+                hint="Give both the same layouts, on one mesh; sizes may differ.",
+            )
+
+
+def _refuse_other_calls(program: Program, graph: Graph) -> None:
+    other: Graph = program.origin.graph
+    own, theirs = ([(c.op, c.ins, c.outs) for c in g.calls] for g in (graph, other))
+    if own == theirs and graph.outs == other.outs:
+        return
+    pairs = zip(own, theirs, strict=False)
+    i = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(own), len(theirs)))
+    told = [str(calls[i][0]) if i < len(calls) else "none" for calls in (own, theirs)]
+    raise TraceError(
+        f"the program to repeat takes other calls from call {i} on.",
+        call=told[0],
+        program=told[1],
+        hint="Repeat a program of the same function, whose steps do not depend on sizes.",
+    )
