@@ -148,6 +148,7 @@ class Pickler(cloudpickle.Pickler):
         match obj:
             case CodeType():
                 self.files.add(obj.co_filename)
+                return _with_file(obj, self.dispatch_table[CodeType](obj))
             case _ if obj is torch.ops:
                 return getattr, (torch, "ops")
             case _ if obj is torch.ops.higher_order:
@@ -161,6 +162,12 @@ class Pickler(cloudpickle.Pickler):
             case HigherOrderOperator():
                 return getattr, (torch.ops.higher_order, obj.name())
         return super().reducer_override(obj)
+
+
+def _with_file(code: CodeType, reduced: Any) -> Any:
+    """How cloudpickle makes `code`, with the file, which some versions leave out."""
+    make, args = reduced
+    return make, tuple(code.co_filename if arg == "<dynamic-code>" else arg for arg in args)
 
 
 class _Unpickler(pickle.Unpickler):

@@ -73,32 +73,26 @@ def assembled(
     `constraints`, and is made by the cost model `choosing` where there is one. Where there is a
     program that it `repeats`, at other sizes, the choices are those of that one.
     """
-    graph = unshared(graph) if regather else graph
-    prices = choosing or constraints.cost or cost
-    repeated = None
+    graph, prices = unshared(graph) if regather else graph, choosing or constraints.cost or cost
+    repeated = repeats and Repeated(repeats, graph, tuple(t.layout for t in in_types))
     if repeats is not None:
-        repeated = Repeated(repeats, graph, tuple(t.layout for t in in_types))
         constraints = attrs.evolve(constraints, like=repeats.origin.choices)
-    boundaries = boundaries_of(mesh, in_types, wants)
-    known = prices_of(graph, mesh, prices, constraints)
-    choices = chosen_together(graph, boundaries, known, constraints, regather)
-    regathered = views_of_inputs(graph) if regather else frozenset[Var]()
+    ends, known = boundaries_of(mesh, in_types, wants), prices_of(graph, mesh, prices, constraints)
+    choices = chosen_together(graph, ends, known, constraints, regather)
     orders = preferred_order(graph, [t.layout for t in in_types], wants)
+    regathered = views_of_inputs(graph) if regather else frozenset[Var]()
 
     def nested(nesting: tuple[str, ...]) -> Program:
         values = Values(cost, constraints.reduce_dtype)
         how = regathered, orders, nesting, repeated
         builder = Builder(mesh, prices, on_missing_rule, values, *how)
-        env: dict[Var, Var] = {}
-        builder.inputs(graph, in_types, env)
+        env = builder.inputs(graph, in_types)
         inputs = tuple(env[v] for v in graph.inputs)
         builder.run(graph, choices, env)
         outs = tuple(builder.outputs(graph, choices, env, wants))
         lines = tuple(values.constants), tuple(values.eqns), outs, tuple(values.types)
-        origin = Origin(
-            *(graph, choices, env, values.makers, tuple(wants), regather),
-            *(nesting, repeats, values.scales),
-        )
+        asked = tuple(wants), regather, nesting, repeats
+        origin = Origin(graph, choices, env, values.makers, *asked, values.scales)
         return Program(name, mesh, inputs, *lines, cost, origin)
 
     program = _best_nesting(nested, mesh) if repeats is None else nested(repeats.origin.nesting)

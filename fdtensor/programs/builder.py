@@ -71,11 +71,13 @@ class Builder:
             self._at_scale(call.outs, env)
         self.values.call, self.values.scale = None, 1.0
 
-    def inputs(self, graph: Graph, in_types: Sequence[TensorType], env: dict[Var, Var]) -> None:
-        """Adds the inputs of the whole graph."""
+    def inputs(self, graph: Graph, in_types: Sequence[TensorType]) -> dict[Var, Var]:
+        """Adds the inputs of the whole graph, and returns the value of each."""
+        env: dict[Var, Var] = {}
         for v, type in zip(graph.inputs, in_types, strict=True):
             env[v] = self.values.new(type)
             self._at_scale([v], env)
+        return env
 
     def _at_scale(self, of: Sequence[Var | None], env: Mapping[Var, Var] | None = None) -> None:
         """New values count as these values of the graph do, and those of `env` too."""

@@ -149,30 +149,21 @@ def traced(
 ) -> Traced:
     """The program of `f(*args, **kwargs)`, where the arguments have these leaves and types."""
     __tracebackhide__ = True
-    known = [t for t in types if t is not None]
-    mesh = one_mesh(known)
-    checks = options.check_indices
+    mesh = one_mesh(known := [t for t in types if t is not None])
     repeats, budget = options.as_if, options.max_bytes
     if repeats is not None and not isinstance(repeats, Program):  # a function of shapes
-        blanks = [None if t is leaf else leaf for t, leaf in zip(types, leaves, strict=True)]
-        how: dict[str, Any] = {"cost": cost, "device": device, "requires_grad": requires_grad}
-        own, real = attrs.evolve(options, as_if=None), at_scale(types, repeats)
-        repeats = traced(f, spec, blanks, real, own, packed=packed, **how).program
-        budget = None
-    graph, out_tree, statics, new = recorded(f, spec, leaves, types, device, requires_grad, checks)
-    out_layouts = resolved(options.out_layouts, f, spec, types)
-    wants = wanted_layouts(graph, spec, types, out_tree, statics, out_layouts)
+        again = functools.partial(traced, cost=cost, device=device, requires_grad=requires_grad)
+        repeats, budget = _at_scale(again, f, spec, leaves, types, options, packed), None
+    how = device, requires_grad, options.check_indices
+    graph, out_tree, statics, new = recorded(f, spec, leaves, types, *how)
+    asked = resolved(options.out_layouts, f, spec, types)
+    wants = wanted_layouts(graph, spec, types, out_tree, statics, asked)
     if repeats is not None and options.out_layouts is None:
         wants = repeats.origin.wants  # small sizes may be equal where the real ones are not
     _refuse_other_mesh([*wants, *map(pinned, graph.calls)], mesh)
-
     assemble = functools.partial(
         assembled,
-        graph,
-        mesh,
-        known,
-        wants,
-        cost,
+        *(graph, mesh, known, wants, cost),
         name=name_of(f),
         regather=options.regather,
         on_missing_rule=options.on_missing_rule,
@@ -182,8 +173,24 @@ def traced(
     )
     with neutral():  # rules ask torch too: what taps an op reads, which dtype it gives
         program = assemble() if budget is None else cheapest_within(assemble, budget, cost)
-    bare = out_tree.is_leaf() and statics == (TENSOR,)
-    return Traced(program, out_tree, statics, bare, new)
+    return Traced(program, out_tree, statics, out_tree.is_leaf() and statics == (TENSOR,), new)
+
+
+def _at_scale(
+    again: Callable[..., Traced],
+    f: Callable[..., Any],
+    spec: optree.PyTreeSpec,
+    leaves: Sequence[Any],
+    types: Sequence[TensorType | None],
+    options: Options,
+    packed: bool,
+) -> Program:
+    """The program at the sizes that the function `options.as_if` gives."""
+    assert options.as_if is not None
+    assert not isinstance(options.as_if, Program)
+    real = at_scale(types, options.as_if)
+    blanks = [None if t is leaf else leaf for t, leaf in zip(types, leaves, strict=True)]
+    return again(f, spec, blanks, real, attrs.evolve(options, as_if=None), packed=packed).program
 
 
 def _refuse_other_mesh(layouts: Sequence[Layout | None], mesh: Mesh) -> None:

@@ -49,30 +49,17 @@ def adjoint(
     _, tree = flatten((([0] * len(known), [0] * len(out_cts)), {}))
     blanks, all_types = [None] * tree.num_leaves, [*known, *out_cts]
     layouts = [t.layout for t in outs], [t.layout for t in in_cts]
-    own = attrs.evolve(options, out_layouts=layouts)
+    options = attrs.evolve(options, out_layouts=layouts)
     still: set[int] = set()
     flat = _flat(f, spec, leaves, types, primal.statics)
     joined = functools.partial(_with_cotangents, name_of(f), flat, wanted, through, still)
-    real = primal.program.origin.repeats
-
-    def made(both: Callable[..., Any]) -> Program:
-        ways = own
-        if real is not None:  # the backward at the real sizes has the choices
-            cts = [real.out_types[i].cotangent() for i in through]
-            at_scale = attrs.evolve(own, as_if=None)
-            whole = make(both, tree, blanks, [*real.in_types, *cts], at_scale, packed=False)
-            ways = attrs.evolve(own, as_if=whole.program, max_bytes=None)
-        # packed=False: nothing of the forward may wait for the backward
-        return make(both, tree, blanks, all_types, ways, packed=False).program
-
-    both = joined(_by_vjp)
+    made = functools.partial(_made, make, tree, blanks, all_types, options, primal, through)
     try:
-        whole = made(both)
+        whole = made(both := joined(_by_vjp))
     except TraceError as error:
         if not any(what in str(error) for what in _NOT_BY_VJP):
             raise
-        both = joined(_by_autograd)
-        whole = made(both)
+        whole = made(both := joined(_by_autograd))
 
     def pulled(values: Sequence[Any], cts: Sequence[Any], comm: Any) -> Sequence[Any]:
         own = {"out_layouts": layouts, "as_if": whole.origin.repeats}
@@ -81,6 +68,27 @@ def adjoint(
     forward, backward, kept = halves(whole, len(known), len(outs))
     local = not any(eqn.steps for eqn in whole.eqns)
     return Adjoint(forward, backward, outs, kept, wanted, through, frozenset(still), pulled, local)
+
+
+def _made(
+    make: Callable[..., Traced],
+    tree: optree.PyTreeSpec,
+    blanks: Sequence[None],
+    types: Sequence[TensorType],
+    options: Options,
+    primal: Traced,
+    through: Sequence[int],
+    both: Callable[..., Any],
+) -> Program:
+    """The program of the forward and the backward, with choices for real sizes as in `primal`."""
+    real = primal.program.origin.repeats
+    # packed=False: nothing of the forward may wait for the backward
+    make = functools.partial(make, both, tree, blanks, packed=False)
+    if real is not None:
+        cotangents = [real.out_types[i].cotangent() for i in through]
+        whole = make([*real.in_types, *cotangents], attrs.evolve(options, as_if=None)).program
+        options = attrs.evolve(options, as_if=whole, max_bytes=None)
+    return make(types, options).program
 
 
 def _flat(
