@@ -17,7 +17,7 @@ import numpy as np
 from fdtensor.programs.integer_program import IntegerProgram
 from fdtensor.programs.nodes import Node, Price
 
-__all__ = ["solved_by_flows"]
+__all__ = ["Values", "solved_by_flows", "values_of"]
 
 P = TypeVar("P")
 
@@ -28,7 +28,7 @@ whatever the solver does."""
 
 
 @attrs.frozen
-class _Values:
+class Values:
     """Values that are made by one class of nodes and taken by the same classes: they move alike."""
 
     v: int
@@ -40,7 +40,7 @@ class _Values:
     """The classes that take them, each with the number of its operand, and how many nodes do."""
 
 
-def _values(nodes: Sequence[Node], first: Sequence[int]) -> Iterator[_Values]:
+def values_of(nodes: Sequence[Node], first: Sequence[int]) -> Iterator[Values]:
     """The values of a graph whose nodes have these classes."""
     takers: dict[int, Counter[tuple[int, int]]] = {}
     for n, node in enumerate(nodes):
@@ -53,7 +53,7 @@ def _values(nodes: Sequence[Node], first: Sequence[int]) -> Iterator[_Values]:
                 group = (first[n], k), frozenset(takers[v].items())
                 groups.setdefault(group, []).append(v)
     for (maker, _), members in groups.items():  # type: ignore[misc]
-        yield _Values(members[0], len(members), maker, takers[members[0]])  # type: ignore[arg-type]
+        yield Values(members[0], len(members), maker, takers[members[0]])  # type: ignore[arg-type]
 
 
 def solved_by_flows(
@@ -75,7 +75,7 @@ def solved_by_flows(
     }
     for pick in picks.values():
         model.constraint([(x, 1.0) for x in pick], 1, 1)
-    for values in _values(nodes, first):
+    for values in values_of(nodes, first):
         m, k = values.maker
         makers = _grouped(picks[m], [o.outs[k] for o in nodes[m].options])
         moves: dict[Hashable, int] = {}

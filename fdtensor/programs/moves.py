@@ -28,7 +28,7 @@ from fdtensor.plans.planner import plan
 from fdtensor.programs.nodes import Place
 from fdtensor.programs.rounding import stages
 
-__all__ = ["IMPOSSIBLE", "Placements", "about_seconds", "move_seconds"]
+__all__ = ["IMPOSSIBLE", "Placements", "about_seconds", "fastest", "move_seconds"]
 
 Placements = tuple[Placement, ...]
 """A placement on each axis of a mesh."""
@@ -143,7 +143,15 @@ def about_seconds(
         moved = after * (1 - 1 / elsewhere)
     if not moved:
         return 0.0
+    launch, bandwidth = fastest(cost)
+    return moved / bandwidth + launch
+
+
+@functools.lru_cache(maxsize=64)
+def fastest(cost: CostModel) -> tuple[float, float]:
+    """The seconds of the cheapest message without bytes, and the most bytes in a second."""
     visible = overlapped(cost)
+    latency = min([visible.latency, *(seconds for _, seconds, _ in visible.axes)])
     launch = min((seconds for _, seconds in visible.launch), default=0.0)
     bandwidth = max([cost.bandwidth, *(rate for _, _, rate in cost.axes)])
-    return moved / bandwidth + visible.latency + launch
+    return latency + launch, bandwidth / min([1.0, *(times for _, times in cost.slowdown)])

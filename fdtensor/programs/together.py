@@ -12,22 +12,21 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from fdtensor.layouts.placement import Cut
-from fdtensor.ops.flops import Work
-from fdtensor.ops.graph import Call, Graph
-from fdtensor.programs.boundary import Boundary, boundary_of
+from fdtensor.ops.graph import Graph
+from fdtensor.programs.bound.least import search_from
+from fdtensor.programs.bound.search import Search
+from fdtensor.programs.boundary import Boundary
 from fdtensor.programs.choice import (
     choice_of,
     chosen,
     inner_values,
-    inside,
-    prices_of,
     problem_of,
     regathered,
     total_seconds,
 )
-from fdtensor.programs.choices import Body, Choice, Constraints
-from fdtensor.programs.nodes import Node, Option, Place
+from fdtensor.programs.choices import Choice, Constraints
+from fdtensor.programs.mixtures import nodes_of
+from fdtensor.programs.nodes import Node, Option
 from fdtensor.programs.prices import LeastPrices, Prices, moves_near, moves_of
 from fdtensor.programs.solver import cheapest
 from fdtensor.programs.wider import wider, with_options
@@ -39,6 +38,9 @@ ROUNDS = 3
 
 ENOUGH = 1e-4
 """The part of the seconds that a round must save for another one."""
+
+MOST_COMBINED = 1500
+"""The most combinations of options, of all calls, among which the best is searched."""
 
 INNERMOST = 2
 """The depth at which no call is decomposed."""
@@ -79,6 +81,12 @@ class _Problem:
             if not isinstance(price, LeastPrices) or price.knew(moves_of(nodes, taken)):
                 return taken, total_seconds(nodes, taken, prices, again)
             price.knew(moves_near(nodes, taken))
+
+    def search(self, nodes: Sequence[Node], taken: Sequence[Option], choices: Choices) -> Search:
+        """The search among all combinations, from what is taken."""
+        own = [attrs.evolve(n, options=(o,)) for n, o in zip(nodes, taken, strict=True)]
+        known = self.prices, self.constraints, self.regather
+        return search_from(self.graph, self.boundaries, own, choices, *known)
 
     def along(self, axis: str, others: Choices) -> Choice:
         """The choice on one axis, given those on the others."""
@@ -126,7 +134,7 @@ def _in_turn(problem: _Problem, order: Sequence[str]) -> dict[str, Choice]:
 def _best_of(problem: _Problem, pool: Sequence[Choices]) -> dict[str, Choice]:
     """The best mixture of several solutions, call by call, and of options near it."""
     graph, prices, axes = problem.graph, problem.prices, problem.prices.mesh.axes
-    nodes = _nodes(graph, pool, prices, problem.constraints)
+    nodes = nodes_of(graph, pool, prices, problem.constraints)
     taken, seconds = problem.solved(nodes)
     rows = {axis: problem.rows(axis) for axis in axes}
     ends = zip(*(problem.boundaries[axis].outs for axis in axes), strict=True)
@@ -139,13 +147,25 @@ def _best_of(problem: _Problem, pool: Sequence[Choices]) -> dict[str, Choice]:
             taken, seconds = after, less
         if not better:
             break
-    choices = {
-        axis: choice_of(graph, nodes, [_on(axis, i, o) for o in taken], seconds)
-        for i, axis in enumerate(axes)
-    }
+    choices = _choices(problem, nodes, taken, seconds)
+    search = problem.search(nodes, taken, choices)
+    if search.size <= MOST_COMBINED:
+        best = search.best()
+        if best.seconds < seconds:
+            choices = _choices(problem, nodes, best.taken, best.seconds)
     return {
         axis: attrs.evolve(choice, problem=_problem(problem, axis, choices))
         for axis, choice in choices.items()
+    }
+
+
+def _choices(
+    problem: _Problem, nodes: Sequence[Node], taken: Sequence[Option], seconds: float
+) -> dict[str, Choice]:
+    """The choice on each axis, from the options of nodes on all axes."""
+    return {
+        axis: choice_of(problem.graph, nodes, [_on(axis, i, o) for o in taken], seconds)
+        for i, axis in enumerate(problem.prices.mesh.axes)
     }
 
 
@@ -164,70 +184,3 @@ def _on(axis: str, i: int, option: Option) -> Option:
         return option.note[axis]
     ins, outs = (tuple([entry[i] for entry in side]) for side in (option.ins, option.outs))
     return Option(ins, outs, option.seconds)
-
-
-def _nodes(
-    graph: Graph, pool: Sequence[Choices], prices: Prices, constraints: Constraints
-) -> list[Node]:
-    """The nodes of a graph whose options are those taken in several solutions, on all axes."""
-    axes = prices.mesh.axes
-    nodes: list[Node] = []
-    for k, v in enumerate(graph.inputs):
-        given = dict.fromkeys(tuple([c[a].ins[k] for a in axes]) for c in pool)
-        nodes.append(Node((), (v.index,), tuple(Option((), (p,), 0.0) for p in given)))
-    for v, _ in graph.constants:
-        (placed,) = dict.fromkeys(tuple([c[a].placements[v] for a in axes]) for c in pool)
-        nodes.append(Node((), (v.index,), (Option((), (placed,), 0.0),)))
-    for i, call in enumerate(graph.calls):
-        known: dict[object, Option] = {}
-        for choices in pool:
-            along = {a: choices[a].calls[i] for a in axes}
-            key = tuple([(o.ins, o.outs, isinstance(o.note, Body)) for o in along.values()])
-            if key not in known:
-                known[key] = _together(call, graph, along, prices, constraints)
-        outs = tuple(None if v is None else v.index for v in call.outs)
-        nodes.append(Node(tuple(v.index for v in call.ins), outs, tuple(known.values())))
-    for k, v in enumerate(graph.outs):
-        each = dict.fromkeys(tuple([c[a].outs[k] for a in axes]) for c in pool)
-        wanted = sorted(each, key=_cuts_again)  # of equal ones the first is taken
-        nodes.append(Node((v.index,), (), tuple(Option((q,), (), 0.0) for q in wanted)))
-    return nodes
-
-
-def _cuts_again(placements: Sequence[Place]) -> int:
-    """How many axes cut a dim that another one cuts too."""
-    dims = [p.dim for p in placements if isinstance(p, Cut)]
-    return len(dims) - len(set(dims))
-
-
-def _together(
-    call: Call, graph: Graph, along: Mapping[str, Option], prices: Prices, constraints: Constraints
-) -> Option:
-    """The option of a call that takes these on each axis."""
-    options = along.values()
-    ins = tuple(zip(*(o.ins for o in options), strict=True))
-    outs = tuple(zip(*(o.outs for o in options), strict=True))
-    body = next((o.note for o in options if isinstance(o.note, Body)), None)
-    if body is None:
-        work = Work(call, graph.types, prices.mesh.sizes, prices.cost)
-        sides = zip((*call.ins, *call.outs), (*ins, *outs), strict=True)
-        seconds = work.seconds(work.part(None if v is None else v.index, p) for v, p in sides)
-    else:
-        read = [v is not None for v in call.outs]
-        boundaries = tuple((a, boundary_of(o, read)) for a, o in along.items())
-        seconds = _inside_seconds(body, boundaries, prices, constraints)
-    return Option(ins, outs, seconds, dict(along))
-
-
-def _inside_seconds(
-    body: Body,
-    boundaries: tuple[tuple[str, Boundary], ...],
-    prices: Prices,
-    constraints: Constraints,
-) -> float:
-    """The seconds of a decomposition on all axes."""
-    graph, mesh, cost = body.graph, prices.mesh, prices.cost
-    choices = inside(body, mesh, boundaries, cost, constraints.reduce_dtype)
-    known = prices_of(graph, mesh, cost, Constraints(reduce_dtype=constraints.reduce_dtype))
-    nodes = _nodes(graph, [choices], known, constraints)
-    return total_seconds(nodes, [node.options[0] for node in nodes], known, frozenset())

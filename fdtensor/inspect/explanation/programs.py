@@ -13,6 +13,7 @@ from fdtensor.ops.graph import Var
 from fdtensor.ops.notation.core import rule_of
 from fdtensor.ops.pins import pinned
 from fdtensor.programs.assembly import Origin
+from fdtensor.programs.bound.least import bound_of
 from fdtensor.programs.choices import Body
 from fdtensor.programs.program import Program
 
@@ -20,6 +21,9 @@ __all__ = ["explained"]
 
 VALUES, ROWS = 8, 3
 """How many values, and how many other rows of a value, are told at most."""
+
+NO_GAP = 1e-4
+"""The part of the seconds that counts as nothing."""
 
 LEGEND = "seconds as the choice saw them; + is what the whole would take more"
 
@@ -29,7 +33,8 @@ def explained(program: Program, value: str | None = None) -> str:
 
     All of one value where `value` is its name in the program's text. A row is priced while all
     other calls keep theirs: its compute, and the moves that only this call needs. Seconds are
-    those that the choice was made by: most of a launch passes behind other work.
+    those that the choice was made by: most of a launch passes behind other work. The last line
+    says how far the choice is at most from the best of all combinations of rows on all axes.
     Raises `TraceError` for a name that the program does not have.
     """
     if value is not None:
@@ -41,7 +46,9 @@ def explained(program: Program, value: str | None = None) -> str:
         )
     blocks = blocks_of(program, ROWS)
     if not blocks:
-        return "\n".join([*lines, "no layout was a choice: every call has one row"])
+        repeated = program.origin.repeats is not None
+        none = "no layout was a choice: every call has one row"
+        return "\n".join([*lines, best(program) if repeated else none])
     shown = sorted(blocks, key=lambda block: block.weight, reverse=True)[:VALUES]
     shown.sort(key=lambda block: block.calls)
     count = sum(len(block.calls) for block in blocks)
@@ -51,7 +58,19 @@ def explained(program: Program, value: str | None = None) -> str:
     lines += [title, f"({LEGEND})"]
     lines += laid([row for block in shown for row in block.cells(program, ROWS)])
     name = name_made_by(program, shown[0].calls[0])
-    return "\n".join([*lines, "", f"program.explain({name!r}) has all rows of one value"])
+    lines += ["", f"program.explain({name!r}) has all rows of one value", best(program)]
+    return "\n".join(lines)
+
+
+def best(program: Program) -> str:
+    """How far the choice is from the best one at most, in a line."""
+    origin: Origin = program.origin
+    if origin.repeats is not None:
+        return f"the choice is that of the program at other sizes, {best(origin.repeats)}"
+    gap = bound_of(origin.choices, origin.regather).gap
+    if gap < NO_GAP:
+        return "the best possible by this cost model"
+    return f"within {100 * gap:.2g} % of the best possible by this cost model"
 
 
 def _of_value(program: Program, name: str) -> str:

@@ -1,0 +1,56 @@
+"""`bound_of`: how far the choice of layouts of a graph is at most from the best one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fdtensor.ops.graph import Graph
+from fdtensor.programs.bound.search import Best, Search
+from fdtensor.programs.boundary import Boundary
+from fdtensor.programs.choice import problem_of, regathered
+from fdtensor.programs.choices import Choice, Constraints
+from fdtensor.programs.mixtures import nodes_of
+from fdtensor.programs.nodes import Node, Option
+from fdtensor.programs.prices import Prices
+
+__all__ = ["bound_of", "search_from"]
+
+
+def bound_of(choices: Mapping[str, Choice], regather: bool = False) -> Best:
+    """A choice on each axis, and what the best one takes at least, by the prices of the choice.
+
+    The best is that of all combinations of the options of each call on each axis.
+    """
+    first = next(iter(choices.values())).problem
+    assert first is not None
+    graph, prices, constraints = first.graph, first.prices.prices, first.constraints
+    boundaries = {a: c.problem.boundary for a, c in choices.items() if c.problem is not None}
+    nodes = nodes_of(graph, [choices], prices, constraints)
+    return search_from(graph, boundaries, nodes, choices, prices, constraints, regather).best()
+
+
+def search_from(
+    graph: Graph,
+    boundaries: Mapping[str, Boundary],
+    nodes: Sequence[Node],
+    choices: Mapping[str, Choice],
+    prices: Prices,
+    constraints: Constraints,
+    regather: bool,
+) -> Search:
+    """The search that begins at a choice on each axis; `nodes` have its options on all axes."""
+    along: list[list[list[Option]]] = [[] for _ in nodes]
+    for axis, choice in choices.items():
+        alone = problem_of(graph, axis, boundaries[axis], {}, prices, constraints).nodes
+        for column, node, own in zip(along, alone, _taken(choice, alone), strict=True):
+            column.append([own, *(o for o in node.options if o.key != own.key)])
+    again = regathered(graph) if regather else frozenset[int]()
+    return Search(graph, nodes, along, prices, constraints, again)
+
+
+def _taken(choice: Choice, alone: Sequence[Node]) -> list[Option]:
+    """The option of each node on one axis."""
+    ins = [Option((), (p,), 0.0) for p in choice.ins]
+    outs = [Option((q,), (), 0.0) for q in choice.outs]
+    constants = [node.options[0] for node in alone[len(ins) : len(alone) - len(outs)]]
+    return [*ins, *constants[: len(constants) - len(choice.calls)], *choice.calls, *outs]

@@ -1,0 +1,203 @@
+# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+"""`Relaxation`: the choice among some combinations of each node as a linear program.
+
+A combination costs its seconds, and what flows from those that make a value to those that take it
+costs those of the move. The multipliers of its solution say what each site of a value is worth.
+Nodes of one class share their variables, and so do values between the same classes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fdtensor.programs.bound.space import Space
+from fdtensor.programs.bound.wires import Known, Moves
+from fdtensor.programs.flows import Values
+
+__all__ = ["Relaxation"]
+
+SCALE = 1e6
+"""The solver gets microseconds: its tolerances are absolute."""
+
+
+BRANCHES = 50
+"""The branches after which a search ends: not seconds, in which ranks differ."""
+
+
+class _Rows:
+    """A sparse matrix under construction, with its right-hand side."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self.columns: list[int] = []
+        self.values: list[float] = []
+        self.ends: list[float] = []
+
+    def add(self, terms: Sequence[tuple[int, float]], end: float) -> int:
+        """The number of a new row."""
+        row = len(self.ends)
+        for column, value in terms:
+            self.rows.append(row)
+            self.columns.append(column)
+            self.values.append(value)
+        self.ends.append(end)
+        return row
+
+    def matrix(self, width: int) -> object:
+        """The matrix, of so many columns."""
+        from scipy.sparse import csr_array
+
+        indices = np.array([self.rows, self.columns], np.int32)
+        return csr_array((self.values, tuple(indices)), shape=(len(self.ends), width))
+
+
+_Taker = tuple[int, tuple[int, int]]
+"""Values, and the class of nodes that take one of them, with the number of the operand."""
+
+
+class Relaxation:
+    """The relaxation with the `active` combinations of each class.
+
+    `counts` has the number of nodes of each class; `moves` and `shared`, whether a move is paid
+    once for all takers, are those of each of `values`.
+    """
+
+    def __init__(
+        self,
+        spaces: Mapping[int, Space],
+        counts: Mapping[int, int],
+        values: Sequence[Values],
+        moves: Sequence[Moves],
+        shared: Sequence[bool],
+        active: Mapping[int, Sequence[int]],
+    ) -> None:
+        self.spaces, self.active, self.values = spaces, active, values
+        self.moves, self.shared = moves, shared
+        self.x: NDArray[np.float64] | None = None
+        """The variables of the solution."""
+        self.costs: list[float] = []
+        self.equal, self.below = _Rows(), _Rows()
+        self.picks = {
+            c: [self._variable(float(spaces[c].seconds[k]) * counts[c]) for k in numbers]
+            for c, numbers in active.items()
+        }
+        for xs in self.picks.values():
+            self.equal.add([(x, 1.0) for x in xs], 1.0)
+        self.gives: dict[_Taker, dict[int, int]] = {}
+        """The row of each site at which a value is made."""
+        self.flows: dict[_Taker, dict[tuple[int, int], int]] = {}
+        """The variable of each move."""
+        self.bears: dict[_Taker, dict[tuple[int, int], int]] = {}
+        """The row that has each move paid, where several takers pay it once."""
+        for g in range(len(values)):
+            self._add(g)
+
+    def _variable(self, cost: float) -> int:
+        """The column of a new variable of at least 0."""
+        self.costs.append(cost * SCALE)
+        return len(self.costs) - 1
+
+    def _add(self, g: int) -> None:
+        """Adds the moves of values: a flow to each taker, paid by it or once for all."""
+        values, moves, shared = self.values[g], self.moves[g], self.shared[g]
+        c, k = values.maker
+        makers = self._at(c, self.spaces[c].out_site(k))
+        together = shared and len(values.takers) > 1
+        paid: dict[tuple[int, int], int] = {}
+        for (n, i), uses in values.takers.items():
+            within = self.spaces[n].ins[i].numbers_in(moves.taken)
+            takers = {int(within[s]): x for s, x in self._at(n, self.spaces[n].in_site(i)).items()}
+            times = values.count * (1 if shared else uses)
+            flow: dict[tuple[int, int], int] = {}
+            for pq in [(p, q) for p in makers for q in takers]:
+                seconds = float(moves.seconds[pq]) * times
+                flow[pq] = self._variable(0.0 if together else seconds)
+                if together and pq not in paid:
+                    paid[pq] = self._variable(seconds)
+            at = g, (n, i)
+            self.flows[at] = flow
+            self.gives[at] = {
+                p: self.equal.add([(flow[p, q], 1.0) for q in takers] + _minus(xs), 0.0)
+                for p, xs in makers.items()
+            }
+            for q, xs in takers.items():
+                self.equal.add([(flow[p, q], 1.0) for p in makers] + _minus(xs), 0.0)
+            if together:
+                self.bears[at] = {
+                    pq: self.below.add([(x, 1.0), (paid[pq], -1.0)], 0.0) for pq, x in flow.items()
+                }
+
+    def _at(self, c: int, sites: NDArray[np.int64]) -> dict[int, list[int]]:
+        """The variables of a class by the site that their combinations have."""
+        groups: dict[int, list[int]] = defaultdict(list)
+        for number, x in zip(self.active[c], self.picks[c], strict=True):
+            groups[int(sites[number])].append(x)
+        return groups
+
+    def solve(self) -> float:
+        """The least seconds; `x`, and the multipliers of rows, are of that solution."""
+        from scipy.optimize import linprog
+
+        width, below = len(self.costs), bool(self.below.ends)
+        result = linprog(
+            self.costs,
+            A_ub=self.below.matrix(width) if below else None,
+            b_ub=self.below.ends if below else None,
+            A_eq=self.equal.matrix(width),
+            b_eq=self.equal.ends,
+            method="highs",
+        )
+        assert result.x is not None, result.message
+        self.x = result.x
+        self.of_equal = result.eqlin.marginals / SCALE
+        self.of_below = result.ineqlin.marginals / SCALE
+        return float(result.fun) / SCALE
+
+    def solve_whole(self) -> float:
+        """What no choice among the active combinations takes less than.
+
+        `x` is the best that the search met, or None.
+        """
+        from scipy.optimize import LinearConstraint, milp
+
+        width, equal, below = len(self.costs), self.equal, self.below
+        rows = [LinearConstraint(equal.matrix(width), equal.ends, equal.ends)]  # type: ignore[arg-type]
+        if below.ends:
+            rows.append(LinearConstraint(below.matrix(width), -np.inf, below.ends))  # type: ignore[arg-type]
+        whole = np.zeros(width)
+        whole[[x for xs in self.picks.values() for x in xs]] = 1
+        result = milp(
+            self.costs, integrality=whole, constraints=rows, options={"node_limit": BRANCHES}
+        )
+        self.x = result.x
+        return float(result.mip_dual_bound or 0.0) / SCALE
+
+    def picked(self) -> dict[int, int]:
+        """The combination of each class of which the solution takes the most."""
+        assert self.x is not None
+        most = {c: int(np.argmax(self.x[picks])) for c, picks in self.picks.items()}
+        return {c: self.active[c][k] for c, k in most.items()}
+
+    def used(self) -> list[tuple[int, int, int]]:
+        """The moves that the solution uses: the number of values, and two sites."""
+        x = self.x
+        assert x is not None
+        each = ((g, pq, y) for (g, _), flow in self.flows.items() for pq, y in flow.items())
+        return [(g, *pq) for g, pq, y in each if x[y] > 1e-9]
+
+    def known(self, g: int, taker: tuple[int, int]) -> Known:
+        """What the solution knows of one of these values, for one of the nodes that take it."""
+        every = self.values[g].count * self.values[g].takers[taker]
+        rows, bears = self.gives[g, taker], self.bears.get((g, taker), {})
+        made = self.of_equal[list(rows.values())] / every
+        borne = {pq: -float(self.of_below[row]) / every for pq, row in bears.items()}
+        return Known(np.array(list(rows)), made, borne)
+
+
+def _minus(xs: Sequence[int]) -> list[tuple[int, float]]:
+    return [(x, -1.0) for x in xs]

@@ -1,0 +1,295 @@
+"""`Search`: the best of all combinations of the options of each call, and a bound on it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from fdtensor.ops.flops import Work
+from fdtensor.ops.graph import Call, Graph
+from fdtensor.ops.lift import lifted
+from fdtensor.ops.pins import pinned
+from fdtensor.programs.bound.least_moves import least_seconds
+from fdtensor.programs.bound.relaxation import Relaxation
+from fdtensor.programs.bound.space import Floats, Space, joined
+from fdtensor.programs.bound.valuation import Valuation
+from fdtensor.programs.bound.wires import Moves
+from fdtensor.programs.choice import total_seconds
+from fdtensor.programs.choices import Body, Constraints
+from fdtensor.programs.flows import Values, values_of
+from fdtensor.programs.mixtures import combined
+from fdtensor.programs.nodes import Node, Option
+from fdtensor.programs.prices import FIXED, Prices
+from fdtensor.programs.repeats import classes
+from fdtensor.programs.solver import MANY
+
+__all__ = ["Best", "Search"]
+
+ROUNDS = 12
+"""How often the relaxation is solved at most."""
+
+ASKED = 8
+"""How often, after each, moves and combinations are asked what they take."""
+
+SWEEPS = 4
+"""How often all sites are valued anew before that."""
+
+ADDED = 4
+"""How many combinations of a node are added to the relaxation in a round at most."""
+
+SETTLED = 200
+"""How many combinations of a node are asked at once whether they hold together."""
+
+ENOUGH = 1e-4
+"""The part of the seconds that a bound may lack."""
+
+SOLVED = 20
+"""How often a program is solved again at most, for moves that take more than was known."""
+
+SLOW = 0.1
+"""The part of what a bound lacks that a round is to gain."""
+
+PATIENCE = 3
+"""How many rounds in a row may gain less."""
+
+MOST_SEARCHED = 500
+"""The most combinations among which the best is searched, where the relaxation is not whole."""
+
+
+@attrs.frozen(eq=False)
+class Best:
+    """The seconds of a choice, what every choice takes at least, and the best known one."""
+
+    chosen: float
+    least: float
+    seconds: float
+    """What the best known one takes."""
+    taken: Sequence[Option]
+    """Its option of each node, on all axes."""
+
+    @property
+    def gap(self) -> float:
+        """The part of the least seconds that the choice takes more, at most."""
+        return (self.chosen - self.least) / self.least if self.least else 0.0
+
+
+class Search:
+    """The nodes of a graph, each with the one option that a solution takes, and all others.
+
+    `along` has, for each node and axis, all options, the taken one first. Values in `again` are
+    moved for each use. Raises nothing: a choice is always known.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        nodes: Sequence[Node],
+        along: Sequence[Sequence[Sequence[Option]]],
+        prices: Prices,
+        constraints: Constraints,
+        again: frozenset[int],
+    ) -> None:
+        self.graph, self.nodes, self.prices = graph, nodes, prices
+        self.constraints, self.again = constraints, again
+        self.taken = [node.options[0] for node in nodes]
+        self.chosen = total_seconds(nodes, self.taken, prices, again)
+        inner = len(graph.inputs) + len(graph.constants)
+        calls = [None] * inner + [*graph.calls] + [None] * len(graph.outs)
+        self.class_of = self._classes(along)
+        self.counts = Counter(self.class_of)
+        self.calls: dict[int, Call | None] = {c: calls[c] for c in self.counts}
+        self.spaces = {c: self._space(nodes[c], along[c], calls[c]) for c in self.counts}
+        self.active: dict[int, list[int]] = {c: [] for c in self.counts}
+        for n, c in enumerate(self.class_of):
+            number = self.spaces[c].number([one[0] for one in along[n]])
+            self._settle(c, number)
+            if number not in self.active[c]:
+                self.active[c].append(number)
+        self.values = list(values_of(nodes, self.class_of))
+        known: dict[Any, Moves] = {}
+        self.moves = [self._moves(values, known) for values in self.values]
+        self.shared = [values.v not in again for values in self.values]
+
+    def _classes(self, along: Sequence[Sequence[Sequence[Option]]]) -> list[int]:
+        """The class of each node: of large graphs those that look alike share one."""
+        if len(self.nodes) < MANY:
+            return list(range(len(self.nodes)))
+        every = [
+            attrs.evolve(node, options=tuple(o for one in alone for o in one))
+            for node, alone in zip(self.nodes, along, strict=True)
+        ]
+        return classes(every, lambda v: (self.prices.kind(v), v in self.again))
+
+    def _space(self, node: Node, alone: Sequence[Sequence[Option]], call: Call | None) -> Space:
+        sizes = self.prices.mesh.sizes
+        if call is None or pinned(call) is not None:
+            return Space(node, alone, None, sizes)
+        return Space(node, alone, Work(call, self.graph.types, sizes, self.prices.cost), sizes)
+
+    def _moves(self, values: Values, known: dict[Any, Moves]) -> Moves:
+        """The moves of values, the same for all that are priced alike."""
+        (c, k), v, prices = values.maker, values.v, self.prices
+        made = self.spaces[c].outs[k]
+        taken = joined(self.spaces[n].ins[i] for n, i in values.takers)
+        key = prices.kind(v), made, taken
+        if key not in known:
+            seconds = np.zeros((made.size, taken.size))
+            if v not in prices.light:
+                where = prices.fulls[v], prices.mesh.sizes, made, taken
+                seconds = least_seconds(*where, prices.cost, prices.reduce_dtype)
+            if v in prices.fixed:
+                seconds = np.where(seconds > 0, seconds + FIXED, seconds)
+            known[key] = Moves(v, made, taken, seconds)
+        return known[key]
+
+    @property
+    def size(self) -> int:
+        """How many combinations there are of all nodes."""
+        return sum(space.seconds.size for space in self.spaces.values())
+
+    def best(self) -> Best:
+        """The best choice that is known after a search, and what no choice takes less than."""
+        worth = Valuation(
+            self.nodes, self.class_of, self.spaces, self.values, self.moves, self.shared
+        )
+        least, near, slow = 0.0, None, 0
+        for _ in range(ROUNDS):
+            worth.learn(self._relaxed())
+            self._value(worth)
+            each = [worth.seconds(n) for n in range(len(self.nodes))]
+            total = sum(float(seconds.min()) for seconds in each)
+            slow = 0 if total - least > SLOW * (self.chosen - total) else slow + 1
+            if near is None or total > least:
+                least, near = total, [seconds - seconds.min() for seconds in each]
+            if self._enough(least) or slow == PATIENCE or not self._added(each):
+                break
+        known = Best(self.chosen, min(least, self.chosen), self.chosen, self.taken)
+        if near is None or self._enough(least) or len(self.counts) < len(self.nodes):
+            return known
+        return self._searched(near, known)
+
+    def _enough(self, least: float) -> bool:
+        return self.chosen - least <= ENOUGH * self.chosen
+
+    def _relaxed(self) -> Relaxation:
+        """A solution of the relaxation, whose moves have their prices."""
+        solved = 0
+        while True:
+            program = self._program(self.active)
+            program.solve()
+            solved += 1
+            if solved > SOLVED or not self._ask_all(program):
+                return program
+
+    def _ask_all(self, program: Relaxation) -> bool:
+        """Whether a move of a solution takes more than was known."""
+        asked = [self._ask(self.moves[g], p, q) for g, p, q in program.used()]
+        return any(asked)
+
+    def _program(self, active: Mapping[int, Sequence[int]]) -> Relaxation:
+        known = self.values, self.moves, self.shared
+        return Relaxation(self.spaces, self.counts, *known, active)
+
+    def _value(self, worth: Valuation) -> None:
+        """Values sites, and asks what the best combinations and moves take, in turn."""
+        for _ in range(ASKED):
+            for _ in range(SWEEPS):
+                worth.sweep()
+            asked = [self._asked(worth, n) for n in range(len(self.nodes))]
+            if not any(asked):
+                break
+        worth.take()
+
+    def _asked(self, worth: Valuation, n: int) -> bool:
+        """Whether the best combination of a node, or a move for it, takes more than was known."""
+        space, seconds = worth.spaces[n], worth.seconds(n)
+        number, changed = int(seconds.argmin()), False
+        for _ in range(SETTLED):
+            if space.settled[number]:
+                break
+            more = self._settle(self.class_of[n], number)
+            changed |= more > 0
+            seconds[number] += more
+            number = int(seconds.argmin())
+        for i, edge in worth.gets[n].items():
+            q = int(space.in_site(i)[number])
+            p = int((edge.borne[:, q] - edge.made).argmin())
+            changed |= self._ask(edge.wire.moves, p, int(edge.within[q]))
+        return changed
+
+    def _ask(self, moves: Moves, p: int, q: int) -> bool:
+        return moves.ask(self.prices, p, q, 2 * self.chosen)
+
+    def _added(self, each: Sequence[Floats]) -> int:
+        """Adds the combinations of each node that cost least, and says how many."""
+        added = 0
+        for seconds, c in zip(each, self.class_of, strict=True):
+            active = self.active[c]
+            for number in np.argsort(seconds, kind="stable")[:ADDED].tolist():
+                if number not in active and self.spaces[c].seconds[number] < self.chosen:
+                    active.append(number)
+                    added += 1
+        return added
+
+    def _searched(self, near: Sequence[Floats], known: Best) -> Best:
+        """The best of all combinations that may be part of a better choice than the known one.
+
+        One that costs its node as much beyond the least as the bound lacks cannot. Where they are
+        too many, what is known stays.
+        """
+        beyond = self.chosen - known.least
+        active = {n: np.flatnonzero(costs <= beyond).tolist() for n, costs in enumerate(near)}
+        for n, numbers in active.items():
+            for number in numbers:
+                self._settle(n, number)
+        if sum(map(len, active.values())) > MOST_SEARCHED:
+            return known
+        for _ in range(SOLVED):
+            program = self._program(active)
+            least = min(self.chosen, program.solve_whole())
+            known = attrs.evolve(known, least=max(known.least, least))
+            if program.x is None:
+                break
+            if not self._ask_all(program):
+                return self._better(known, program.picked())
+        return known
+
+    def _better(self, known: Best, picked: Mapping[int, int]) -> Best:
+        """What is known, with the combinations picked where they take less."""
+        taken = [self._option(n, number) for n, number in picked.items()]
+        seconds = total_seconds(self.nodes, taken, self.prices, self.again)
+        if seconds >= self.chosen * (1 - ENOUGH):
+            return known
+        return Best(self.chosen, min(known.least, seconds), seconds, taken)
+
+    def _option(self, n: int, number: int) -> Option:
+        """A combination of a node as an option on all axes."""
+        space = self.spaces[n]
+        along = dict(zip(self.prices.mesh.axes, space.along(number), strict=True))
+        ins, outs = (
+            tuple(zip(*side, strict=True))
+            for side in ([o.ins for o in along.values()], [o.outs for o in along.values()])
+        )
+        return Option(ins, outs, float(space.seconds[number]), along)
+
+    def _settle(self, c: int, number: int) -> float:
+        """Asks what a combination takes, and returns how much more that is than was known."""
+        space, call = self.spaces[c], self.calls[c]
+        if space.settled[number]:
+            return 0.0
+        space.settled[number] = True
+        assert call is not None
+        along = dict(zip(self.prices.mesh.axes, space.along(number), strict=True))
+        before = float(space.seconds[number])
+        if any(isinstance(option.note, Body) for option in along.values()):
+            after = combined(call, self.graph, along, self.prices, self.constraints).seconds
+        else:
+            rows = {axis: option.note for axis, option in along.items()}
+            holds = lifted(call, self.prices.mesh, rows, self.graph.types) is not None
+            after = before if holds else before + 2 * self.chosen
+        space.seconds[number] = after
+        return after - before
