@@ -3,7 +3,8 @@
 Two solutions are made axis by axis, in two orders of the axes. What a call does in one of them, on
 all axes, is an option of it; an integer program over these options, with the prices of whole moves,
 takes the best together. Then calls get more options, near those taken (`wider`), and it is solved
-again, while that saves time.
+again, while that saves time. In small graphs the best of all combinations is searched from there
+(`bound`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Nothing is computed: functions are traced on types of their real sizes, each in a process of its own
 that has traced nothing before. Seconds are those of the processor, so that a busy machine does not
-count.
+count. The gap is what the choice takes more than the best of all combinations of rows, at most.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import attrs
 from rich.console import Console
 from rich.table import Table
 
+from fdtensor.programs.bound.least import bound_of
 from fdtensor.programs.tracer import trace
 from tests.bench.choice_cases import CASES, LAYERED
 
@@ -48,6 +49,10 @@ class Chosen:
     """In a process that has traced nothing."""
     again_s: float
     """Traced anew in the same process."""
+    gap: float
+    """The part that the choice takes more than the best one, at most, by its prices."""
+    proof_s: float
+    """How long it takes to prove that."""
 
 
 @attrs.frozen
@@ -84,7 +89,10 @@ def chosen(name: str, number: int) -> Chosen:
     trace(case.f, *case.types(mesh))
     again = time.process_time() - start - cold
     count, spent = len(program.collectives), program.seconds * 1e3
-    return Chosen(name, str(mesh), program.received_bytes, count, spent, cold, again)
+    start = time.process_time()
+    gap = bound_of(program.origin.choices).gap
+    proof = time.process_time() - start
+    return Chosen(name, str(mesh), program.received_bytes, count, spent, cold, again, gap, proof)
 
 
 def show(console: Console, found: Found) -> None:
@@ -92,11 +100,12 @@ def show(console: Console, found: Found) -> None:
     table = Table(title="chosen for every rank; CPU seconds to trace, in a fresh process and again")
     for column in ("case", "mesh"):
         table.add_column(column)
-    for column in ("received MB", "collectives", "moves ms", "cold s", "again s"):
+    for column in ("received MB", "collectives", "moves ms", "cold s", "again s", "gap", "proof s"):
         table.add_column(column, justify="right")
     for row in found.programs:
         table.add_row(
             *(row.case, row.mesh, f"{row.received_bytes / 1e6:,.1f}", str(row.collectives)),
             *(f"{x:.2f}" for x in (row.moves_ms, row.cold_s, row.again_s)),
+            *(f"{row.gap:.2%}", f"{row.proof_s:.1f}"),
         )
     console.print(table)

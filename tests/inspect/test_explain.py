@@ -244,7 +244,8 @@ mlp on Mesh(dp=2, tp=4)
         R S(1) -> S(1)       0.00 us  2.81 us    1920 B  +1.42 us
         P(sum) R -> P(sum)   0.01 us  2.88 us    4896 B  +1.50 us
 
-program.explain('d') has all rows of one value"""
+program.explain('d') has all rows of one value
+the best possible by this cost model"""
 
 SOFTMAX = """\
 <lambda> on Mesh(dp=2, tp=4)
@@ -264,7 +265,8 @@ SOFTMAX = """\
         S(0) -> S(0)                   0.26 us   8.58 us   192 KiB  +3.54 us
         R -> R                         1.05 us  12.52 us   384 KiB  +8.26 us
 
-program.explain('h') has all rows of one value"""
+program.explain('h') has all rows of one value
+the best possible by this cost model"""
 
 MOVED = """\
 g:f32[8@dp,24@tp]

@@ -32,6 +32,9 @@ __all__ = ["Best", "Search"]
 ROUNDS = 12
 """How often the relaxation is solved at most."""
 
+VALUED = 4000
+"""How many nodes are valued in all rounds: of large graphs there are fewer."""
+
 ASKED = 8
 """How often, after each, moves and combinations are asked what they take."""
 
@@ -157,7 +160,7 @@ class Search:
             self.nodes, self.class_of, self.spaces, self.values, self.moves, self.shared
         )
         least, near, slow = 0.0, None, 0
-        for _ in range(ROUNDS):
+        for _ in range(max(1, min(ROUNDS, VALUED // len(self.nodes)))):
             worth.learn(self._relaxed())
             self._value(worth)
             each = [worth.seconds(n) for n in range(len(self.nodes))]
