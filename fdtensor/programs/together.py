@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 
 from fdtensor.ops.graph import Graph
+from fdtensor.programs.bound.effort import CHOICE
 from fdtensor.programs.bound.least import search_from
 from fdtensor.programs.bound.search import Search
 from fdtensor.programs.boundary import Boundary
@@ -151,7 +152,7 @@ def _best_of(problem: _Problem, pool: Sequence[Choices]) -> dict[str, Choice]:
     choices = _choices(problem, nodes, taken, seconds)
     search = problem.search(nodes, taken, choices)
     if search.size <= MOST_COMBINED:
-        best = search.best()
+        best = search.best(CHOICE)
         if best.seconds < seconds:
             choices = _choices(problem, nodes, best.taken, best.seconds)
     return {

@@ -181,3 +181,22 @@ def test_a_choice_that_is_not_the_best_is_told_from_it():
             assert best.least == pytest.approx(least)
             assert best.chosen > best.seconds == pytest.approx(choice.seconds)
             assert best.gap == pytest.approx(best.chosen / least - 1)
+
+
+def test_explain_says_which_values_are_whole_since_they_are_small():
+    mesh = Mesh(dp=2, tp=4)
+
+    def mlp(x, up, down):
+        return (torch.relu(x @ up) @ down).square().mean()
+
+    def lines(n):
+        x = TensorType((n, n), torch.float32, mesh.layout("dp"))
+        up = TensorType((n, 4 * n), torch.float32, mesh.layout(None, "tp"))
+        down = TensorType((4 * n, n), torch.float32, mesh.layout("tp"))
+        program = trace(torch.func.grad(mlp, (1, 2)), x, up, down)
+        return [line for line in program.explain().splitlines() if "since small" in line]
+
+    (dp, tp) = lines(8)
+    assert dp.startswith("whole along dp only since small: g, k, ")
+    assert tp.endswith(" (as_if= chooses for other sizes)")
+    assert lines(1024) == []

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from fdtensor.inspect.explanation.moves import move_lines
 from fdtensor.inspect.explanation.options import decisions
+from fdtensor.inspect.explanation.smallness import small_values
 from fdtensor.inspect.explanation.tables import counted
 from fdtensor.inspect.explanation.values import Block, blocks_of, laid, name_made_by
 from fdtensor.layouts.errors import TraceError
@@ -58,8 +59,15 @@ def explained(program: Program, value: str | None = None) -> str:
     lines += [title, f"({LEGEND})"]
     lines += laid([row for block in shown for row in block.cells(program, ROWS)])
     name = name_made_by(program, shown[0].calls[0])
-    lines += ["", f"program.explain({name!r}) has all rows of one value", best(program)]
-    return "\n".join(lines)
+    lines += ["", f"program.explain({name!r}) has all rows of one value"]
+    return "\n".join([*lines, *_small(program), best(program)])
+
+
+def _small(program: Program) -> Iterator[str]:
+    """Which values are whole on every rank for their sizes alone, a line for each axis."""
+    for axis, values in small_values(program).items():
+        names = ", ".join(map(str, values[:VALUES])) + (", ..." if len(values) > VALUES else "")
+        yield f"whole along {axis} only since small: {names} (as_if= chooses for other sizes)"
 
 
 def best(program: Program) -> str:

@@ -139,8 +139,8 @@ class Relaxation:
             groups[int(sites[number])].append(x)
         return groups
 
-    def solve(self) -> float:
-        """The least seconds; `x`, and the multipliers of rows, are of that solution."""
+    def solve(self) -> bool:
+        """Whether it has a solution: then `x`, and the multipliers of rows, are of that."""
         from scipy.optimize import linprog
 
         width, below = len(self.costs), bool(self.below.ends)
@@ -152,11 +152,12 @@ class Relaxation:
             b_eq=self.equal.ends,
             method="highs",
         )
-        assert result.x is not None, result.message
         self.x = result.x
+        if result.x is None:
+            return False
         self.of_equal = result.eqlin.marginals / SCALE
         self.of_below = result.ineqlin.marginals / SCALE
-        return float(result.fun) / SCALE
+        return True
 
     def solve_whole(self) -> float:
         """What no choice among the active combinations takes less than.

@@ -13,6 +13,7 @@ from fdtensor.ops.flops import Work
 from fdtensor.ops.graph import Call, Graph
 from fdtensor.ops.lift import lifted
 from fdtensor.ops.pins import pinned
+from fdtensor.programs.bound.effort import PROOF, Effort
 from fdtensor.programs.bound.least_moves import least_seconds
 from fdtensor.programs.bound.relaxation import Relaxation
 from fdtensor.programs.bound.space import Floats, Space, joined
@@ -29,18 +30,6 @@ from fdtensor.programs.solver import MANY
 
 __all__ = ["Best", "Search"]
 
-ROUNDS = 12
-"""How often the relaxation is solved at most."""
-
-VALUED = 4000
-"""How many nodes are valued in all rounds: of large graphs there are fewer."""
-
-ASKED = 8
-"""How often, after each, moves and combinations are asked what they take."""
-
-SWEEPS = 4
-"""How often all sites are valued anew before that."""
-
 ADDED = 4
 """How many combinations of a node are added to the relaxation in a round at most."""
 
@@ -50,17 +39,14 @@ SETTLED = 200
 ENOUGH = 1e-4
 """The part of the seconds that a bound may lack."""
 
-SOLVED = 20
-"""How often a program is solved again at most, for moves that take more than was known."""
+SEARCHED = 20
+"""How often the best is searched at most, as moves of a solution take more than was known."""
 
 SLOW = 0.1
 """The part of what a bound lacks that a round is to gain."""
 
-PATIENCE = 3
-"""How many rounds in a row may gain less."""
-
-MOST_SEARCHED = 500
-"""The most combinations among which the best is searched, where the relaxation is not whole."""
+VALUED = 4000
+"""How many nodes are valued in all rounds: of large graphs there are fewer."""
 
 
 @attrs.frozen(eq=False)
@@ -154,39 +140,41 @@ class Search:
         """How many combinations there are of all nodes."""
         return sum(space.seconds.size for space in self.spaces.values())
 
-    def best(self) -> Best:
+    def best(self, effort: Effort = PROOF) -> Best:
         """The best choice that is known after a search, and what no choice takes less than."""
         worth = Valuation(
             self.nodes, self.class_of, self.spaces, self.values, self.moves, self.shared
         )
         least, near, slow = 0.0, None, 0
-        for _ in range(max(1, min(ROUNDS, VALUED // len(self.nodes)))):
-            worth.learn(self._relaxed())
-            self._value(worth)
+        for _ in range(max(1, min(effort.rounds, VALUED // len(self.nodes)))):
+            program = self._relaxed(effort.solved)
+            if program is not None:  # without, what sites are worth stays
+                worth.learn(program)
+            self._value(worth, effort)
             each = [worth.seconds(n) for n in range(len(self.nodes))]
             total = sum(float(seconds.min()) for seconds in each)
             slow = 0 if total - least > SLOW * (self.chosen - total) else slow + 1
             if near is None or total > least:
                 least, near = total, [seconds - seconds.min() for seconds in each]
-            if self._enough(least) or slow == PATIENCE or not self._added(each):
+            if self._enough(least) or slow == effort.patience or not self._added(each):
                 break
         known = Best(self.chosen, min(least, self.chosen), self.chosen, self.taken)
         if near is None or self._enough(least) or len(self.counts) < len(self.nodes):
             return known
-        return self._searched(near, known)
+        return self._searched(near, known, effort)
 
     def _enough(self, least: float) -> bool:
         return self.chosen - least <= ENOUGH * self.chosen
 
-    def _relaxed(self) -> Relaxation:
-        """A solution of the relaxation, whose moves have their prices."""
-        solved = 0
-        while True:
+    def _relaxed(self, most: int) -> Relaxation | None:
+        """A solution of the relaxation, whose moves have their prices; None without one."""
+        for last in range(most + 1):
             program = self._program(self.active)
-            program.solve()
-            solved += 1
-            if solved > SOLVED or not self._ask_all(program):
+            if not program.solve():
+                return None
+            if last == most or not self._ask_all(program):
                 return program
+        return None
 
     def _ask_all(self, program: Relaxation) -> bool:
         """Whether a move of a solution takes more than was known."""
@@ -197,10 +185,10 @@ class Search:
         known = self.values, self.moves, self.shared
         return Relaxation(self.spaces, self.counts, *known, active)
 
-    def _value(self, worth: Valuation) -> None:
+    def _value(self, worth: Valuation, effort: Effort) -> None:
         """Values sites, and asks what the best combinations and moves take, in turn."""
-        for _ in range(ASKED):
-            for _ in range(SWEEPS):
+        for _ in range(effort.asked):
+            for _ in range(effort.sweeps):
                 worth.sweep()
             asked = [self._asked(worth, n) for n in range(len(self.nodes))]
             if not any(asked):
@@ -238,7 +226,7 @@ class Search:
                     added += 1
         return added
 
-    def _searched(self, near: Sequence[Floats], known: Best) -> Best:
+    def _searched(self, near: Sequence[Floats], known: Best, effort: Effort) -> Best:
         """The best of all combinations that may be part of a better choice than the known one.
 
         One that costs its node as much beyond the least as the bound lacks cannot. Where they are
@@ -246,12 +234,12 @@ class Search:
         """
         beyond = self.chosen - known.least
         active = {n: np.flatnonzero(costs <= beyond).tolist() for n, costs in enumerate(near)}
+        if sum(map(len, active.values())) > effort.searched:
+            return known
         for n, numbers in active.items():
             for number in numbers:
                 self._settle(n, number)
-        if sum(map(len, active.values())) > MOST_SEARCHED:
-            return known
-        for _ in range(SOLVED):
+        for _ in range(SEARCHED):
             program = self._program(active)
             least = min(self.chosen, program.solve_whole())
             known = attrs.evolve(known, least=max(known.least, least))
