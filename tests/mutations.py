@@ -175,6 +175,18 @@ FAULTS = (
         "cluster",
     ),
     Fault(
+        "a move of pending terms is said to take a term more at least",
+        "sent = (terms - 1) * np.where(without_sums == 0, wide, 1.0)",
+        "sent = terms * np.where(without_sums == 0, wide, 1.0)",
+        "programs/test_bound.py",
+    ),
+    Fault(
+        "what moves cost is divided among takers, each of whom bears the rest",
+        "rest = np.maximum(0.0, seconds - needed) / len(self.edges)",
+        "rest = np.maximum(0.0, seconds - needed)",
+        "programs/test_bound.py",
+    ),
+    Fault(
         "digests of ranks are not compared",
         "number = int(digest[:15], 16)",
         "number = 0",
