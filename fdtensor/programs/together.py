@@ -10,6 +10,7 @@ again, while that saves time. In small graphs the best of all combinations is se
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 
 import attrs
 
@@ -150,15 +151,21 @@ def _best_of(problem: _Problem, pool: Sequence[Choices]) -> dict[str, Choice]:
         if not better:
             break
     choices = _choices(problem, nodes, taken, seconds)
-    search = problem.search(nodes, taken, choices)
-    if search.size <= MOST_COMBINED:
-        best = search.best(CHOICE)
-        if best.seconds < seconds:
-            choices = _choices(problem, nodes, best.taken, best.seconds)
+    if _combinations(list(rows.values())) <= MOST_COMBINED:
+        search = problem.search(nodes, taken, choices)
+        if search.size <= MOST_COMBINED:  # decompositions add to the rows
+            best = search.best(CHOICE)
+            if best.seconds < seconds:
+                choices = _choices(problem, nodes, best.taken, best.seconds)
     return {
         axis: attrs.evolve(choice, problem=_problem(problem, axis, choices))
         for axis, choice in choices.items()
     }
+
+
+def _combinations(along: Sequence[Sequence[Node]]) -> int:
+    """How many combinations of options all nodes have, from the nodes of each axis."""
+    return sum(prod(len(node.options) for node in alone) for alone in zip(*along, strict=True))
 
 
 def _choices(

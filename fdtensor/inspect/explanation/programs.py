@@ -49,7 +49,7 @@ def explained(program: Program, value: str | None = None) -> str:
     if not blocks:
         repeated = program.origin.repeats is not None
         none = "no layout was a choice: every call has one row"
-        return "\n".join([*lines, best(program) if repeated else none])
+        return "\n".join([*lines, _best(program) if repeated else none])
     shown = sorted(blocks, key=lambda block: block.weight, reverse=True)[:VALUES]
     shown.sort(key=lambda block: block.calls)
     count = sum(len(block.calls) for block in blocks)
@@ -60,7 +60,7 @@ def explained(program: Program, value: str | None = None) -> str:
     lines += laid([row for block in shown for row in block.cells(program, ROWS)])
     name = name_made_by(program, shown[0].calls[0])
     lines += ["", f"program.explain({name!r}) has all rows of one value"]
-    return "\n".join([*lines, *_small(program), best(program)])
+    return "\n".join([*lines, *_small(program), _best(program)])
 
 
 def _small(program: Program) -> Iterator[str]:
@@ -70,11 +70,11 @@ def _small(program: Program) -> Iterator[str]:
         yield f"whole along {axis} only since small: {names} (as_if= chooses for other sizes)"
 
 
-def best(program: Program) -> str:
+def _best(program: Program) -> str:
     """How far the choice is from the best one at most, in a line."""
     origin: Origin = program.origin
     if origin.repeats is not None:
-        return f"the choice is that of the program at other sizes, {best(origin.repeats)}"
+        return f"the choice is that of the program at other sizes, {_best(origin.repeats)}"
     gap = bound_of(origin.choices, origin.regather).gap
     if gap < NO_GAP:
         return "the best possible by this cost model"

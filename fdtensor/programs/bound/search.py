@@ -70,7 +70,7 @@ class Search:
     """The nodes of a graph, each with the one option that a solution takes, and all others.
 
     `along` has, for each node and axis, all options, the taken one first. Values in `again` are
-    moved for each use. Raises nothing: a choice is always known.
+    moved for each use.
     """
 
     def __init__(

@@ -47,19 +47,19 @@ def adjoint(
     in_cts = [known[i].cotangent() for i in wanted]
     out_cts = [outs[i].cotangent() for i in through]
     _, tree = flatten((([0] * len(known), [0] * len(out_cts)), {}))
-    blanks, all_types = [None] * tree.num_leaves, [*known, *out_cts]
+    all_types = [*known, *out_cts]
     layouts = [t.layout for t in outs], [t.layout for t in in_cts]
     options = attrs.evolve(options, out_layouts=layouts)
     still: set[int] = set()
     flat = _flat(f, spec, leaves, types, primal.statics)
     joined = functools.partial(_with_cotangents, name_of(f), flat, wanted, through, still)
-    made = functools.partial(_made, make, tree, blanks, all_types, options, primal, through)
+    joint = functools.partial(_joint_program, make, tree, all_types, options, primal, through)
     try:
-        whole = made(both := joined(_by_vjp))
+        whole = joint(both := joined(_by_vjp))
     except TraceError as error:
         if not any(what in str(error) for what in _NOT_BY_VJP):
             raise
-        whole = made(both := joined(_by_autograd))
+        whole = joint(both := joined(_by_autograd))
 
     def pulled(values: Sequence[Any], cts: Sequence[Any], comm: Any) -> Sequence[Any]:
         own = {"out_layouts": layouts, "as_if": whole.origin.repeats}
@@ -70,10 +70,9 @@ def adjoint(
     return Adjoint(forward, backward, outs, kept, wanted, through, frozenset(still), pulled, local)
 
 
-def _made(
+def _joint_program(
     make: Callable[..., Traced],
     tree: optree.PyTreeSpec,
-    blanks: Sequence[None],
     types: Sequence[TensorType],
     options: Options,
     primal: Traced,
@@ -83,7 +82,7 @@ def _made(
     """The program of the forward and the backward, with choices for real sizes as in `primal`."""
     real = primal.program.origin.repeats
     # packed=False: nothing of the forward may wait for the backward
-    make = functools.partial(make, both, tree, blanks, packed=False)
+    make = functools.partial(make, both, tree, [None] * tree.num_leaves, packed=False)
     if real is not None:
         cotangents = [real.out_types[i].cotangent() for i in through]
         whole = make([*real.in_types, *cotangents], attrs.evolve(options, as_if=None)).program
