@@ -32,10 +32,10 @@ from fdtensor.inspect.pictures.canvas import spread
 from fdtensor.inspect.pictures.facts import Blocks, Facts, Move, Note, Table, Timeline, owners
 from fdtensor.inspect.pictures.holders import empty_ranks, ranks_text
 from fdtensor.inspect.pictures.palette import _luminance, _rgb, color, ink
-from fdtensor.inspect.pictures.schedule import scheduled
 from fdtensor.layouts.errors import FdtensorError
 from fdtensor.layouts.placement import Spans
 from fdtensor.programs.seconds import line_seconds
+from fdtensor.programs.timeline import timeline
 from fdtensor.testing.strategies import DTYPES, meshes, redistributions, types
 from fdtensor.testing.values import full_tensor, scatter
 
@@ -471,7 +471,7 @@ def test_collectives_run_behind_compute_and_before_their_readers():
     mesh = Mesh(dp=4)
     x, w = typed((65536, 1024), "dp", mesh=mesh), typed((1024, 1024), "dp", mesh=mesh)
     program = trace(lambda x, a, b, c: x @ a @ b @ c, x, w, w, w, out_layouts=mesh.layout("dp"))
-    timed = scheduled(program, program.cost)
+    timed = timeline(program, program.cost).lines
     assert [t.eqn for t in timed] == list(program.eqns)
     made = {}
     for t in timed:
@@ -493,7 +493,7 @@ def test_exchanges_run_where_they_stand():
     x = typed((63, 65), "dp", mesh=mesh)
     columns = mesh.layout(None, "dp")
     program = trace(lambda x, y: (constrain(x, columns), torch.tanh(y)), x, x, cost=GLOO)
-    moved, computed = scheduled(program, GLOO)
+    moved, computed = timeline(program, GLOO).lines
     assert moved.eqn.is_collective
     assert (moved.start, moved.stop) == (0.0, program.seconds)
     assert computed.start == moved.stop

@@ -15,10 +15,11 @@ from fdtensor.inspect.pictures.facts import (
     Table,
     Timeline,
 )
-from fdtensor.inspect.pictures.schedule import Timed, scheduled
 from fdtensor.plans.cost import CostModel
 from fdtensor.plans.text import bytes_text, time_text
 from fdtensor.programs.program import Program, op_name
+from fdtensor.programs.timeline import Timed, timeline
+from fdtensor.programs.timeline import Timeline as Times
 
 __all__ = ["of_program"]
 
@@ -38,18 +39,16 @@ def of_program(program: Program, cost: CostModel | None = None) -> Description:
     Seconds are those of `cost`, by default of the model that the program was made for.
     """
     cost = cost or program.cost
-    timed = scheduled(program, cost)
+    times = timeline(program, cost)
     title, *lines = str(program).split("\n")
-    stop = max([t.stop for t in timed], default=0.0)
-    sections = [_facts(program, timed, stop, cost), _listing(lines, timed)]
-    if stop > 0:
-        sections += [_timeline(timed, stop), Note(HOW)]
+    sections = [_facts(program, times, cost), _listing(lines, times.lines)]
+    if times.seconds > 0:
+        sections += [_lanes(times), Note(HOW)]
     return Description(title, tuple(sections))
 
 
-def _facts(program: Program, timed: Sequence[Timed], stop: float, cost: CostModel) -> Facts:
-    computing = sum(t.seconds for t in timed if not t.eqn.is_collective)
-    sending = sum(t.seconds for t in timed if t.eqn.is_collective)
+def _facts(program: Program, times: Times, cost: CostModel) -> Facts:
+    computing, sending, stop = times.computing, times.sending, times.seconds
     count = counted(len(program.collectives), "collective")
     moved = f"{bytes_text(program.received_bytes)} by the busiest rank in {count}"
     time = f"{time_text(stop)} by the cost model {cost.name!r}"
@@ -108,10 +107,10 @@ def _runs(kept: set[int], count: int) -> Iterator[list[int]]:
 # --- timeline --------------------------------------------------------------------------------
 
 
-def _timeline(timed: Sequence[Timed], stop: float) -> Timeline:
-    lanes = []
+def _lanes(times: Times) -> Timeline:
+    lanes, stop = [], times.seconds
     for name, sends in (("compute", False), ("network", True)):
-        some = [t for t in timed if t.eqn.is_collective is sends and t.seconds > 0]
+        some = [t for t in times.lines if t.eqn.is_collective is sends and t.seconds > 0]
         lanes.append(Lane(name, tuple(_spans(some, stop / FINEST))))
     return Timeline(tuple(lanes), stop, time_text(stop))
 

@@ -1,0 +1,78 @@
+"""`timeline`: when each line of a program computes or communicates, by a cost model.
+
+Lines run in order on two streams. A collective starts once its operand is there and those before it
+have arrived, and is waited for when its result is read.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from fdtensor.ops.graph import Var
+from fdtensor.plans.collectives import Exchange
+from fdtensor.plans.cost import CostModel
+from fdtensor.programs.program import Eqn, Program
+from fdtensor.programs.seconds import line_seconds
+
+__all__ = ["Timed", "Timeline", "timeline"]
+
+
+@attrs.frozen
+class Timed:
+    """A line of a program with the seconds at which it starts and ends."""
+
+    eqn: Eqn
+    start: float
+    stop: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it takes."""
+        return self.stop - self.start
+
+
+@attrs.frozen
+class Timeline:
+    """The lines of a program, in order, with their times on the busiest rank, in seconds."""
+
+    lines: tuple[Timed, ...]
+
+    @property
+    def seconds(self) -> float:
+        """How long the program takes."""
+        return max([line.stop for line in self.lines], default=0.0)
+
+    @property
+    def computing(self) -> float:
+        """How long it computes."""
+        return sum(line.seconds for line in self.lines if not line.eqn.is_collective)
+
+    @property
+    def sending(self) -> float:
+        """How long it communicates."""
+        return sum(line.seconds for line in self.lines if line.eqn.is_collective)
+
+    @property
+    def exposed(self) -> float:
+        """How long it communicates and does not compute."""
+        return max(0.0, self.seconds - self.computing)
+
+
+def timeline(program: Program, cost: CostModel) -> Timeline:
+    """When each line of a program runs, by `cost`."""
+    clock = link = 0.0
+    ready: dict[Var, float] = {}
+    times: list[Timed] = []
+    for eqn in program.eqns:
+        time = line_seconds(program.types, eqn, cost)
+        start = max([clock, *(ready.get(v, 0.0) for v in eqn.ins)])
+        if eqn.is_collective:
+            start = max(start, link)
+            link = start + time
+            ready.update((v, link) for v in eqn.outs if v is not None)
+            if any(isinstance(step.collective, Exchange) for step in eqn.steps):
+                clock = link
+        else:
+            clock = start + time
+        times.append(Timed(eqn, start, start + time))
+    return Timeline(tuple(times))
