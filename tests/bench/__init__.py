@@ -24,6 +24,10 @@ compute        all of them
 
 choice_cases   an MLP and layers of Llama-3-8B, at their real sizes
 choice         the program of each, and the time it takes to choose it
+choice_others  the bytes that others receive, of which
+choice_textbook  by formula,
+choice_torch     with PyTorch, pretended,
+choice_jax       with JAX, where a Python has it
 
 command    the command line of all
 """

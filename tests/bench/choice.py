@@ -3,6 +3,7 @@
 Nothing is computed: functions are traced on types of their real sizes, each in a process of its own
 that has traced nothing before. Seconds are those of the processor, so that a busy machine does not
 count. The gap is what the choice takes more than the best of all combinations of rows, at most.
+Beside the bytes of a program stand those of a textbook, of PyTorch and of JAX.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from rich.console import Console
 from rich.table import Table
 
 from fdtensor.programs.bound.least import bound_of
+from fdtensor.programs.timeline import timeline
 from fdtensor.programs.tracer import trace
-from tests.bench.choice_cases import CASES, LAYERED
+from tests.bench.choice_cases import CASES, LAYERED, case_of
+from tests.bench.choice_others import Others, others
 
 __all__ = ["FULL", "QUICK", "Chosen", "Effort", "Found", "measure", "show", "total"]
 
@@ -45,6 +48,8 @@ class Chosen:
     collectives: int
     moves_ms: float
     """What its collectives take by the cost model."""
+    exposed: float
+    """The part of it during which nothing is computed, by the timeline of the program."""
     cold_s: float
     """In a process that has traced nothing."""
     again_s: float
@@ -53,6 +58,8 @@ class Chosen:
     """The part that the choice takes more than the best one, at most, by its prices."""
     proof_s: float
     """How long it takes to prove that."""
+    others: Others | None = None
+    """What others receive."""
 
 
 @attrs.frozen
@@ -67,22 +74,28 @@ def total(effort: Effort) -> int:
     return len(effort.cases)
 
 
-def measure(effort: Effort, tick: Callable[..., None] = lambda *_: None) -> Found:
-    """All cases; `tick(doing, done)` is called before each, and after it with done = 1."""
+def measure(
+    effort: Effort, tick: Callable[..., None] = lambda *_: None, jax: str | None = None
+) -> Found:
+    """All cases; `tick(doing, done)` is called before each, and after it with done = 1.
+
+    `jax` is the Python that has JAX.
+    """
     rows: list[Chosen] = []
     spawn = multiprocessing.get_context("spawn")
-    for name, mesh in effort.cases:
+    for name, number in effort.cases:
         tick(name, 0)
         with spawn.Pool(1) as pool:
-            rows.append(pool.apply(chosen, (name, mesh)))
+            row = pool.apply(chosen, (name, number))
+            beside = pool.apply(others, (name, number, jax))
+        rows.append(attrs.evolve(row, others=beside))
         tick(name, 1)
     return Found(tuple(rows))
 
 
 def chosen(name: str, number: int) -> Chosen:
     """The program of a case on one of its meshes."""
-    (case,) = (case for case in (*CASES, *LAYERED) if case.name == name)
-    mesh = case.meshes[number]
+    case, mesh = case_of(name, number)
     start = time.process_time()
     program = trace(case.f, *case.types(mesh))
     cold = time.process_time() - start
@@ -92,20 +105,48 @@ def chosen(name: str, number: int) -> Chosen:
     start = time.process_time()
     gap = bound_of(program.origin.choices).gap
     proof = time.process_time() - start
-    return Chosen(name, str(mesh), program.received_bytes, count, spent, cold, again, gap, proof)
+    times = timeline(program, program.cost)
+    exposed = times.exposed / times.sending if times.sending else 0.0
+    axes = ", ".join(f"{a}={n}" for a, n in zip(mesh.axes, mesh.sizes, strict=True))
+    return Chosen(
+        name, axes, program.received_bytes, count, spent, exposed, cold, again, gap, proof
+    )
 
 
 def show(console: Console, found: Found) -> None:
-    """A table of the programs."""
+    """Tables of the programs, and of what others receive."""
     table = Table(title="chosen for every rank; CPU seconds to trace, in a fresh process and again")
+    columns = ("received MB", "collectives", "moves ms", "exposed", "cold s", "again s", "gap")
     for column in ("case", "mesh"):
         table.add_column(column)
-    for column in ("received MB", "collectives", "moves ms", "cold s", "again s", "gap", "proof s"):
+    for column in (*columns, "proof s"):
         table.add_column(column, justify="right")
     for row in found.programs:
         table.add_row(
             *(row.case, row.mesh, f"{row.received_bytes / 1e6:,.1f}", str(row.collectives)),
-            *(f"{x:.2f}" for x in (row.moves_ms, row.cold_s, row.again_s)),
-            *(f"{row.gap:.2%}", f"{row.proof_s:.1f}"),
+            *(f"{row.moves_ms:.2f}", f"{row.exposed:.0%}"),
+            *(f"{row.cold_s:.2f}", f"{row.again_s:.2f}", f"{row.gap:.2%}", f"{row.proof_s:.1f}"),
         )
     console.print(table)
+    beside = Table(
+        title="MB that a rank receives: chosen, by a textbook, with PyTorch and with JAX"
+    )
+    for column in ("case", "mesh"):
+        beside.add_column(column)
+    for column in ("chosen", "textbook", "PyTorch", "JAX"):
+        beside.add_column(column, justify="right")
+    why: list[str] = []
+    for row in found.programs:
+        given = attrs.astuple(row.others) if row.others else ()
+        texts = [_megabytes(x, why) for x in (row.received_bytes, *given)]
+        beside.add_row(row.case, row.mesh, *texts)
+    console.print(beside, *why, sep="\n")
+
+
+def _megabytes(received: int | str, why: list[str]) -> str:
+    """The bytes, or a dash and a reason among those below the table."""
+    if not isinstance(received, str):
+        return f"{received / 1e6:,.1f}"
+    if received not in why:
+        why.append(received)
+    return "-"

@@ -14,7 +14,19 @@ from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
 
-__all__ = ["CASES", "LAYERED", "Case", "llama"]
+__all__ = [
+    "CASES",
+    "GROUPS",
+    "HEAD",
+    "HEADS",
+    "HIDDEN",
+    "LAYERED",
+    "WIDTH",
+    "Case",
+    "case_of",
+    "llama",
+    "turned",
+]
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -68,7 +80,7 @@ def _normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight
 
 
-def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     first, second = x.chunk(2, -1)
     return x * cos + torch.cat([-second, first], -1) * sin
 
@@ -79,7 +91,7 @@ def _layer(p: Tensors, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) ->
 
     h = _normed(x, p["norm1"])
     q, k, v = heads("q", HEADS), heads("k", GROUPS), heads("v", GROUPS)
-    q, k = _turned(q, cos, sin), _turned(k, cos, sin)
+    q, k = turned(q, cos, sin), turned(k, cos, sin)
     seen = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     x = x + seen.transpose(1, 2).flatten(2) @ p["out"]
     h = _normed(x, p["norm2"])
@@ -150,3 +162,9 @@ LAYERED = (
     ),
 )
 """Many layers, and many ranks."""
+
+
+def case_of(name: str, number: int) -> tuple[Case, Mesh]:
+    """The case of a name, and one of its meshes."""
+    (case,) = (case for case in (*CASES, *LAYERED) if case.name == name)
+    return case, case.meshes[number]

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from typing import Any
 
 import attrs
@@ -28,6 +29,7 @@ from tests.bench.traffic import Traffic, compare
 
 __all__ = ["Effort", "Found", "main", "measure"]
 
+JAX = sys.executable if find_spec("jax") else None
 AXES = (1, 2, 3, 4, 5)
 GRAPH_AXES = 4
 """With more axes torch's graph planner takes seconds for one plan."""
@@ -77,6 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="less than a minute, rougher")
     parser.add_argument("--rounds", type=int, metavar="N", help="time everything N times")
     parser.add_argument("--compile", action="store_true", help="compute: compiled steps too")
+    parser.add_argument("--jax", metavar="PYTHON", default=JAX, help="choice: one that has JAX")
     options = parser.parse_args(sys.argv[1:] if argv is None else argv)
     if options.rounds is not None and options.rounds < 1:
         print("fdtensor: --rounds takes a count, 1 or more.", file=sys.stderr)
@@ -126,7 +129,7 @@ def _choice(options: argparse.Namespace) -> int:
     effort = choice.QUICK if options.quick else choice.FULL
     console = Console()
     with _ticking(console, choice.total(effort)) as tick:
-        found = choice.measure(effort, tick)
+        found = choice.measure(effort, tick, options.jax)
     _show(console, found, choice.show)
     _write(options.json, effort, found)
     return 0

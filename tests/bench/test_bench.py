@@ -1,6 +1,7 @@
 """The bench on tiny tensors: what it counts, checks and shows; never how long something takes."""
 
 import json
+import multiprocessing
 from collections.abc import Iterator
 
 import attrs
@@ -14,6 +15,7 @@ from tests.bench import choice, main, tables
 from tests.bench.cases import CASES
 from tests.bench.choice_cases import CASES as CASES_OF_CHOICE
 from tests.bench.choice_cases import LAYERED
+from tests.bench.choice_others import others
 from tests.bench.command import Effort, Found, measure
 from tests.bench.count import Received
 from tests.bench.hand import HAND
@@ -143,10 +145,21 @@ def test_the_choice_bench_shows_each_program():
     effort = choice.Effort((("MLP, gradient", 1),))
     found = choice.measure(effort)
     (row,) = found.programs
-    assert (row.mesh, row.collectives > 0) == ("Mesh(dp=2, tp=4)", True)
+    assert (row.mesh, row.collectives > 0) == ("dp=2, tp=4", True)
+    assert row.others.textbook == row.others.torch == row.received_bytes == 33_554_432
+    assert 0 <= row.exposed <= 1
     console = Console(width=200, record=True)
     choice.show(console, found)
-    assert "33.6" in console.export_text()
+    text = console.export_text()
+    assert text.count("33.6") == 4
+    assert "JAX is not there; --jax PYTHON names a Python that has it." in text
+
+
+def test_the_textbook_and_torch_agree_on_a_layer_of_llama():
+    for number in (1, 3):
+        with multiprocessing.get_context("spawn").Pool(1) as process:
+            found = process.apply(others, (CASES_OF_CHOICE[1].name, number, None))
+        assert found.torch == pytest.approx(found.textbook, rel=1e-3)
 
 
 def test_the_choice_bench_knows_each_case_by_its_name():
