@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TypeGuard
 
-__all__ = ["is_dict", "is_iterable", "is_list", "is_tuple"]
+__all__ = ["is_dict", "is_iterable", "is_list", "is_mapping", "is_tuple"]
 
 
 def is_tuple(value: object) -> TypeGuard[tuple[object, ...]]:
@@ -21,6 +21,11 @@ def is_list(value: object) -> TypeGuard[list[object]]:
 def is_dict(value: object) -> TypeGuard[dict[str, object]]:
     """Whether a value is a dict, as JSON has them: its keys are texts."""
     return isinstance(value, dict)
+
+
+def is_mapping(value: object) -> TypeGuard[Mapping[object, object]]:
+    """Whether a value is a mapping."""
+    return isinstance(value, Mapping)
 
 
 def is_iterable(value: object) -> TypeGuard[Iterable[object]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
@@ -102,8 +101,7 @@ def _along(mesh: Mesh, axes: Sequence[str], rank: int, out_layouts: Any) -> tupl
     kept = tuple(axis for axis in mesh.axes if axis in axes)
     coord = mesh.coord(rank)
     assert coord is not None
-    ranks = np.reshape(mesh.coset(kept, coord), [mesh.axis_size(a) for a in kept])
-    line = Mesh.from_ranks(ranks.tolist(), kept)
+    line = mesh.part(kept, coord)
 
     def on_line(x: Any) -> Any:
         if not isinstance(x, Layout):

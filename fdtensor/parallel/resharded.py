@@ -82,7 +82,7 @@ def input_reshard(
     if coord is None or comm.mesh.axis_size(axis) == 1:
         return module
     remove_input_reshard(module)
-    line = Mesh.from_ranks(comm.mesh.coset((axis,), coord), (axis,))
+    line = comm.mesh.part((axis,), coord)
     way = _Way(comm, axis, dim, check, line)
     module.register_forward_pre_hook(_Before(way), prepend=True, with_kwargs=True)
     module.register_forward_hook(_After(way), always_call=True)

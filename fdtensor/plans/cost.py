@@ -9,6 +9,7 @@ import attrs
 import torch
 
 from fdtensor.layouts.dtypes import dtype_name
+from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.record import Record
 from fdtensor.plans.collectives import Step, is_local
 from fdtensor.plans.cost_fields import by_dtype, duration, flag, rate, table, text
@@ -21,12 +22,14 @@ __all__ = [
     "H100",
     "H200",
     "INFINIBAND",
+    "NAMED_LINKS",
     "NCCL",
     "NVLINK",
     "TPU_V5P",
     "CostModel",
     "Link",
     "in_order",
+    "linked",
     "overlapped",
     "seconds",
 ]
@@ -75,7 +78,7 @@ class CostModel(Record):
     axes: tuple[tuple[str, float, float], ...] = attrs.field(
         default=(), converter=table(duration, rate)
     )
-    """Axes with a latency and bandwidth of their own."""
+    """Axes with a latency and bandwidth of their own, whatever link a mesh names for them."""
     torus: bool = attrs.field(default=False, converter=flag)
     """Whether the ranks of an axis are a ring, where a message passes the ranks between."""
 
@@ -85,6 +88,8 @@ class CostModel(Record):
 
     def with_links(self, **links: Link) -> CostModel:
         """The same model with links of their own for some axes of a mesh.
+
+        A mesh can name its links too, `Mesh(dp=2, links={"dp": "infiniband"})`; these go before.
 
         >>> pods = fd.cost.H100.with_links(dp=fd.cost.INFINIBAND)
         >>> pods.axes
@@ -151,6 +156,9 @@ INFINIBAND = Link(4e-6, 0.8 * 50e9)
 ETHERNET = Link(30e-6, 0.8 * 12.5e9)
 """Machines with 100 Gb/s for each accelerator."""
 
+NAMED_LINKS = {"nvlink": NVLINK, "infiniband": INFINIBAND, "ethernet": ETHERNET}
+"""The links that a mesh may name."""
+
 NCCL = CostModel(
     "nccl",
     latency=INFINIBAND.latency,
@@ -198,6 +206,19 @@ def _flops_of(cost: CostModel, dtype: torch.dtype) -> float:
     return rates.get(dtype_name(dtype), rates.get("", min(rates.values())))
 
 
+def linked(cost: CostModel, mesh: Mesh) -> CostModel:
+    """`cost` with the links that the mesh names, along axes for which it has none itself."""
+    return _linked(cost, mesh) if mesh.links else cost
+
+
+@functools.lru_cache(maxsize=4096)
+def _linked(cost: CostModel, mesh: Mesh) -> CostModel:
+    own = {axis for axis, _, _ in cost.axes}
+    named = [(axis, NAMED_LINKS[link]) for axis, link in mesh.links if axis not in own]
+    rows = [(axis, link.latency, link.bandwidth) for axis, link in named]
+    return attrs.evolve(cost, axes=(*cost.axes, *rows)) if rows else cost
+
+
 HIDDEN = 1 / 16
 """The part of a launch that is still felt when steps overlap and travel together."""
 
@@ -219,7 +240,8 @@ def in_order(cost: CostModel) -> CostModel:
 
 def _scaled(cost: CostModel, by: float) -> CostModel:
     launch = tuple((kind, by * value) for kind, value in cost.launch)
-    return attrs.evolve(cost, latency=by * cost.latency, launch=launch)
+    axes = tuple((axis, by * latency, bandwidth) for axis, latency, bandwidth in cost.axes)
+    return attrs.evolve(cost, latency=by * cost.latency, launch=launch, axes=axes)
 
 
 @functools.lru_cache(maxsize=16384)
@@ -229,11 +251,21 @@ def seconds(step: Step, cost: CostModel) -> float:
     time = collective.copied(step, moved) / cost.copy
     if not is_local(step):
         kind = collective.kind
-        latency, bandwidth = cost.link(collective.link())
+        latency, bandwidth = _link(step, cost)
         launch, slowdown = dict(cost.launch), dict(cost.slowdown)
         time += launch.get(kind, launch.get("", 0.0)) + collective.messages(step) * latency
         time += moved * slowdown.get(kind, 1.0) * _hops(step, cost) / bandwidth
     return time
+
+
+def _link(step: Step, cost: CostModel) -> tuple[float, float]:
+    """The latency and bandwidth of the slowest link: of both meshes, and between two of `cost`."""
+    axes, mesh, other = step.collective.link(), step.src.mesh, step.dst.mesh
+    first = linked(cost, mesh).link(axes)
+    if mesh is other:
+        return first
+    second = linked(cost, other).link(axes)
+    return max(first[0], second[0]), min(first[1], second[1])
 
 
 def _hops(step: Step, cost: CostModel) -> float:

@@ -77,6 +77,7 @@ class Tables:
                     "axes": mesh.axes,
                     "sizes": mesh.sizes,
                     "ranks": None if isinstance(mesh.order, range) else mesh.order,
+                    **({"links": dict(mesh.links)} if mesh.links else {}),
                 }
                 for mesh in self.meshes
             ],
@@ -159,17 +160,25 @@ def tables_of(meshes: object, types: object) -> tuple[list[Mesh], list[TensorTyp
 
 
 def _mesh(tree: object, where: str) -> Mesh:
-    axes, sizes, ranks = record(tree, where, "axes", "sizes", "ranks")
+    linked = ["links"] if is_dict(tree) and "links" in tree else []
+    axes, sizes, ranks, *links = record(tree, where, "axes", "sizes", "ranks", *linked)
     names = [word(axis, f"{where}.axes") for axis in items(axes, f"{where}.axes")]
     counts = [whole(n, f"{where}.sizes") for n in items(sizes, f"{where}.sizes")]
     if len(set(names)) < len(names) or len(names) != len(counts) or min(counts, default=1) < 1:
         raise Malformed(f"{where} has not one size, 1 or more, for each of its axes")
+    named = _links(links[0], f"{where}.links") if links else None
     if ranks is None:
-        return Mesh(**dict(zip(names, counts, strict=True)))
+        return mesh_of(names, tuple(counts), range(prod(counts)), named)
     order = [whole(rank, f"{where}.ranks") for rank in items(ranks, f"{where}.ranks")]
     if len(order) != prod(counts):
         raise Malformed(f"{where} has {len(order)} ranks for a mesh of {prod(counts)}")
-    return mesh_of(names, tuple(counts), order)
+    return mesh_of(names, tuple(counts), order, named)
+
+
+def _links(value: object, where: str) -> dict[str, str]:
+    if not is_dict(value):
+        raise Malformed(f"{where} is no object")
+    return {axis: word(link, where) for axis, link in value.items()}
 
 
 def _type(tree: object, meshes: Sequence[Mesh], where: str) -> TensorType:

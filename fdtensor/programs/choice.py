@@ -21,7 +21,7 @@ from fdtensor.ops.graph import Call, Full, Graph, Var, is_view
 from fdtensor.ops.notation.core import R, rule_of
 from fdtensor.ops.pins import pinned
 from fdtensor.ops.rows import CallKey
-from fdtensor.plans.cost import CostModel
+from fdtensor.plans.cost import CostModel, linked
 from fdtensor.programs.boundary import Boundary
 from fdtensor.programs.choices import UNCONSTRAINED, Body, Choice, Constraints
 from fdtensor.programs.decomposed import decomposed
@@ -110,6 +110,7 @@ def prices_of(graph: Graph, mesh: Mesh, cost: CostModel, constraints: Constraint
     """The prices of the moves of a graph's values."""
     checked = frozenset(v.index for call in graph.calls if not call.outs for v in call.ins)
     fixed = frozenset(v.index for v in constraints.fixed)
+    cost = linked(cost, mesh)
     return Prices(mesh, cost, graph.types, fixed, checked, constraints.reduce_dtype)
 
 

@@ -12,7 +12,7 @@ from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Call, Var
 from fdtensor.ops.precision import CAST, HALVES, ROUNDED, has_pending_sum, wide_of, widened_type
 from fdtensor.plans.collectives import Slice, Step
-from fdtensor.plans.cost import CostModel
+from fdtensor.plans.cost import CostModel, linked
 from fdtensor.plans.planner import Plan, plan
 from fdtensor.programs.as_if import dearer
 from fdtensor.programs.eqn import Eqn
@@ -77,7 +77,7 @@ class Values:
         if wanted in versions:
             return versions[wanted]
         scale = self.scales.get(v, 1.0)
-        cost = self.cost if scale == 1.0 else dearer(self.cost, scale)
+        cost = self.cost if scale == 1.0 else dearer(linked(self.cost, type.mesh), scale)
         ways = [self._way(t, type, cost) for t in versions if not t.layout.overlaps]
         source, best = min(ways, key=_bytes_and_seconds)
         kept = versions if keep else {}

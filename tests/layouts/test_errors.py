@@ -82,6 +82,28 @@ MeshError: a mesh has at most 32 axes, not 33.
 
 Name only the axes along which ranks differ in what they do.
 """,
+    "Mesh(dp=2, links={'pod': 'nvlink'})": """\
+MeshError: links names 'pod', which is no axis of the mesh.
+
+  links: {'pod': 'nvlink'}
+
+Its axes are 'dp'.
+""",
+    "Mesh(dp=2, links={'dp': 'pcie'})": """\
+MeshError: mesh axis 'dp' has link 'pcie', which is none that has a name.
+
+Links are 'nvlink', 'infiniband', 'ethernet'; CostModel.with_links takes others.
+""",
+    "Mesh(dp=2, links='nvlink')": """\
+MeshError: mesh axis 'links' has size 'nvlink'.
+
+A size is an int, 1 or more; links are a mapping: links={'dp': 'infiniband'}.
+""",
+    "Mesh.from_ranks([0, 1], 'dp', links='nvlink')": """\
+MeshError: links='nvlink' is no mapping.
+
+Write links={'dp': 'infiniband', 'tp': 'nvlink'}.
+""",
     "Mesh.from_ranks([0, 1], [''])": """\
 MeshError: '' is no name for a mesh axis.
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from fdtensor.layouts import layout, record, tensor_type
 from fdtensor.layouts.errors import MeshError
 from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.mesh_fields import LINKS
 from fdtensor.layouts.placement import Partial, Ragged, Shard
 from fdtensor.testing.strategies import layouts, meshes, placements, types
 
@@ -140,11 +141,55 @@ def test_a_mesh_of_millions_is_small():
         (Mesh.from_ranks([0, 1], ["a b"]), "Mesh.from_ranks([0, 1], ('a b',))"),
         (Mesh(**{"class": 2}), "Mesh.from_ranks([0, 1], ('class',))"),
         (Mesh(self=1, cls=2), "Mesh(self=1, cls=2)"),
+        (
+            Mesh(dp=2, tp=4, links={"tp": "nvlink", "dp": "infiniband"}),
+            "Mesh(dp=2, tp=4, links={'dp': 'infiniband', 'tp': 'nvlink'})",
+        ),
+        (
+            Mesh.from_ranks([1, 0], ["dp"], links={"dp": "ethernet"}),
+            "Mesh.from_ranks([1, 0], ('dp',), links={'dp': 'ethernet'})",
+        ),
+        (
+            Mesh.from_ranks([0, 1], ["links"], links={"links": "nvlink"}),
+            "Mesh.from_ranks([0, 1], ('links',), links={'links': 'nvlink'})",
+        ),
     ],
 )
 def test_a_mesh_prints_as_its_source(mesh, text):
     assert repr(mesh) == str(mesh) == text
     assert eval(text) is mesh
+
+
+@st.composite
+def _linked(draw):
+    mesh = draw(meshes(world=9))
+    links = {axis: draw(st.sampled_from([None, *LINKS])) for axis in mesh.axes}
+    return mesh, {axis: link for axis, link in links.items() if link}
+
+
+@given(_linked())
+def test_the_links_of_a_mesh_are_part_of_it(drawn):
+    mesh, links = drawn
+    ranks = torch.tensor(mesh.ranks).reshape(mesh.sizes)
+    made = Mesh.from_ranks(ranks, mesh.axes, links=links)
+    assert made.links == tuple((axis, links[axis]) for axis in mesh.axes if axis in links)
+    assert (made is mesh) == (not links)
+    assert eval(repr(made)) is pickle.loads(pickle.dumps(made)) is copy.deepcopy(made) is made
+    for axis in mesh.axes:
+        part = made.part([axis], made.coord(made.ranks[0]))
+        assert part.links == tuple(pair for pair in made.links if pair[0] == axis)
+        assert part.ranks == made.coset([axis], made.coord(made.ranks[0]))
+
+
+def test_an_axis_may_be_called_links():
+    both = Mesh.from_ranks([[0, 1], [2, 3]], ("links", "dp"), links={"links": "ethernet"})
+    assert (both.axes, both.sizes, both.links) == (
+        ("links", "dp"),
+        (2, 2),
+        (("links", "ethernet"),),
+    )
+    assert Mesh(links=4).axes == ("links",)
+    assert Mesh(dp=2, links={}) is Mesh(dp=2)
 
 
 def test_placements_of_other_kinds_differ():

@@ -1,5 +1,7 @@
 """Closed forms of bytes against messages counted one by one."""
 
+import json
+
 import attrs
 import numpy as np
 import pytest
@@ -8,13 +10,17 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fdtensor import (
+    ETHERNET,
     GLOO,
+    H100,
     NCCL,
+    NVLINK,
     CostModel,
     Layout,
     Mesh,
     Partial,
     Plan,
+    PlanError,
     Ragged,
     Replicate,
     Shard,
@@ -212,6 +218,45 @@ def test_an_axis_may_have_a_link_of_its_own():
     assert cost.link(("slow", "fast")) == (1e-5, 1e9)
     assert cost.link(("fast",)) == (1e-6, 1e11)
     assert cost.link(None) == (1e-5, 1e9)
+
+
+def test_the_links_that_a_mesh_names_are_those_of_a_cost_model():
+    plain, links = Mesh(dp=2, tp=4), {"dp": "ethernet", "tp": "nvlink"}
+    named = Mesh(dp=2, tp=4, links=links)
+    by_rows = NCCL.with_links(dp=ETHERNET, tp=NVLINK)
+
+    def over(mesh, *dims, cost=NCCL):
+        src = TensorType((4096, 1024), torch.float32, mesh.layout("dp", "tp"))
+        return plan(src, mesh.layout(*dims), cost=cost).seconds
+
+    for dims in ((), ("dp",), (None, "tp"), ("tp", "dp")):
+        assert over(named, *dims) == over(plain, *dims, cost=by_rows) != over(plain, *dims)
+        assert over(named, *dims, cost=by_rows) == over(plain, *dims, cost=by_rows)
+    fast = NCCL.with_links(dp=NVLINK)
+    assert over(named, None, "tp", cost=fast) == over(plain, None, "tp", cost=fast)
+
+
+def test_between_two_meshes_the_slowest_link_of_both_counts():
+    def between(first, second, cost=NCCL):
+        src_mesh = Mesh.from_ranks([0, 1], "x", links={"x": first} if first else None)
+        dst_mesh = Mesh.from_ranks([2, 3], "x", links={"x": second} if second else None)
+        src = TensorType((1 << 20,), torch.float32, src_mesh.layout("x"))
+        return plan(src, dst_mesh.layout("x"), cost=cost).seconds
+
+    slow = between("ethernet", "ethernet")
+    assert between("nvlink", "ethernet") == between("ethernet", None) == slow > between(None, None)
+    assert between("nvlink", "nvlink") == between(None, None)  # what lies between is of the model
+    assert between("infiniband", None, H100) > between("nvlink", None, H100)
+
+
+def test_a_plan_keeps_the_links_of_its_meshes_as_json():
+    mesh = Mesh.from_ranks([[0, 2], [1, 3]], ("x", "y"), links={"y": "nvlink"})
+    made = plan(TensorType((8, 8), torch.float32, mesh.layout("x", "y")), mesh.layout("y"))
+    assert Plan.from_json(made.to_json()) == made
+    assert Plan.from_json(made.to_json()).src.mesh is mesh
+    for wrong in ("pcie", 3):
+        with pytest.raises(PlanError):
+            Plan.from_json(made.to_json().replace('"nvlink"', json.dumps(wrong)))
 
 
 @given(redistributions(), st.sampled_from([GLOO, NCCL]))

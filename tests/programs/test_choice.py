@@ -8,7 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fdtensor import Mesh, TensorType
+from fdtensor import H100, Mesh, Program, TensorType
+from fdtensor.plans.cost import NAMED_LINKS
 from fdtensor.programs.flows import solved_by_flows
 from fdtensor.programs.nodes import Node, Option
 from fdtensor.programs.solver import cheapest
@@ -143,3 +144,28 @@ def test_the_chosen_rows_are_the_cheapest_of_all():
     program = trace(mlp, x, w1, w2)
     nodes, price, picks = nodes_of(program)
     assert price_of(nodes, picks, price, always) == pytest.approx(brute(nodes, price, always))
+
+
+def test_a_choice_follows_the_links_that_a_mesh_names():
+    """As it follows those of the cost model, on a mesh that names none."""
+
+    def loss(up, down, x):
+        return (torch.relu(x @ up) @ down).square().mean()
+
+    def traced(mesh, cost):
+        shapes = ((512, 1024), (1024, 512), (256, 512))
+        layouts = (mesh.layout(None, "tp"), mesh.layout("tp"), mesh.layout("dp"))
+        args = [TensorType(s, torch.float32, layout) for s, layout in zip(shapes, layouts)]
+        return trace(torch.func.grad(loss, argnums=(0, 1)), *args, cost=cost)
+
+    def lines(program):
+        return str(program).splitlines()[1:]
+
+    for links in ({"dp": "ethernet", "tp": "nvlink"}, {"dp": "nvlink", "tp": "ethernet"}):
+        rows = {axis: NAMED_LINKS[link] for axis, link in links.items()}
+        named = traced(Mesh(dp=4, tp=4, links=links), H100)
+        plain = traced(Mesh(dp=4, tp=4), H100.with_links(**rows))
+        assert lines(named) == lines(plain)
+        assert named.seconds == plain.seconds
+        assert Program.from_json(named.to_json()).seconds == named.seconds
+    assert traced(Mesh(dp=4, tp=4), H100).seconds < named.seconds

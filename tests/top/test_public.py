@@ -96,7 +96,7 @@ def test_no_submodule_is_hidden():
         ("Shard", "(dim: 'int') -> None"),
         ("Ragged", "(dim: 'int', sizes: 'Sequence[int]') -> None"),
         ("Partial", "(reduce_op: 'ReduceOp' = 'sum') -> None"),
-        ("Mesh", "(**sizes)"),
+        ("Mesh", "(*, links={}, **sizes)"),
         (
             "Layout",
             "(mesh: 'Mesh', placements: 'Sequence[Placement]', "

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from fdtensor.inspect.explanation.tables import columns, counted, microseconds
 from fdtensor.ops.graph import Var
 from fdtensor.plans.collectives import Step
-from fdtensor.plans.cost import overlapped, seconds
+from fdtensor.plans.cost import linked, overlapped, seconds
 from fdtensor.plans.text import bytes_text
 from fdtensor.plans.traffic import most_received
 from fdtensor.programs.program import Program, Together, op_name
@@ -23,7 +23,7 @@ def move_lines(program: Program) -> list[str]:
 
     A title alone where nothing is sent.
     """
-    price = overlapped(program.cost)
+    price = overlapped(linked(program.cost, program.mesh))
     sent = [
         (sum(seconds(step, price) for step in eqn.steps), eqn)
         for eqn in program.eqns

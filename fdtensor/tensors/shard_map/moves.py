@@ -23,7 +23,7 @@ from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Coord, Mesh
 from fdtensor.layouts.placement import Partial, Placement, Ragged, Replicate, Shard
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.plans.cost import CostModel
+from fdtensor.plans.cost import NAMED_LINKS, CostModel
 from fdtensor.plans.planner import Plan, plan
 
 __all__ = ["Move", "Permute", "LocalCollective", "blocks", "plan_of", "quoted"]
@@ -107,13 +107,22 @@ def plan_of(
     None where none moves. The tensors of a `Permute` are the rows of one, on other meshes.
     """
     ranks = mesh.coset(move.axes, coord)
-    return _plan(move, ranks, tuple(like.shape), like.dtype, cost)
+    return _plan(move, ranks, _slowest(move.axes, mesh, cost), tuple(like.shape), like.dtype, cost)
+
+
+def _slowest(axes: Sequence[str], mesh: Mesh, cost: CostModel) -> str | None:
+    """The name of the slowest link of some axes; None where the mesh does not name it."""
+    links = dict(mesh.links)
+    named = [links.get(axis) for axis in axes]
+    rates = [cost.bandwidth if link is None else NAMED_LINKS[link].bandwidth for link in named]
+    return min(zip(rates, named, strict=True), key=lambda pair: pair[0], default=(0.0, None))[1]
 
 
 @functools.lru_cache(maxsize=8192)
 def _plan(
     move: LocalCollective,
     ranks: tuple[int, ...],
+    link: str | None,
     shape: tuple[int, ...],
     dtype: torch.dtype,
     cost: CostModel,
@@ -122,16 +131,20 @@ def _plan(
     if isinstance(move, Permute):
         if not move.perm:
             return None
-        src = Mesh.from_ranks([ranks[i] for i, _ in move.perm], "rank")
-        dst = Mesh.from_ranks([ranks[i] for _, i in move.perm], "rank")
+        src = _line([ranks[i] for i, _ in move.perm], "rank", link)
+        dst = _line([ranks[i] for _, i in move.perm], "rank", link)
         rows = TensorType((len(move.perm), *shape), dtype, Layout(src, [Shard(0)]))
         return plan(rows, Layout(dst, [Shard(0)]), cost=cost)
-    line = Mesh.from_ranks(ranks, move.axes[0] if len(move.axes) == 1 else "rank")
+    line = _line(ranks, move.axes[0] if len(move.axes) == 1 else "rank", link)
     full = list(shape)
     if isinstance(move.src, Ragged):
         full[move.src.dim] = sum(move.src.sizes)
     start, end = (Layout(line, [_even(p)]) for p in (move.src, move.dst))
     return plan(TensorType(tuple(full), dtype, start), end, cost=cost)
+
+
+def _line(ranks: Sequence[int], axis: str, link: str | None) -> Mesh:
+    return Mesh.from_ranks(list(ranks), axis, links={axis: link} if link else None)
 
 
 def _even(placement: Placement) -> Placement:
