@@ -2,6 +2,7 @@
 
 comm = fd.connect(mesh, cost=fd.cost.GLOO)
 fd.cost.estimate(plan, fd.cost.calibrate(comm))
+fd.cost.timeline(program, fd.cost.H100).exposed
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from fdtensor.plans.cost import (
     CostModel,
     Link,
 )
+from fdtensor.programs.timeline import Timeline, timeline
 
 __all__ = [
     "A100",
@@ -33,6 +35,8 @@ __all__ = [
     "NCCL",
     "NVLINK",
     "TPU_V5P",
+    "Timeline",
     "calibrate",
     "estimate",
+    "timeline",
 ]

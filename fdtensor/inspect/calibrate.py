@@ -1,4 +1,4 @@
-"""`calibrate` measures a cost model where it runs; `estimate` prices a plan by one."""
+"""`calibrate` measures a cost model where it runs; `estimate` prices a plan or program by one."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ from fdtensor.plans.collectives import (
     Step,
     by_exchange,
 )
-from fdtensor.plans.cost import CostModel, seconds
+from fdtensor.plans.cost import LOCAL, CostModel, seconds
 from fdtensor.plans.fused import Fused
 from fdtensor.plans.planner import Plan
 from fdtensor.plans.traffic import most_received
 from fdtensor.programs.program import Program
+from fdtensor.programs.timeline import timeline
 from fdtensor.runtime.interpreter import run
 
 __all__ = ["calibrate", "estimate"]
@@ -37,17 +38,30 @@ __all__ = ["calibrate", "estimate"]
 SMALL, LARGE = 1 << 10, 1 << 21
 """Elements of the two float32 tensors that are timed: 4 KB and 8 MB."""
 
+WINDOW, MOST_CALLS = 0.04, 10_000
+"""The seconds for which all ranks compute, about, long beside the turns of processes that share a
+core; and the most calls in it."""
+
+MEASURED = {"": torch.float32, "bf16": torch.bfloat16, "f64": torch.float64}
+"""The dtypes whose products are timed; float32 stands for all others."""
+
+aten = torch.ops.aten
+
 
 def estimate(x: Plan | Fused | Program, cost: CostModel) -> float:
     """The seconds that a plan takes by `cost`, which need not be the one it was made for.
 
-    Of a program it is the seconds of its collectives and moves, as `program.seconds`: what computes
-    while they run is not counted. Raises `PlanError` for anything else.
+    Of a program it is how long its timeline is: lines compute while collectives are under way. What
+    it communicates alone are `program.seconds` by its own model, and by another
+    `fd.cost.timeline(program, cost).sending`. Raises `PlanError` for anything else.
 
     >>> mesh = Mesh(x=2)
     >>> x = TensorType((1000,), torch.float32, mesh.layout("x"))
     >>> p = plan(x, mesh.layout())
     >>> fd.cost.estimate(p, fd.cost.GLOO) > fd.cost.estimate(p, fd.cost.NCCL)
+    True
+    >>> program = trace(lambda x: x.sum(), x)
+    >>> fd.cost.estimate(program, fd.cost.NCCL) > program.seconds  # it adds up, too
     True
     """
     if not isinstance(x, (Plan, Fused, Program)) or not isinstance(cost, CostModel):
@@ -57,16 +71,20 @@ def estimate(x: Plan | Fused | Program, cost: CostModel) -> float:
             cost=repr(cost),
             hint="Write estimate(plan(src, dst), NCCL), or with the model of calibrate(comm).",
         )
+    if isinstance(x, Program):
+        return timeline(x, cost).seconds
     plans = x.plans if isinstance(x, Fused) else (x,)
     return sum(seconds(step, cost) for part in plans for step in part.steps)
 
 
 def calibrate(comm: Any, *, rounds: int = 5) -> CostModel:
-    """A cost model of the processes and links of `comm`, by timing each kind of collective.
+    """A cost model of the processes and links of `comm`, by timing what they do.
 
-    Collective over the mesh; takes a second or so, and every rank gets the same model. Latency and
-    bandwidth come from messages along each axis, the rest is relative to messages along the first
-    axis. Raises `CommError` on a simulated Comm and on a mesh of one rank.
+    Collective over the mesh; takes two seconds or so, and every rank gets the same model. Latency
+    and bandwidth come from messages along each axis, other kinds of collectives are relative to
+    messages along the first axis. Copies, products of matrices by dtype and calls of small ops are
+    timed while all ranks make them, with the threads that they have, as they share the machine.
+    The slowest rank counts. Raises `CommError` on a simulated Comm and on a mesh of one rank.
 
     >>> with local_cluster(2) as cluster:
     ...     ours, theirs = cluster.run(lambda: fd.cost.calibrate(connect(Mesh(x=2)), rounds=1))
@@ -87,23 +105,24 @@ def calibrate(comm: Any, *, rounds: int = 5) -> CostModel:
 
 
 def _measured(comm: Any, mesh: Mesh, axes: Sequence[str], rounds: int) -> CostModel:
-    links = {axis: _fit(comm, _message(mesh, axis), rounds) for axis in axes}
+    block, number = (torch.ones(n, device=comm.device) for n in (LARGE, 1))
+    copy = 2 * block.nbytes / _shared(comm, block.clone, rounds)
+    links = {axis: _fit(comm, _message(mesh, axis), copy, rounds) for axis in axes}
     base, per_byte = links[axes[0]]
     count = mesh.axis_size(axes[0])
     latency = base / count  # a launch and a message for each of the others
     launch, slowdown = [("peer_to_peer", latency)], []
     for kind, make in _kinds(mesh, axes[0]).items():
-        start, slope = _fit(comm, make, rounds)
+        start, slope = _fit(comm, make, copy, rounds)
         launch.append((kind, max(0.0, start - (count - 1) * latency)))
         slowdown.append((kind, slope / per_byte))
-    block = torch.empty(LARGE, device=comm.device)
-    copying = _agreed(comm, _median(block.clone, rounds, comm.device))
+    launch.append((LOCAL, _shared(comm, lambda: aten.mul.Tensor(number, number), rounds)))
     return CostModel(
         f"measured on {mesh!r}",
         latency,
         1 / per_byte,
-        2 * block.nbytes / copying,
-        (("", _flops(comm, torch.float32, rounds)), ("bf16", _flops(comm, torch.bfloat16, rounds))),
+        copy,
+        tuple((name, _flops(comm, dtype, rounds)) for name, dtype in MEASURED.items()),
         tuple(launch),
         tuple(slowdown),
         tuple((axis, s / mesh.axis_size(axis), 1 / slope) for axis, (s, slope) in links.items()),
@@ -113,9 +132,32 @@ def _measured(comm: Any, mesh: Mesh, axes: Sequence[str], rounds: int) -> CostMo
 def _flops(comm: Any, dtype: torch.dtype, rounds: int) -> float:
     """Floating-point operations per second of a product of matrices on the slowest rank."""
     square = torch.ones(512, 512, dtype=dtype, device=comm.device)
-    return (
-        2 * len(square) ** 3 / _agreed(comm, _median(lambda: square @ square, rounds, comm.device))
-    )
+    return 2 * len(square) ** 3 / _shared(comm, lambda: aten.mm.default(square, square), rounds)
+
+
+def _shared(comm: Any, call: Callable[[], object], rounds: int) -> float:
+    """The seconds of a call on the slowest rank while all ranks make it again and again."""
+    call()  # groups and agreement
+    once = _agreed(comm, _timed(call, comm.device))
+    count = max(1, min(MOST_CALLS, round(WINDOW / max(once, 1e-9))))
+
+    def often() -> None:
+        for _ in range(count):
+            call()
+
+    times: list[float] = []
+    for _ in range(rounds):
+        _agreed(comm, 0.0)  # ranks start together
+        times.append(_timed(often, comm.device) / count)
+    return _agreed(comm, median(times))
+
+
+def _timed(call: Callable[[], object], device: torch.device) -> float:
+    _settle(device)
+    start = time.perf_counter()
+    call()
+    _settle(device)
+    return time.perf_counter() - start
 
 
 def _typed(mesh: Mesh, axis: str, numel: int, placement: Placement) -> TensorType:
@@ -152,33 +194,22 @@ def _kinds(mesh: Mesh, axis: str) -> dict[str, Callable[[int], Step]]:
     }
 
 
-def _fit(comm: Any, make: Callable[[int], Step], rounds: int) -> tuple[float, float]:
-    """The seconds of a small step, and the seconds for each byte more."""
+def _fit(comm: Any, make: Callable[[int], Step], copy: float, rounds: int) -> tuple[float, float]:
+    """The seconds of a small step, and those for each byte more, but for what it copies."""
     times, sizes = [], []
     for numel in (SMALL // comm.mesh.size, LARGE // comm.mesh.size):
         step = make(numel)
+        moved = most_received((step,))
         call = functools.partial(
             run,
             Plan(step.src, step.dst, (step,), comm.cost),
             torch.ones(step.src.local_shape(comm.rank), device=comm.device),
             comm,
         )
-        times.append(_agreed(comm, _median(call, rounds, comm.device)))
-        sizes.append(most_received((step,)))
+        times.append(_shared(comm, call, rounds) - step.collective.copied(step, moved) / copy)
+        sizes.append(moved)
     slope = (times[1] - times[0]) / (sizes[1] - sizes[0])
-    return times[0], max(slope, 1e-15)
-
-
-def _median(call: Callable[[], object], rounds: int, device: torch.device) -> float:
-    call()  # groups and agreement
-    times = []
-    for _ in range(rounds):
-        _settle(device)
-        start = time.perf_counter()
-        call()
-        _settle(device)
-        times.append(time.perf_counter() - start)
-    return median(times)
+    return max(times[0], 0.0), max(slope, 1e-15)
 
 
 def _settle(device: torch.device) -> None:

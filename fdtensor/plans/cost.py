@@ -22,6 +22,7 @@ __all__ = [
     "H100",
     "H200",
     "INFINIBAND",
+    "LOCAL",
     "NAMED_LINKS",
     "NCCL",
     "NVLINK",
@@ -33,6 +34,10 @@ __all__ = [
     "overlapped",
     "seconds",
 ]
+
+
+LOCAL = "local"
+"""The kind of launch of an op that a rank runs by itself."""
 
 
 @attrs.frozen(eq=False)
@@ -72,7 +77,7 @@ class CostModel(Record):
     flops: tuple[tuple[str, float], ...] = attrs.field(converter=by_dtype)
     """Floating-point operations per second of one rank by dtype, "" for all others; or a number."""
     launch: tuple[tuple[str, float], ...] = attrs.field(converter=table(duration))
-    """Seconds that a call takes by itself, by kind."""
+    """Seconds that a call takes by itself, by kind of collective; "local" is an op of one rank."""
     slowdown: tuple[tuple[str, float], ...] = attrs.field(converter=table(duration))
     """How many times longer than `bandwidth` says, by kind; 1 where it is silent."""
     axes: tuple[tuple[str, float, float], ...] = attrs.field(

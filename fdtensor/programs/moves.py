@@ -23,7 +23,7 @@ from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Full
 from fdtensor.ops.lift import layout_of
 from fdtensor.ops.precision import HALVES, is_sum, wide_of
-from fdtensor.plans.cost import CostModel, overlapped, seconds
+from fdtensor.plans.cost import LOCAL, CostModel, overlapped, seconds
 from fdtensor.plans.planner import plan
 from fdtensor.programs.nodes import Place
 from fdtensor.programs.rounding import stages
@@ -152,6 +152,6 @@ def fastest(cost: CostModel) -> tuple[float, float]:
     """The seconds of the cheapest message without bytes, and the most bytes in a second."""
     visible = overlapped(cost)
     latency = min([visible.latency, *(seconds for _, seconds, _ in visible.axes)])
-    launch = min((seconds for _, seconds in visible.launch), default=0.0)
+    launch = min((seconds for kind, seconds in visible.launch if kind != LOCAL), default=0.0)
     bandwidth = max([cost.bandwidth, *(rate for _, _, rate in cost.axes)])
     return latency + launch, bandwidth / min([1.0, *(times for _, times in cost.slowdown)])

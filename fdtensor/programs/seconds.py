@@ -11,7 +11,7 @@ from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.flops import flops
 from fdtensor.ops.graph import Full
 from fdtensor.ops.rows import CallKey
-from fdtensor.plans.cost import CostModel, seconds
+from fdtensor.plans.cost import LOCAL, CostModel, seconds
 from fdtensor.programs.eqn import Eqn, is_view_line
 
 __all__ = ["line_seconds"]
@@ -46,7 +46,7 @@ def _call_seconds(
         for axis, placement in zip(type.mesh.axes, type.layout.placements, strict=True)
         if isinstance(placement, Cut)
     }
-    moved = sum(map(most_nbytes, types)) / cost.copy
+    moved = sum(map(most_nbytes, types)) / cost.copy + dict(cost.launch).get(LOCAL, 0.0)
     if not ins:
         return moved
     ways = prod(ins[0].mesh.axis_size(axis) for axis in cutting)

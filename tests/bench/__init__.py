@@ -29,6 +29,10 @@ choice_textbook  by formula,
 choice_torch     with PyTorch, pretended,
 choice_jax       with JAX, where a Python has it
 
+`estimate` runs training steps on four gloo processes:
+
+estimates  beside the seconds that a calibrated cost model says
+
 command    the command line of all
 """
 

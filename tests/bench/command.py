@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fdtensor.layouts.progress import busy
 from fdtensor.testing.pool import GlooPool
-from tests.bench import choice, compute, draws, planning, tables
+from tests.bench import choice, compute, draws, estimates, planning, tables
 from tests.bench import overhead as overheads
 from tests.bench.cases import CASES, LARGE, SMALL, Shape
 from tests.bench.overhead import OVERHEADS, Overhead
@@ -71,9 +71,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.bench",
         description="fdtensor beside PyTorch: redistribute on 4 gloo processes of this machine, "
-        "with DTensor and calls by hand; compute with DTensor; random with torch's own draws.",
+        "with DTensor and calls by hand; compute with DTensor; random with torch's own draws; "
+        "choice with a textbook and others; estimate with what a calibrated cost model says.",
     )
-    choices = ["redistribute", "compute", "random", "choice"]
+    choices = ["redistribute", "compute", "random", "choice", "estimate"]
     parser.add_argument("what", choices=choices, help="what to measure")
     parser.add_argument("--json", metavar="FILE", help="write all that was measured")
     parser.add_argument("--quick", action="store_true", help="less than a minute, rougher")
@@ -90,6 +91,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _random(options)
     if options.what == "choice":
         return _choice(options)
+    if options.what == "estimate":
+        return _estimate(options)
     effort = QUICK if options.quick else FULL
     if options.rounds:
         rounds = tuple((size, options.rounds) for size, _ in effort.rounds)
@@ -131,6 +134,17 @@ def _choice(options: argparse.Namespace) -> int:
     with _ticking(console, choice.total(effort)) as tick:
         found = choice.measure(effort, tick, options.jax)
     _show(console, found, choice.show)
+    _write(options.json, effort, found)
+    return 0
+
+
+def _estimate(options: argparse.Namespace) -> int:
+    effort = estimates.QUICK if options.quick else estimates.FULL
+    effort = attrs.evolve(effort, calls=options.rounds or effort.calls)
+    console = Console()
+    with _ticking(console, effort.calibrations) as tick, GlooPool(4) as pool:
+        found = estimates.measure(pool, effort, tick)
+    _show(console, found, estimates.show)
     _write(options.json, effort, found)
     return 0
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from rich.console import Console
 
 from fdtensor.testing.pool import GlooPool, WorkerError
-from tests.bench import choice, main, tables
+from tests.bench import choice, estimates, main, tables
 from tests.bench.cases import CASES
 from tests.bench.choice_cases import CASES as CASES_OF_CHOICE
 from tests.bench.choice_cases import LAYERED
@@ -160,6 +160,16 @@ def test_the_textbook_and_torch_agree_on_a_layer_of_llama():
         with multiprocessing.get_context("spawn").Pool(1) as process:
             found = process.apply(others, (CASES_OF_CHOICE[1].name, number, None))
         assert found.torch == pytest.approx(found.textbook, rel=1e-3)
+
+
+@pytest.mark.mesh
+def test_the_estimate_bench_runs_each_step(pool4):
+    found = estimates.measure(pool4, estimates.Effort(calibrations=1, calls=1, scale=16))
+    assert [row.case for row in found.steps] == list(estimates.CASES)
+    assert all(once.estimated > 0 for row in found.steps for once in row.times)
+    console = Console(width=200, record=True)
+    estimates.show(console, found)
+    assert "MLP step, FSDP" in console.export_text()
 
 
 def test_the_choice_bench_knows_each_case_by_its_name():
