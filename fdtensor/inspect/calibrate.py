@@ -35,8 +35,8 @@ from fdtensor.runtime.interpreter import run
 
 __all__ = ["calibrate", "estimate"]
 
-SMALL, LARGE = 1 << 10, 1 << 21
-"""Elements of the two float32 tensors that are timed: 4 KB and 8 MB."""
+SMALL, COPIED, LARGE = 1 << 10, 1 << 21, 1 << 23
+"""Elements of the float32 tensors that are timed: 4 KB and 32 MB are moved, 8 MB copied."""
 
 WINDOW, MOST_CALLS = 0.04, 10_000
 """The seconds for which all ranks compute, about, long beside the turns of processes that share a
@@ -77,10 +77,10 @@ def estimate(x: Plan | Fused | Program, cost: CostModel) -> float:
     return sum(seconds(step, cost) for part in plans for step in part.steps)
 
 
-def calibrate(comm: Any, *, rounds: int = 5) -> CostModel:
+def calibrate(comm: Any, *, rounds: int = 3) -> CostModel:
     """A cost model of the processes and links of `comm`, by timing what they do.
 
-    Collective over the mesh; takes two seconds or so, and every rank gets the same model. Latency
+    Collective over the mesh; takes seconds, and every rank gets the same model. Latency
     and bandwidth come from messages along each axis, other kinds of collectives are relative to
     messages along the first axis. Copies, products of matrices by dtype and calls of small ops are
     timed while all ranks make them, with the threads that they have, as they share the machine.
@@ -105,7 +105,7 @@ def calibrate(comm: Any, *, rounds: int = 5) -> CostModel:
 
 
 def _measured(comm: Any, mesh: Mesh, axes: Sequence[str], rounds: int) -> CostModel:
-    block, number = (torch.ones(n, device=comm.device) for n in (LARGE, 1))
+    block, number = (torch.ones(n, device=comm.device) for n in (COPIED, 1))
     copy = 2 * block.nbytes / _shared(comm, block.clone, rounds)
     links = {axis: _fit(comm, _message(mesh, axis), copy, rounds) for axis in axes}
     base, per_byte = links[axes[0]]

@@ -1,7 +1,7 @@
 """`python -m tests.bench estimate`: the seconds that a calibrated cost model says, and those taken.
 
-4 gloo processes calibrate, then run each step, in turns; a step starts on all ranks together and
-ends with the last of them. It updates its parameters, so that it moves what a training step moves.
+4 gloo processes calibrate, then run each step, in turns; ranks start together, run it as a loop of
+training does, and the last of them counts. A step updates its parameters.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ from fdtensor.testing.pool import GlooPool
 __all__ = ["CASES", "FULL", "QUICK", "Effort", "Estimated", "Found", "Once", "measure", "show"]
 
 MESH = Mesh(x=4)
+
+SPELL = 0.2
+"""The seconds, about, for which a step is run again and again each time."""
 
 
 @attrs.frozen
@@ -151,15 +154,17 @@ def _round(effort: Effort) -> list[Once]:
 
 def _once(program: Program, cost: CostModel, comm: Any, calls: int) -> Once:
     values = [torch.randn(t.local_shape(comm.rank)) for t in program.in_types]
+    said = timeline(program, cost)
+    count = max(1, round(SPELL / said.seconds))
     fd.run(program, values, comm)
     spent: list[float] = []
     for _ in range(calls):
         dist.barrier()
         start = time.perf_counter()
-        fd.run(program, values, comm)
+        for _ in range(count):
+            fd.run(program, values, comm)
         dist.barrier()
-        spent.append(time.perf_counter() - start)
-    said = timeline(program, cost)
+        spent.append((time.perf_counter() - start) / count)
     return Once(*(1e3 * s for s in (median(spent), said.seconds, said.computing, said.sending)))
 
 
