@@ -61,6 +61,12 @@ FAULTS = (
         "plans",
     ),
     Fault(
+        "the links that a mesh names go before those of the cost model",
+        "named = [(axis, NAMED_LINKS[link]) for axis, link in mesh.links if axis not in own]",
+        "named = [(axis, NAMED_LINKS[link]) for axis, link in mesh.links]",
+        "plans",
+    ),
+    Fault(
         "an all_gather puts blocks the other way round",
         "arrived = torch.cat(parts) if reduce_op is None else reduced(parts, reduce_op)",
         "arrived = torch.cat(parts[::-1]) if reduce_op is None else reduced(parts, reduce_op)",

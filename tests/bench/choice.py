@@ -45,6 +45,8 @@ class Chosen:
     mesh: str
     received_bytes: int
     """By the rank that receives the most."""
+    in_halves_bytes: int
+    """The same where pending sums of halves are reduced as halves, not in float32."""
     collectives: int
     moves_ms: float
     """What its collectives take by the cost model."""
@@ -105,12 +107,12 @@ def chosen(name: str, number: int) -> Chosen:
     start = time.process_time()
     gap = bound_of(program.origin.choices).gap
     proof = time.process_time() - start
+    in_halves = trace(case.f, *case.types(mesh), reduce_dtype=None).received_bytes
     times = timeline(program, program.cost)
     exposed = times.exposed / times.sending if times.sending else 0.0
     axes = ", ".join(f"{a}={n}" for a, n in zip(mesh.axes, mesh.sizes, strict=True))
-    return Chosen(
-        name, axes, program.received_bytes, count, spent, exposed, cold, again, gap, proof
-    )
+    received = program.received_bytes, in_halves
+    return Chosen(name, axes, *received, count, spent, exposed, cold, again, gap, proof)
 
 
 def show(console: Console, found: Found) -> None:
@@ -133,12 +135,12 @@ def show(console: Console, found: Found) -> None:
     )
     for column in ("case", "mesh"):
         beside.add_column(column)
-    for column in ("chosen", "textbook", "PyTorch", "JAX"):
+    for column in ("chosen", "sums in halves", "textbook", "PyTorch", "JAX"):
         beside.add_column(column, justify="right")
     why: list[str] = []
     for row in found.programs:
         given = attrs.astuple(row.others) if row.others else ()
-        texts = [_megabytes(x, why) for x in (row.received_bytes, *given)]
+        texts = [_megabytes(x, why) for x in (row.received_bytes, row.in_halves_bytes, *given)]
         beside.add_row(row.case, row.mesh, *texts)
     console.print(beside, *why, sep="\n")
 

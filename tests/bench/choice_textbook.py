@@ -39,10 +39,10 @@ def _mlp(mesh: Mesh, weights: int, x: int) -> int:
 def _llama(mesh: Mesh, layers: int, weights: int, x: int) -> int:
     """For each layer `3 (f-1)/f W/t + 2 (d-1)/d W/(tf) + 4 * 2 (t-1)/t X/(df)`.
 
-    FSDP gathers weights in the forward and in the backward and scatters the sums of gradients,
-    whose shards replicas reduce. Megatron reduces the activations of attention and of the MLP, in
-    the forward and in the backward; with sequence parallelism each of these is a gather and a
-    reduce_scatter, of the same bytes.
+    FSDP gathers weights in the forward and again in the backward and scatters the sums of
+    gradients, in their own dtype, whose shards replicas reduce. Megatron reduces the activations of
+    attention and of the MLP, in the forward and in the backward; with sequence parallelism each of
+    these is a gather and a reduce_scatter, of the same bytes.
     """
     d, f, t = _size(mesh, "dp"), _size(mesh, "fs"), _size(mesh, "tp")
     shards = 3 * _half(weights // t, f) + _all_reduced(weights // (t * f), d)

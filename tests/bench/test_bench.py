@@ -151,7 +151,7 @@ def test_the_choice_bench_shows_each_program():
     console = Console(width=200, record=True)
     choice.show(console, found)
     text = console.export_text()
-    assert text.count("33.6") == 4
+    assert text.count("33.6") == 5
     assert "JAX is not there; --jax PYTHON names a Python that has it." in text
 
 
