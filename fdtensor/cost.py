@@ -2,7 +2,6 @@
 
 comm = fd.connect(mesh, cost=fd.cost.GLOO)
 fd.cost.estimate(plan, fd.cost.calibrate(comm))
-fd.cost.timeline(program, fd.cost.H100).exposed
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from fdtensor.plans.cost import (
     CostModel,
     Link,
 )
-from fdtensor.programs.timeline import Timeline, timeline
 
 __all__ = [
     "A100",
@@ -35,8 +33,6 @@ __all__ = [
     "NCCL",
     "NVLINK",
     "TPU_V5P",
-    "Timeline",
     "calibrate",
     "estimate",
-    "timeline",
 ]

@@ -51,9 +51,9 @@ aten = torch.ops.aten
 def estimate(x: Plan | Fused | Program, cost: CostModel) -> float:
     """The seconds that a plan takes by `cost`, which need not be the one it was made for.
 
-    Of a program it is how long its timeline is: lines compute while collectives are under way. What
-    it communicates alone are `program.seconds` by its own model, and by another
-    `fd.cost.timeline(program, cost).sending`. Raises `PlanError` for anything else.
+    Of a program it is how long its `timeline` is: lines compute while collectives are under way.
+    Communication alone is `program.seconds` by its own model, and by any other the `sending` of
+    the timeline, which is in `fdtensor.programs.timeline`. Raises `PlanError` for anything else.
 
     >>> mesh = Mesh(x=2)
     >>> x = TensorType((1000,), torch.float32, mesh.layout("x"))

@@ -19,7 +19,7 @@ from fdtensor import (
     plan,
     trace,
 )
-from fdtensor.cost import timeline
+from fdtensor.programs.timeline import timeline
 
 MESH = Mesh(dp=2, tp=2)
 
