@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Var
-from fdtensor.plans.collectives import Step
+from fdtensor.plans.collectives import Exchange, Step
 from fdtensor.programs.eqn import Eqn, Together, is_view_line, parts
 
 if TYPE_CHECKING:
@@ -110,16 +110,32 @@ def bytes_held(lines: Lines) -> Bytes:
     size_of = sizes(lines, owner)
     kind = np.result_type(np.int64, *(size.dtype for size in size_of.values()))
     change = np.zeros((count + 2, len(lines.ranks)), kind)
+    sent = _sent_until(lines, owner)
     for v, times in lives(lines, owner).items():
         size = size_of[v]
         change[max(times[0], 0)] += size
         if v not in lines.inputs:
-            change[times[-1] + 1] -= size
+            change[max(times[-1], sent.get(v, 0)) + 1] -= size
     held = change.cumsum(0)[: max(count, 1)]
     for i, eqn in enumerate(lines.eqns):
         if eqn.steps:
             held[i] = held[i] + buffer_bytes(eqn, lines.ranks)
     return held
+
+
+def _sent_until(lines: Lines, owner: Sequence[int]) -> dict[int, int]:
+    """For each memory that an exchange sends, the last line before its result is waited for."""
+    first: dict[Var, int] = {v: len(lines.eqns) for v in lines.outs}
+    until: dict[int, int] = {}
+    for i in reversed(range(len(lines.eqns))):
+        eqn = lines.eqns[i]
+        if eqn.steps and isinstance(eqn.steps[0].collective, Exchange):
+            wait = min([first.get(v, i + 1) for v in eqn.outs if v is not None], default=i + 1)
+            for v in eqn.ins:
+                until[owner[v.index]] = max(until.get(owner[v.index], 0), wait - 1)
+        for v in eqn.ins:
+            first[v] = i
+    return until
 
 
 @functools.lru_cache(maxsize=1 << 16)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import attrs
 
 from fdtensor.ops.graph import Var
-from fdtensor.plans.collectives import Exchange
 from fdtensor.plans.cost import CostModel
-from fdtensor.programs.program import Eqn, Program
+from fdtensor.programs.eqn import Eqn
+from fdtensor.programs.memory import Lines
+from fdtensor.programs.program import Program
 from fdtensor.programs.seconds import line_seconds
 
 __all__ = ["Timed", "Timeline", "timeline"]
@@ -58,7 +59,7 @@ class Timeline:
         return max(0.0, self.seconds - self.computing)
 
 
-def timeline(program: Program, cost: CostModel) -> Timeline:
+def timeline(program: Program | Lines, cost: CostModel) -> Timeline:
     """When each line of a program runs, by `cost`."""
     clock = link = 0.0
     ready: dict[Var, float] = {}
@@ -70,8 +71,6 @@ def timeline(program: Program, cost: CostModel) -> Timeline:
             start = max(start, link)
             link = start + time
             ready.update((v, link) for v in eqn.outs if v is not None)
-            if any(isinstance(step.collective, Exchange) for step in eqn.steps):
-                clock = link
         else:
             clock = start + time
         times.append(Timed(eqn, start, start + time))

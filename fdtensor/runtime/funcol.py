@@ -22,12 +22,12 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.torch_private import below_autograd
 from fdtensor.plans.collectives import Exchange, Step
-from fdtensor.plans.collectives.base import OnRank
+from fdtensor.plans.collectives.base import Begin, OnRank
 from fdtensor.plans.collectives.exchange import members
 from fdtensor.plans.cost import NCCL, CostModel
 from fdtensor.plans.local_tensors import copied
 from fdtensor.runtime.comm import Check, Comm, contained, misfit, mistakes
-from fdtensor.runtime.fused_exchange import exchange_many
+from fdtensor.runtime.fused_exchange import begin_exchanges
 from fdtensor.runtime.process_groups import backend_of, group_of
 from fdtensor.runtime.world import ProcessWorld, functional
 
@@ -97,6 +97,7 @@ class FuncolComm(Comm[torch.Tensor]):
         self._world = weakref.ref(dist.group.WORLD)  # type: ignore[arg-type]
         self.around = ProcessWorld(self.rank, self.device, self.backend, lambda: self.world)
         self.prepared = functools.lru_cache(maxsize=8192)(self._prepare)
+        self.begun = functools.lru_cache(maxsize=8192)(self._begun)
         _LIVING[mesh, self.device, cost, check] = self
 
     def __repr__(self) -> str:
@@ -190,16 +191,32 @@ class FuncolComm(Comm[torch.Tensor]):
         with below_autograd():
             return self.prepared(step)(value, owned)
 
+    def begin(self, step: Step, value: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Begins an exchange; what is returned waits for its end and gives the new tensor."""
+        with below_autograd():
+            return self.begun(step)(value)
+
+    def begin_together(
+        self, steps: Sequence[Step], values: Sequence[torch.Tensor]
+    ) -> Callable[[], list[torch.Tensor]]:
+        """Begins exchanges that travel together; what is returned waits for all of them."""
+        with below_autograd():
+            return begin_exchanges(steps, values, self.around)
+
     def perform_together(
         self, steps: Sequence[Step], values: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
         if steps and isinstance(steps[0].collective, Exchange):
             with below_autograd():
-                return exchange_many(steps, values, self.around)
+                return begin_exchanges(steps, values, self.around)()
         return [self.perform(step, value) for step, value in zip(steps, values, strict=True)]
 
     def _prepare(self, step: Step) -> OnRank:
         return step.collective.on_rank(step, self.around)
+
+    def _begun(self, step: Step) -> Begin:
+        assert isinstance(step.collective, Exchange)
+        return step.collective.begun(step, self.around)
 
 
 def _backend(mesh: Mesh, device: torch.device) -> str:

@@ -1,8 +1,8 @@
-"""`exchange_many`: several exchanges with one message a pair of ranks for all of them."""
+"""`begin_exchanges`: several exchanges with one message a pair of ranks for all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 import torch
@@ -15,7 +15,7 @@ from fdtensor.plans.local_tensors import empty, flat, plain
 from fdtensor.plans.reductions import divide
 from fdtensor.runtime.world import ProcessWorld
 
-__all__ = ["exchange_many"]
+__all__ = ["begin_exchanges"]
 
 
 @attrs.frozen(eq=False)
@@ -33,15 +33,18 @@ class _Part:
         return () if self.source is None else cut(self.source, self.turn.source)
 
 
-def exchange_many(
+def begin_exchanges(
     steps: Sequence[Step], values: Sequence[torch.Tensor], world: ProcessWorld
-) -> list[torch.Tensor]:
-    """The values after exchanges of one round each, which travel together."""
+) -> Callable[[], list[torch.Tensor]]:
+    """Begins exchanges of one round each, which travel together; what is returned waits for them.
+
+    It gives the new local tensors.
+    """
     parts = [_part(i, step, values[i], world.rank) for i, step in enumerate(steps)]
     results = list(values)
     mine = [part for part in parts if part is not None]
     if not mine:
-        return results
+        return lambda: results
     # larger elements first, so that each tensor's part of a buffer is aligned for its dtype
     mine.sort(key=lambda part: (-part.step.src.dtype.itemsize, part.index))
     outgoing: dict[int, list[torch.Tensor]] = {}
@@ -55,11 +58,16 @@ def exchange_many(
             nbytes = message.part.numel * part.step.src.dtype.itemsize
             sizes[message.peer] = sizes.get(message.peer, 0) + nbytes
     joined = {peer: torch.cat(blocks) for peer, blocks in outgoing.items()}
-    arrived = _post(steps, joined, sizes, world)
-    starts = dict.fromkeys(arrived, 0)
-    for part in mine:
-        results[part.index] = _placed(part, olds[part.index], arrived, starts, world)
-    return results
+    arrive = _post(steps, joined, sizes, world)
+
+    def finish() -> list[torch.Tensor]:
+        arrived = arrive()
+        starts = dict.fromkeys(arrived, 0)
+        for part in mine:
+            results[part.index] = _placed(part, olds[part.index], arrived, starts, world)
+        return results
+
+    return finish
 
 
 def _part(index: int, step: Step, value: torch.Tensor, rank: int) -> _Part | None:
@@ -105,8 +113,8 @@ def _post(
     outgoing: dict[int, torch.Tensor],
     sizes: dict[int, int],
     world: ProcessWorld,
-) -> dict[int, torch.Tensor]:
-    """The bytes from each peer, for bytes to each peer: one collective for the group."""
+) -> Callable[[], dict[int, torch.Tensor]]:
+    """Sends bytes to each peer, by one collective for the group; waits for those from each."""
     if world.backend == "gloo":
         incoming = {
             peer: torch.empty(size, dtype=torch.uint8, device=world.device)
@@ -115,19 +123,26 @@ def _post(
         arriving, leaving = world.messages(
             list(outgoing), list(outgoing.values()), list(incoming), list(incoming.values())
         )
-        for work in (*arriving, *leaving):
-            work.wait()
-        return incoming
+
+        def messages() -> dict[int, torch.Tensor]:
+            for work in (*arriving, *leaving):
+                work.wait()
+            return incoming
+
+        return messages
     ranks = taking_part(tuple(steps), world.rank)
     nothing = torch.empty(0, dtype=torch.uint8, device=world.device)
     sending = torch.cat([nothing, *(outgoing[r] for r in ranks if r in outgoing)])
     out_sizes = [sizes.get(rank, 0) for rank in ranks]
     in_sizes = [outgoing[rank].numel() if rank in outgoing else 0 for rank in ranks]
-    send = world.collective("all_to_all_single")
-    buffer = send(sending, out_sizes, in_sizes, world.group(ranks))
-    # a copy for each, since a part of a buffer need not be aligned for its dtype
-    parts = zip(ranks, buffer.split(out_sizes), strict=True)
-    return {rank: part.clone() for rank, part in parts if rank in sizes}
+    sent = world.begun("all_to_all_single")(sending, out_sizes, in_sizes, world.group(ranks))
+
+    def parts() -> dict[int, torch.Tensor]:
+        # a copy for each, since a part of a buffer need not be aligned for its dtype
+        pairs = zip(ranks, sent().split(out_sizes), strict=True)
+        return {rank: part.clone() for rank, part in pairs if rank in sizes}
+
+    return parts
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

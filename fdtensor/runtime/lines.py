@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -10,15 +11,19 @@ import torch
 from fdtensor.layouts.torch_private import functional_collectives, has_schema, schema_of
 from fdtensor.ops.graph import Var
 from fdtensor.ops.value_checks import BOUNDED
+from fdtensor.plans.collectives import Step
+from fdtensor.programs.eqn import Together
 from fdtensor.runtime.operand_memory import BY_HAND, from_start, in_rows
 
 __all__ = [
     "AFTER",
     "BEFORE",
     "WAIT",
+    "Begun",
     "Line",
     "LocalProgram",
     "constant",
+    "ended",
     "of_ops",
     "owned",
     "unread",
@@ -65,6 +70,18 @@ def constant(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+@attrs.frozen(eq=False)
+class Begun:
+    """The op of a line that begins an exchange; its result is what the line that ends it calls."""
+
+    op: Step | Together
+
+
+def ended(begun: Callable[[], Any]) -> Any:
+    """The blocks after an exchange that was begun: the op of the line that ends it."""
+    return begun()
+
+
 def of_ops(line: Line) -> Line:
     """The line as a graph may have it: an op that does at least what is called by hand."""
     if line.op is in_rows:
@@ -76,18 +93,30 @@ def of_ops(line: Line) -> Line:
 
 
 def waiting_late(lines: list[Line]) -> list[Line]:
-    """The lines with each wait for a collective just before its result is read."""
+    """The lines with each wait for what is sent just before its result is read."""
     waits: dict[Var, Line] = {}
     out: list[Line] = []
+
+    def wait(line: Line) -> None:
+        for v in line.outs:
+            waits.pop(v, None)  # type: ignore[arg-type]
+        if line.op is ended and out and out[-1].outs == line.args:  # nothing happens meanwhile
+            begun = out.pop()
+            out.append(attrs.evolve(begun, op=begun.op.op, outs=line.outs))
+        else:
+            out.append(line)
+
     for line in lines:
-        if line.op is WAIT:
-            waits[line.outs[0]] = line  # type: ignore[index]
+        if line.op is WAIT or line.op is ended:
+            waits.update((v, line) for v in line.outs if v is not None)
             continue
         for v in values_in((*line.args, *(v for _, v in line.kwargs))):
             if v in waits:
-                out.append(waits.pop(v))
+                wait(waits[v])
         out.append(line)
-    return [*out, *waits.values()]
+    while waits:
+        wait(next(iter(waits.values())))
+    return out
 
 
 def owned(lines: list[Line], inputs: Any, outs: Any, new: Any) -> tuple[list[Line], Any]:

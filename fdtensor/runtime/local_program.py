@@ -12,15 +12,17 @@ import torch
 from fdtensor.ops.graph import Graph, Var, substituted
 from fdtensor.ops.line_checks import LineCheck
 from fdtensor.ops.lowering import lowered
-from fdtensor.plans.collectives import Exchange
+from fdtensor.plans.collectives import Exchange, Step
 from fdtensor.programs.eqn import parts
-from fdtensor.programs.program import Eqn, Program
+from fdtensor.programs.program import Eqn, Program, Together
 from fdtensor.runtime.lines import (
     BEFORE,
     WAIT,
+    Begun,
     Line,
     LocalProgram,
     constant,
+    ended,
     owned,
     unread,
     values_in,
@@ -108,7 +110,12 @@ class _Writer:
         exchange = isinstance(steps[0].collective, Exchange)
         if spelling is None or (exchange and not spelling.exchanges):
             ins, outs = tuple(self.names[v] for v in eqn.ins), tuple(self.new() for _ in steps)
-            self.lines.append(Line(eqn.op, ins, (), outs, number))
+            if spelling is None or not isinstance(eqn.op, (Step, Together)):
+                self.lines.append(Line(eqn.op, ins, (), outs, number))
+            else:
+                begun = self.new()
+                self.lines.append(Line(Begun(eqn.op), ins, (), (begun,), number))
+                self.lines.append(Line(ended, (begun,), (), outs, number))
             self.names.update(zip(eqn.outs, outs, strict=True))  # type: ignore[arg-type]
             return
         from fdtensor.runtime.funcol_lowering import lower_steps

@@ -27,7 +27,7 @@ from fdtensor.plans.collectives import Step
 from fdtensor.plans.local_tensors import empty
 from fdtensor.programs.program import Program, Together
 from fdtensor.runtime.comm import inside
-from fdtensor.runtime.lines import AFTER, BEFORE, Line, LocalProgram, constant
+from fdtensor.runtime.lines import AFTER, BEFORE, Begun, Line, LocalProgram, constant, ended
 from fdtensor.runtime.local_program import Spelling, local_program
 from fdtensor.runtime.operand_memory import BY_HAND
 
@@ -214,6 +214,10 @@ def _expression(line: Line, names: dict[str, Any], comm: Any) -> str:
     if isinstance(line.op, Step):
         step = _named(line.op, "step", names)
         return f"{_named(comm.perform, 'perform', names)}({step}, v{line.args[0].index})"
+    if isinstance(line.op, Begun):
+        return _begun(line, names, comm)
+    if line.op is ended:
+        return f"v{line.args[0].index}()"
     if isinstance(line.op, LineCheck):
         return f"{_named(line.op, 'check', names)}(v{line.args[0].index})"
     if line.op is constant:
@@ -222,6 +226,16 @@ def _expression(line: Line, names: dict[str, Any], comm: Any) -> str:
     args = [_source(a, names) for a in line.args]
     args += [f"{k}={_source(v, names)}" for k, v in line.kwargs]
     return f"{target}({', '.join(args)})"
+
+
+def _begun(line: Line, names: dict[str, Any], comm: Any) -> str:
+    """The expression that begins an exchange."""
+    op = line.op.op
+    if isinstance(op, Together):
+        steps, begin = _named(op.steps, "steps", names), _named(comm.begin_together, "begin", names)
+        return f"{begin}({steps}, [{', '.join(f'v{v.index}' for v in line.args)}])"
+    step, begin = _named(op, "step", names), _named(comm.begin, "begin", names)
+    return f"{begin}({step}, v{line.args[0].index})"
 
 
 _PLAIN = {

@@ -6,6 +6,7 @@ appears; messages from rank to rank go over the default process group.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,18 +17,33 @@ from fdtensor.layouts.torch_private import functional_collectives
 from fdtensor.plans.wire import to_wire
 from fdtensor.runtime.process_groups import group_of
 
-__all__ = ["ProcessWorld", "functional", "wait"]
+__all__ = ["ProcessWorld", "begun", "functional", "wait"]
 
 wait = functional_collectives.wait_tensor.default
 
 _TAG = 7040
 
 
-class _Done:
-    """A work that needs no more waiting."""
+class _Batch:
+    """Works that are waited for once, all together."""
+
+    def __init__(self, works: Sequence[Any]) -> None:
+        self.works = works
 
     def wait(self) -> None:
-        pass
+        for work in self.works:
+            work.wait()
+        self.works = ()
+
+
+def begun(name: str) -> Callable[..., Callable[[], torch.Tensor]]:
+    """The functional collective of this name; what a call returns waits for its result."""
+    op = getattr(functional_collectives, name).default
+
+    def begin(*args: Any) -> Callable[[], torch.Tensor]:
+        return functools.partial(wait, op(*args))
+
+    return begin
 
 
 def functional(name: str) -> Callable[..., torch.Tensor]:
@@ -61,6 +77,9 @@ class ProcessWorld:
     def collective(self, name: str) -> Callable[..., torch.Tensor]:
         return functional(name)
 
+    def begun(self, name: str) -> Callable[..., Callable[[], torch.Tensor]]:
+        return begun(name)
+
     def messages(
         self,
         receivers: Sequence[int],
@@ -90,7 +109,5 @@ class ProcessWorld:
             dist.P2POp(dist.isend, to_wire(t), peer)
             for t, peer in zip(outgoing, receivers, strict=True)
         ]
-        works = dist.batch_isend_irecv(batch) if batch else []
-        for work in works:
-            work.wait()  # on the stream: this rank goes on
-        return [_Done()] * len(incoming), ()
+        works = _Batch(dist.batch_isend_irecv(batch) if batch else ())
+        return [works] * len(incoming), [works]  # on the stream: a rank goes on

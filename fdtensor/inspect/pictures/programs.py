@@ -27,10 +27,7 @@ MOST_LINES, MOST_COSTLY, MOST_MARKED, FINEST = 150, 60, 5, 400
 """How many lines are listed, or else of the costliest, how many of them are marked, and into how
 many parts a timeline is divided."""
 
-HOW = (
-    "a collective starts once its operand is there and is waited for when its result is read; "
-    "exchanges run where they stand"
-)
+HOW = "a collective starts once its operand is there and is waited for when its result is read"
 
 
 def of_program(program: Program, cost: CostModel | None = None) -> Description:

@@ -21,6 +21,7 @@ from fdtensor.plans.routes import route
 
 __all__ = [
     "Axes",
+    "Begin",
     "Blocks",
     "Bundle",
     "Change",
@@ -40,6 +41,9 @@ Blocks = Mapping[int, torch.Tensor]
 
 OnRank = Callable[[torch.Tensor, bool], torch.Tensor]
 """A step on one rank: its new local tensor for its old one, which it may overwrite if True."""
+
+Begin = Callable[[torch.Tensor], Callable[[], torch.Tensor]]
+"""A step on one rank that is begun with the old local tensor; what it returns waits for the new."""
 
 
 Bundle = tuple[Any, ...]
@@ -77,6 +81,10 @@ class World(Protocol):
 
     def collective(self, name: str) -> Callable[..., torch.Tensor]:
         """The functional collective of this name, with its wait."""
+        ...
+
+    def begun(self, name: str) -> Callable[..., Callable[[], torch.Tensor]]:
+        """The functional collective of this name; what a call returns waits for its result."""
         ...
 
     def messages(

@@ -18,16 +18,19 @@ from fdtensor.plans.collectives.rounds import (
 )
 from fdtensor.plans.wire import from_wire, to_wire
 
-__all__ = ["Deliver", "by_all_to_all", "by_messages"]
+__all__ = ["Arrival", "Deliver", "by_all_to_all", "by_messages"]
 
-Deliver = Callable[[ExchangeRound, torch.Tensor, torch.Tensor], "torch.Tensor | None"]
-"""A round from a source block into a target block; returns what arrived where nothing reads it."""
+Arrival = Callable[[], "torch.Tensor | None"]
+"""Waits for a round, and puts what arrives in its place; returns it where nothing reads it."""
+
+Deliver = Callable[[ExchangeRound, torch.Tensor, torch.Tensor], Arrival]
+"""A round from a source block into a target block, begun: what is left to do is its result."""
 
 
 def by_messages(world: World, reduce_op: ReduceOp | None) -> Deliver:
     """One message for each peer; parts that lie in one piece go from and to their place."""
 
-    def deliver(turn: ExchangeRound, source: torch.Tensor, target: torch.Tensor) -> None:
+    def deliver(turn: ExchangeRound, source: torch.Tensor, target: torch.Tensor) -> Arrival:
         news = cut(target, turn.target)
         incoming = [
             news[m.index][0] if m.in_place else target.new_empty(m.part.shape) for m in turn.recvs
@@ -40,9 +43,13 @@ def by_messages(world: World, reduce_op: ReduceOp | None) -> Deliver:
         outgoing = [parts[message.index] for message in turn.sends]
         arriving, leaving = world.messages(turn.receivers, outgoing, turn.senders, incoming)
         copy_kept(turn, olds, news)  # while the rest is under way
-        reduce_arrivals(turn, reduce_op, olds, news, map(_waited, arriving, incoming))
-        for work in leaving:
-            work.wait()
+
+        def arrive() -> None:
+            reduce_arrivals(turn, reduce_op, olds, news, map(_waited, arriving, incoming))
+            for work in leaving:
+                work.wait()
+
+        return arrive
 
     return deliver
 
@@ -50,22 +57,25 @@ def by_messages(world: World, reduce_op: ReduceOp | None) -> Deliver:
 def by_all_to_all(world: World, ranks: tuple[int, ...], reduce_op: ReduceOp | None) -> Deliver:
     """One uneven all-to-all of packed messages among `ranks`, in their order."""
     place = {peer: i for i, peer in enumerate(ranks)}
-    send, group = world.collective("all_to_all_single"), world.group(ranks)
+    send, group = world.begun("all_to_all_single"), world.group(ranks)
 
-    def deliver(
-        turn: ExchangeRound, source: torch.Tensor, target: torch.Tensor
-    ) -> torch.Tensor | None:
+    def deliver(turn: ExchangeRound, source: torch.Tensor, target: torch.Tensor) -> Arrival:
         olds = cut(source, turn.source) if turn.source.parts else ()
         out_sizes = _sizes(turn.recvs, place)
         wire = to_wire(_side_by_side(world, place, turn, olds, target))
-        buffer = from_wire(send(wire, out_sizes, _sizes(turn.sends, place), group), target.dtype)
-        slots = torch.split_with_sizes(buffer, out_sizes)
-        arrived = [slots[place[m.peer]].view(m.part.shape) for m in turn.recvs]
-        news = cut(target, turn.target)
-        put_in_place(turn, news, arrived)
-        copy_kept(turn, olds, news)
-        reduce_arrivals(turn, reduce_op, olds, news, arrived)
-        return buffer if world.records and not any(out_sizes) else None
+        sent = send(wire, out_sizes, _sizes(turn.sends, place), group)
+
+        def arrive() -> torch.Tensor | None:
+            buffer = from_wire(sent(), target.dtype)
+            slots = torch.split_with_sizes(buffer, out_sizes)
+            arrived = [slots[place[m.peer]].view(m.part.shape) for m in turn.recvs]
+            news = cut(target, turn.target)
+            put_in_place(turn, news, arrived)
+            copy_kept(turn, olds, news)
+            reduce_arrivals(turn, reduce_op, olds, news, arrived)
+            return buffer if world.records and not any(out_sizes) else None
+
+        return arrive
 
     return deliver
 

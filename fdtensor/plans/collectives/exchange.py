@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
+from collections.abc import Callable
 from math import prod
 from typing import Literal
 
@@ -16,6 +17,7 @@ from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.boxes import contiguous, cut, packed
 from fdtensor.plans.collectives.base import (
     Axes,
+    Begin,
     Blocks,
     Bundle,
     Collective,
@@ -26,7 +28,7 @@ from fdtensor.plans.collectives.base import (
     local_numel,
     peers,
 )
-from fdtensor.plans.collectives.delivery import by_all_to_all, by_messages
+from fdtensor.plans.collectives.delivery import Arrival, by_all_to_all, by_messages
 from fdtensor.plans.collectives.rounds import (
     ExchangeRound,
     copy_kept,
@@ -151,10 +153,15 @@ class Exchange(Collective):
         return after, received
 
     def on_rank(self, step: Step, world: World) -> OnRank:
+        begin = self.begun(step, world)
+        return lambda value, owned: begin(value)()
+
+    def begun(self, step: Step, world: World) -> Begin:
+        """The step on one rank, of which the first messages are on their way when it is begun."""
         dst, rank = step.dst, world.rank
         holds, inside = (type.mesh.position(rank) is not None for type in (step.src, dst))
         if not holds and not inside:
-            return lambda value, owned: value
+            return lambda value: lambda: value
         todo = rounds_of(step, rank)
         shape = dst.local_shape(rank) if inside else (0,) * len(dst.shape)
         divisor = step.moves.terms if inside and self.reduce_op == "avg" else 1
@@ -163,7 +170,7 @@ class Exchange(Collective):
         else:
             deliver = by_all_to_all(world, taking_part((step,), rank), self.reduce_op)
 
-        def run(value: torch.Tensor, owned: bool) -> torch.Tensor:
+        def begin(value: torch.Tensor) -> Callable[[], torch.Tensor]:
             if not inside:
                 out = empty(dst, rank, world.device)
             elif holds:
@@ -172,14 +179,18 @@ class Exchange(Collective):
                 out = torch.empty(shape, dtype=dst.dtype, device=world.device)
             target = flat(out)
             source = flat(plain(value)) if holds else target
-            for turn in todo:
-                unread = deliver(turn, source, target)
+            return functools.partial(finish, source, out, [deliver(todo[0], source, target)])
+
+        def finish(source: torch.Tensor, out: torch.Tensor, coming: list[Arrival]) -> torch.Tensor:
+            for turn in (*todo[1:], None):
+                unread = coming.pop()()  # popped, so that its buffers are freed before the next
                 if unread is not None:  # others wait for this call, which nothing here reads
                     out = torch.cat([out.reshape(-1), unread]).view(out.shape)
-                    target = flat(out)
+                if turn is not None:
+                    coming.append(deliver(turn, source, flat(out)))
             return divide(out, divisor) if divisor > 1 else out
 
-        return run
+        return begin
 
 
 def by_exchange(
