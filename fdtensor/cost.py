@@ -20,6 +20,7 @@ from fdtensor.plans.cost import (
     CostModel,
     Link,
 )
+from fdtensor.programs.timeline import Timed, Timeline, timeline
 
 __all__ = [
     "A100",
@@ -33,6 +34,9 @@ __all__ = [
     "NCCL",
     "NVLINK",
     "TPU_V5P",
+    "Timed",
+    "Timeline",
     "calibrate",
     "estimate",
+    "timeline",
 ]

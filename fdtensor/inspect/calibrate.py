@@ -53,7 +53,7 @@ def estimate(x: Plan | Fused | Program, cost: CostModel) -> float:
 
     Of a program it is how long its `timeline` is: lines compute while collectives are under way.
     Communication alone is `program.seconds` by its own model, and by any other the `sending` of
-    the timeline, which is in `fdtensor.programs.timeline`. Raises `PlanError` for anything else.
+    `timeline`. Raises `PlanError` for anything else.
 
     >>> mesh = Mesh(x=2)
     >>> x = TensorType((1000,), torch.float32, mesh.layout("x"))

@@ -16,12 +16,13 @@ from fdtensor.programs.as_if import Repeated
 from fdtensor.programs.axis_order import preferred_order
 from fdtensor.programs.boundary import Boundary
 from fdtensor.programs.builder import Builder, Choices
+from fdtensor.programs.bundles import bundled
 from fdtensor.programs.choice import prices_of
 from fdtensor.programs.choices import UNCONSTRAINED, Constraints
 from fdtensor.programs.options import OnMissingRule
 from fdtensor.programs.program import Program
 from fdtensor.programs.regather import unshared, views_of_inputs
-from fdtensor.programs.schedule import BUCKET_BYTES, scheduled
+from fdtensor.programs.schedule import scheduled
 from fdtensor.programs.together import chosen_together
 from fdtensor.programs.values import Values
 
@@ -60,7 +61,6 @@ def assembled(
     regather: bool = False,
     on_missing_rule: OnMissingRule = "replicate",
     packed: bool = True,
-    bucket_bytes: int = BUCKET_BYTES,
     choosing: CostModel | None = None,
     constraints: Constraints = UNCONSTRAINED,
     repeats: Program | None = None,
@@ -68,8 +68,8 @@ def assembled(
     """The program of `graph` for inputs of these types, that takes the least time by `cost`.
 
     `wants` has the layouts of the outputs; where one is None it is chosen too, and not pending.
-    With `regather`, gathered inputs are freed after each use and gathered again. Collectives of
-    `bucket_bytes` or less travel together unless `packed` is False. The choice keeps to
+    With `regather`, gathered inputs are freed after each use and gathered again. Small
+    collectives travel together, and start in time, unless `packed` is False. The choice keeps to
     `constraints`, and is made by the cost model `choosing` where there is one. Where there is a
     program that it `repeats`, at other sizes, the choices are those of that one.
     """
@@ -96,7 +96,7 @@ def assembled(
         return Program(name, mesh, inputs, *lines, cost, origin)
 
     program = _best_nesting(nested, mesh) if repeats is None else nested(repeats.origin.nesting)
-    return scheduled(program, bucket_bytes, ahead=not regather) if packed else program
+    return scheduled(bundled(program)) if packed else program
 
 
 def boundaries_of(

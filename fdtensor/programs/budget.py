@@ -9,11 +9,12 @@ import numpy as np
 
 from fdtensor.layouts.errors import TraceError
 from fdtensor.plans.cost import CostModel
+from fdtensor.programs.bundles import BUCKET_BYTES, bundled
 from fdtensor.programs.memory import lines_of, local_bytes
 from fdtensor.programs.program import Program
 from fdtensor.programs.rematerialize import fitted
-from fdtensor.programs.remerge import ahead, merged
-from fdtensor.programs.schedule import BUCKET_BYTES
+from fdtensor.programs.remerge import merged
+from fdtensor.programs.schedule import in_time
 
 __all__ = ["cheapest_within"]
 
@@ -26,14 +27,14 @@ travel together, which are held together."""
 def cheapest_within(assemble: Callable[..., Program], max_bytes: int, cost: CostModel) -> Program:
     """The first program that fits in `max_bytes` on each rank, of choices that cut more and more.
 
-    `assemble` is `assembled` without its `choosing` and `bucket_bytes`. Raises `TraceError` where
+    `assemble` is `assembled` without its `choosing` and `packed`. Raises `TraceError` where
     none fits.
     """
     least = 1 << 63
     program = None
     for dearer, bucket_bytes in ATTEMPTS:
         choosing = attrs.evolve(cost, copy=cost.copy / dearer)
-        program = assemble(choosing=choosing, bucket_bytes=bucket_bytes)
+        program = bundled(assemble(choosing=choosing, packed=False), bucket_bytes)
         fits, peak = _within(program, max_bytes)
         if fits is not None:
             return fits
@@ -50,11 +51,12 @@ def cheapest_within(assemble: Callable[..., Program], max_bytes: int, cost: Cost
 
 def _within(program: Program, max_bytes: int) -> tuple[Program | None, int]:
     """The program if it fits, else one that makes values again; None where none does; its peak."""
-    if program.peak_bytes <= max_bytes:
-        return program, program.peak_bytes
-    lines, peak = fitted(lines_of(program, program.busiest_ranks), max_bytes, program.cost)
+    lines, peak = lines_of(program, program.busiest_ranks), program.peak_bytes
     if peak > max_bytes:
-        return None, peak
-    lines = ahead(merged(lines, max_bytes), max_bytes, program.cost)
+        lines, peak = fitted(lines, max_bytes, program.cost)
+        if peak > max_bytes:
+            return None, peak
+        lines = merged(lines, max_bytes)
+    lines = in_time(lines, max_bytes, program.cost)
     fits = attrs.evolve(program, eqns=lines.eqns, outs=lines.outs, types=tuple(lines.types))
     return fits, fits.peak_bytes

@@ -1,24 +1,17 @@
-"""`merged` and `ahead`: what rematerialization leaves to mend, within the same bytes.
-
-Lines that are run twice run once where their results may wait; what travels starts so early that it
-arrives when it is read.
-"""
+"""`merged`: what rematerialization leaves to mend, within the same bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 
 import attrs
 import numpy as np
-import numpy.typing as npt
 
 from fdtensor.ops.graph import Var, substituted
-from fdtensor.plans.cost import CostModel
 from fdtensor.programs.eqn import Eqn, Together, is_view_line
 from fdtensor.programs.memory import Lines, bytes_held, lives, local_bytes, owners
-from fdtensor.programs.seconds import line_seconds
 
-__all__ = ["ahead", "merged"]
+__all__ = ["merged"]
 
 
 def merged(lines: Lines, max_bytes: int) -> Lines:
@@ -64,44 +57,3 @@ def _gives(eqn: Eqn, other: Eqn) -> bool:
 def _renamed(eqn: Eqn, name: dict[Var, Var]) -> Eqn:
     args, kwargs = substituted((eqn.args, eqn.kwargs), lambda v: name.get(v, v))
     return attrs.evolve(eqn, args=args, kwargs=kwargs)
-
-
-def ahead(lines: Lines, max_bytes: int, cost: CostModel) -> Lines:
-    """The lines with what travels so early that others compute for as long, where memory allows.
-
-    A line that sends data is moved up from the one that reads it, never down.
-    """
-    eqns: list[Eqn] = list(lines.eqns)
-    held = bytes_held(lines)
-    for eqn in lines.eqns:
-        if eqn.is_collective:
-            i = eqns.index(eqn)
-            size = np.sum([local_bytes(step.dst, lines.ranks) for step in eqn.steps], 0)
-            room = (held + size <= max_bytes).all(1)
-            j = _start(lines, eqns, room, i, cost)
-            if j < i:
-                eqns.insert(j, eqns.pop(i))
-                buffers = held[i] - held[i - 1]
-                held[j + 1 : i + 1] = held[j:i] + size
-                held[j] = held[j + 1] + np.maximum(buffers, 0)
-    return attrs.evolve(lines, eqns=tuple(eqns))
-
-
-def _start(
-    lines: Lines, eqns: Sequence[Eqn], room: npt.NDArray[np.bool_], i: int, cost: CostModel
-) -> int:
-    """The place at which line `i` should start, where there is room for its results."""
-    eqn = eqns[i]
-    needed = line_seconds(lines.types, eqn, cost)
-    use = next((k for k in range(i + 1, len(eqns)) if set(eqns[k].ins) & set(eqn.outs)), i)
-    for line in eqns[i + 1 : use]:
-        needed -= 0.0 if line.is_collective else line_seconds(lines.types, line, cost)
-    operands = set(eqn.ins)
-    j = i
-    while j > 0 and needed > 0:
-        before = eqns[j - 1]
-        if operands & set(before.outs) or not room[j - 1] or before.is_collective:
-            break
-        needed -= line_seconds(lines.types, before, cost)
-        j -= 1
-    return j

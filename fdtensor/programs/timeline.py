@@ -15,12 +15,19 @@ from fdtensor.programs.memory import Lines
 from fdtensor.programs.program import Program
 from fdtensor.programs.seconds import line_seconds
 
-__all__ = ["Timed", "Timeline", "timeline"]
+__all__ = ["Timed", "Timeline", "timeline", "times_of"]
 
 
 @attrs.frozen
 class Timed:
-    """A line of a program with the seconds at which it starts and ends."""
+    """A line of a program with the seconds at which it starts and ends.
+
+    >>> mesh = Mesh(x=2)
+    >>> x = TensorType((1000,), torch.float32, mesh.layout("x"))
+    >>> last = fd.cost.timeline(trace(torch.sum, x, out_layouts=mesh.layout())).lines[-1]
+    >>> last.eqn.is_collective, last.start < last.stop
+    (True, True)
+    """
 
     eqn: Eqn
     start: float
@@ -34,7 +41,14 @@ class Timed:
 
 @attrs.frozen
 class Timeline:
-    """The lines of a program, in order, with their times on the busiest rank, in seconds."""
+    """The lines of a program, in order, with their times on the busiest rank, in seconds.
+
+    >>> mesh = Mesh(x=2)
+    >>> x = TensorType((1000,), torch.float32, mesh.layout("x"))
+    >>> times = fd.cost.timeline(trace(torch.sum, x, out_layouts=mesh.layout()))
+    >>> times.exposed == times.sending
+    True
+    """
 
     lines: tuple[Timed, ...]
 
@@ -59,8 +73,20 @@ class Timeline:
         return max(0.0, self.seconds - self.computing)
 
 
-def timeline(program: Program | Lines, cost: CostModel) -> Timeline:
-    """When each line of a program runs, by `cost`."""
+def timeline(program: Program, cost: CostModel | None = None) -> Timeline:
+    """The times of each line of a program by `cost`, or by the cost model that it was made with.
+
+    >>> mesh = Mesh(x=2)
+    >>> x = TensorType((1000,), torch.float32, mesh.layout("x"))
+    >>> program = trace(torch.sum, x, out_layouts=mesh.layout())
+    >>> fd.cost.timeline(program).seconds < fd.cost.timeline(program, fd.cost.GLOO).seconds
+    True
+    """
+    return times_of(program, cost or program.cost)
+
+
+def times_of(program: Program | Lines, cost: CostModel) -> Timeline:
+    """The times of each line of a program, or of what is to be one."""
     clock = link = 0.0
     ready: dict[Var, float] = {}
     times: list[Timed] = []

@@ -80,6 +80,9 @@ def trace(
     ops refuse for their values: it raises on all ranks. Pending sums of half precision are held and
     reduced in `reduce_dtype`; with None in their own. `key`, whose value does not matter, lets the
     random ops of `f` draw from a key.
+    Lines are in the order in which the least of what is sent is waited for, by `cost`. With
+    `regather`, what an input is gathered to is freed after its use, and gathered again for the next
+    one just before it, as FSDP does.
     `max_bytes` bounds what any rank holds at once, arguments and results counted: values that wait
     for long, most for the backward, are then computed or gathered again, or kept as shards, at the
     least seconds for their bytes.

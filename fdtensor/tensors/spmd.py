@@ -107,6 +107,8 @@ def spmd(
     values, never pending unless `out_layouts` says so. A program also belongs to the settings of
     torch under which it was traced: default dtype and device, grad mode, autocast.
 
+    With `regather`, parameters in shards are freed after each use and gathered again for the next.
+
     What depends on the values of tensors, in the forward or the backward, is refused with the line
     that asks for one: `.item()`, `if tensor:`, `nonzero`. With `on_data_dependent="replicate"` all
     of `f` runs on replicated operands then, with a warning; results that are shaped like an

@@ -33,6 +33,10 @@ choice_jax       with JAX, where a Python has it
 
 estimates  beside the seconds that a calibrated cost model says
 
+`overlap` puts schedules beside the order of the function:
+
+overlap  by the timelines of large programs, and on four gloo processes
+
 command    the command line of all
 """
 

@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fdtensor.layouts.progress import busy
 from fdtensor.testing.pool import GlooPool
-from tests.bench import choice, compute, draws, estimates, planning, tables
+from tests.bench import choice, compute, draws, estimates, overlap, planning, tables
 from tests.bench import overhead as overheads
 from tests.bench.cases import CASES, LARGE, SMALL, Shape
 from tests.bench.overhead import OVERHEADS, Overhead
@@ -72,9 +72,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m tests.bench",
         description="fdtensor beside PyTorch: redistribute on 4 gloo processes of this machine, "
         "with DTensor and calls by hand; compute with DTensor; random with torch's own draws; "
-        "choice with a textbook and others; estimate with what a calibrated cost model says.",
+        "choice with a textbook and others; estimate with what a calibrated cost model says; "
+        "overlap with the same lines in the order of the function.",
     )
-    choices = ["redistribute", "compute", "random", "choice", "estimate"]
+    choices = ["redistribute", "compute", "random", "choice", "estimate", "overlap"]
     parser.add_argument("what", choices=choices, help="what to measure")
     parser.add_argument("--json", metavar="FILE", help="write all that was measured")
     parser.add_argument("--quick", action="store_true", help="less than a minute, rougher")
@@ -93,6 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _choice(options)
     if options.what == "estimate":
         return _estimate(options)
+    if options.what == "overlap":
+        return _overlap(options)
     effort = QUICK if options.quick else FULL
     if options.rounds:
         rounds = tuple((size, options.rounds) for size, _ in effort.rounds)
@@ -134,6 +137,17 @@ def _choice(options: argparse.Namespace) -> int:
     with _ticking(console, choice.total(effort)) as tick:
         found = choice.measure(effort, tick, options.jax)
     _show(console, found, choice.show)
+    _write(options.json, effort, found)
+    return 0
+
+
+def _overlap(options: argparse.Namespace) -> int:
+    effort = overlap.QUICK if options.quick else overlap.FULL
+    effort = attrs.evolve(effort, calls=options.rounds or effort.calls)
+    console = Console()
+    with _ticking(console, len(effort.cases) + 1) as tick, GlooPool(4) as pool:
+        found = overlap.measure(pool, effort, tick)
+    _show(console, found, overlap.show)
     _write(options.json, effort, found)
     return 0
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from rich.console import Console
 
 from fdtensor.testing.pool import GlooPool, WorkerError
-from tests.bench import choice, estimates, main, tables
+from tests.bench import choice, estimates, main, overlap, tables
 from tests.bench.cases import CASES
 from tests.bench.choice_cases import CASES as CASES_OF_CHOICE
 from tests.bench.choice_cases import LAYERED
@@ -170,6 +170,16 @@ def test_the_estimate_bench_runs_each_step(pool4):
     console = Console(width=200, record=True)
     estimates.show(console, found)
     assert "MLP step, FSDP" in console.export_text()
+
+
+@pytest.mark.mesh
+def test_the_overlap_bench_runs_its_programs(pool4):
+    found = overlap.measure(pool4, overlap.Effort(overlap.SMALL[-1:], calls=1))
+    assert [row.cost for row in found.overlaps] == ["nccl", "h100"]
+    assert all(row.after <= row.before for row in found.overlaps)
+    console = Console(width=200, record=True)
+    overlap.show(console, found)
+    assert "4 gloo processes" in console.export_text()
 
 
 def test_the_choice_bench_knows_each_case_by_its_name():

@@ -1,88 +1,179 @@
-"""Small collectives travel together, and nothing else changes."""
+"""A schedule has the lines of its program in an order that takes no longer, and gives the same."""
+
+from collections import Counter
 
 import attrs
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from fdtensor.layouts.layout import Layout
-from fdtensor.layouts.mesh import Mesh
-from fdtensor.layouts.placement import Replicate, Shard
-from fdtensor.layouts.tensor_type import TensorType
+from fdtensor import Mesh, TensorType, trace
 from fdtensor.layouts.tree import flatten
-from fdtensor.plans.collectives import is_local
-from fdtensor.plans.cost import GLOO, NCCL
+from fdtensor.plans.cost import GLOO, H100, NCCL
+from fdtensor.programs.bundles import bundled
+from fdtensor.programs.listing import Listing
+from fdtensor.programs.memory import bytes_held, lines_of
 from fdtensor.programs.options import Options
-from fdtensor.programs.program import Together
-from fdtensor.programs.schedule import scheduled
+from fdtensor.programs.schedule import LARGEST, ROOM, in_time, scheduled
+from fdtensor.programs.timeline import timeline
 from fdtensor.programs.tracer import traced
+from fdtensor.runtime.lines import Begun, ended
+from fdtensor.runtime.local_program import Spelling, local_program
 from fdtensor.runtime.runner import run_lines
 from fdtensor.runtime.simulator import SimulatedComm
+from fdtensor.testing.strategies import layouts
 from fdtensor.testing.values import scatter
+from tests.support.depth import times
 
-MESH = Mesh(dp=3)
-
-
-def typed(shape, placement):
-    return TensorType(shape, torch.float64, Layout(MESH, [placement]))
+MESHES = (Mesh(a=3), Mesh(a=2), Mesh(a=3), Mesh(a=2, b=2))
+PRIORITY = st.sampled_from(["turn", "need"])
+DEAR = attrs.evolve(NCCL, name="dear", flops=1e4, copy=1e6)  # work takes longer than what is sent
+COSTS = (NCCL, H100, GLOO, DEAR, attrs.evolve(DEAR, name="balanced", latency=1e-4))
 
 
 def loss(params, x):
-    for w, b in params:
-        x = torch.relu(x @ w + b)
+    for w, v in params:
+        x = x + torch.relu(x @ w) @ v
     return x.pow(2).sum()
 
 
-def step(params, x):
-    grads, value = torch.func.grad_and_value(loss)(params, x)
-    new = [tuple(p - 0.5 * g for p, g in zip(ps, gs)) for ps, gs in zip(params, grads)]
-    return new, value
+@st.composite
+def programs(draw):
+    """The gradient of a few layers whose parameters lie anyhow, as no schedule has seen it."""
+    mesh = draw(st.sampled_from(MESHES))
+    layers = draw(st.integers(1, 4 if len(mesh.axes) == 1 else 1))
+
+    def matrix():
+        return TensorType((8, 8), torch.float64, draw(layouts(mesh, (8, 8), partial=False)))
+
+    params, x = [(matrix(), matrix()) for _ in range(layers)], matrix()
+    leaves, spec = flatten(((params, x), {}))
+    options = Options(regather=draw(st.booleans()))
+    cost = draw(st.sampled_from(COSTS))
+    step = torch.func.grad(loss)
+    return traced(step, spec, leaves, leaves, options, cost=cost, packed=False).program
 
 
-def made(placement, cost=NCCL):
-    """The program of a step before it is scheduled, with the parameters in this placement."""
-    params = [(typed((6, 6), placement), typed((6,), placement)) for _ in range(3)]
-    cost = attrs.evolve(cost, flops=1e3, copy=1e6)  # work is dear: the batch stays cut
-    leaves, spec = flatten(((params, typed((600, 6), Shard(0))), {}))
-    return traced(step, spec, leaves, leaves, Options(), cost=cost, packed=False).program
-
-
-@pytest.mark.parametrize("placement", [Replicate(), Shard(0)])
-@pytest.mark.parametrize("cost", [NCCL, GLOO])
-@pytest.mark.parametrize("bucket_bytes", [0, 500, 1 << 20])
-def test_a_schedule_keeps_values_and_bytes(placement, cost, bucket_bytes):
-    before = made(placement, cost)
-    after = scheduled(before, bucket_bytes)
+def values_of(program):
+    """Small integers for the inputs of a program, as blocks of all ranks."""
     generator = torch.Generator().manual_seed(0)
-    values = []
-    for i, type in enumerate(before.in_types):
-        full = torch.randint(-2, 3, type.shape, generator=generator).double()
-        values.append(scatter(full, type, i))
-    first, then = (run_lines(p, values, SimulatedComm(MESH)) for p in (before, after))
-    for a, b in zip(first, then, strict=True):
+    return [
+        scatter(torch.randint(-2, 3, type.shape, generator=generator).to(type.dtype), type, i)
+        for i, type in enumerate(program.in_types)
+    ]
+
+
+@settings(max_examples=times(12, 2000))
+@given(programs())
+def test_a_schedule_has_the_same_lines_and_gives_the_same(program):
+    before = bundled(program, 200)
+    after = scheduled(before)
+    assert Counter(before.eqns) == Counter(after.eqns)
+    values, comm = values_of(program), SimulatedComm(program.mesh)
+    for a, b in zip(run_lines(before, values, comm), run_lines(after, values, comm), strict=True):
         assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
-    assert after.received_bytes == before.received_bytes
-    assert after.out_types == before.out_types
 
 
-@pytest.mark.parametrize("placement", [Replicate(), Shard(0)])
-def test_the_reductions_of_many_gradients_are_one(placement):
-    before, after = made(placement), scheduled(made(placement))
-    reductions = [s for s in before.steps if getattr(s.collective, "reduce_op", None)]
-    reductions = [s for s in reductions if not is_local(s)]
-    assert len(reductions) >= 6
-    kind = "all_reduce" if isinstance(placement, Replicate) else "reduce_scatter"
-    together = [c for c in after.collectives if isinstance(c, Together)]
-    assert max(len(c.steps) for c in together if str(c).startswith(kind)) >= 3
+@settings(max_examples=times(12, 2000))
+@given(programs())
+def test_a_schedule_takes_no_longer_and_holds_little_more(program):
+    before = bundled(program, 200)
+    after = scheduled(before)
+    assert timeline(after, program.cost).seconds <= timeline(before, program.cost).seconds
+    gathered = [s.dst for s in before.steps if not s.moves.reduced]
+    largest = max([type.local_nbytes(0) for type in gathered], default=0)
+    assert after.peak_bytes_at(0) <= (1 + ROOM) * before.peak_bytes_at(0) + LARGEST * largest
 
 
-def test_a_bucket_holds_no_more_than_it_may():
-    after = scheduled(made(Replicate()), 400)
-    for c in after.collectives:
-        if isinstance(c, Together):
-            assert sum(s.src.local_nbytes(0) for s in c.steps) <= 400
+@settings(max_examples=times(12, 1000))
+@given(programs(), st.sampled_from([1, 3, 16, 256]), st.tuples(PRIORITY, PRIORITY))
+def test_each_order_is_one_of_all_lines_after_their_operands(program, window, by):
+    lines = lines_of(program, (0,))
+    order = Listing(lines, program.cost, 1 << 40).order(window, *by)
+    assert sorted(order) == list(range(len(lines.eqns)))
+    attrs.evolve(program, eqns=tuple(lines.eqns[i] for i in order))  # it checks itself
+    computing = [i for i in order if not lines.eqns[i].is_collective]
+    if window == 1 and not any(map(_of_inputs_alone(program), computing)):
+        assert computing == sorted(computing)
 
 
-def test_what_inputs_are_gathered_to_comes_in_groups():
-    after = scheduled(made(Shard(0)))
-    gathers = [c for c in after.collectives if str(c.collective).startswith("all_gather")]
-    assert len(gathers) == 1
+def _of_inputs_alone(program):
+    """Whether a line reads no more than inputs, and so may come early with a gather."""
+    inputs = set(program.inputs)
+    return lambda i: inputs.issuperset(program.eqns[i].ins)
+
+
+@settings(max_examples=times(8, 500))
+@given(programs(), st.floats(0.0, 0.3))
+def test_a_schedule_keeps_to_its_budget(program, more):
+    lines = lines_of(program, tuple(program.mesh.ranks))
+    most = int(bytes_held(lines).max() * (1 + more))
+    after = in_time(lines, most, program.cost)
+    assert bytes_held(after).max() <= most
+
+
+def mlp(params, x):
+    for up, down in params:
+        x = x + torch.relu(x @ up) @ down
+    return x.float().square().mean()
+
+
+def fsdp(rows, cost, **options):
+    """The gradient of six layers whose parameters lie in shards."""
+    mesh = Mesh(fs=8)
+    cut = mesh.layout("fs")
+    shapes = ((2048, 8192), (8192, 2048))
+    params = [tuple(TensorType(s, torch.bfloat16, cut) for s in shapes) for _ in range(6)]
+    x = TensorType((rows, 2048), torch.bfloat16, cut)
+    return trace(torch.func.grad(mlp), params, x, cost=cost, **options)
+
+
+@pytest.mark.parametrize("regather", [False, True])
+@pytest.mark.parametrize("cost", [NCCL, H100])
+@pytest.mark.parametrize("rows", [16384, 65536, 262144])
+def test_shards_of_parameters_are_gathered_behind_the_work_of_others(regather, cost, rows):
+    """Only the first gather, the last reduction and what compute cannot hide are waited for."""
+    times = timeline(fsdp(rows, cost, regather=regather), cost)
+    sent = [line.seconds for line in times.lines if line.eqn.is_collective]
+    ideal = max(0.0, times.sending - times.computing)
+    assert times.exposed <= 1.05 * ideal + sent[0] + sent[-1] + 0.05 * times.computing
+
+
+def test_a_regathered_layer_is_dropped_before_the_next_but_one_is_gathered():
+    """Two gathered values more are held at most than without any overlap."""
+    program = fsdp(65536, NCCL, regather=True)
+    weight = 2048 * 8192 * 2
+    late = trace_in_order(program)
+    assert program.peak_bytes <= (1 + ROOM) * late.peak_bytes + LARGEST * weight
+    assert timeline(program, NCCL).seconds < 0.7 * timeline(late, NCCL).seconds
+
+
+def trace_in_order(program):
+    """The same program with each collective just before its first reader."""
+    eqns, waiting = [], []
+    for eqn in program.eqns:
+        if eqn.is_collective:
+            waiting.append(eqn)
+            continue
+        for sent in [w for w in waiting if set(w.outs) & set(eqn.ins)]:
+            waiting.remove(sent)
+            eqns.append(sent)
+        eqns.append(eqn)
+    return attrs.evolve(program, eqns=(*eqns, *waiting))
+
+
+def test_an_exchange_is_begun_where_it_stands_and_waited_for_where_it_is_read():
+    mesh = Mesh(a=2, b=2)
+    x = TensorType((64, 64), torch.float64, mesh.layout("a"))
+
+    def f(x, y, z):
+        moved = x.sum(0)
+        return (y @ z.t()).relu().sum(), moved
+
+    program = trace(f, x, x, x, out_layouts=(mesh.layout(), mesh.layout("b")), cost=GLOO)
+    lines = local_program(program, 0, Spelling("gloo", "cpu", exchanges=False)).lines
+    begun = [i for i, line in enumerate(lines) if isinstance(line.op, Begun)]
+    waits = {line.args[0]: i for i, line in enumerate(lines) if line.op is ended}
+    assert begun
+    assert all(waits[lines[i].outs[0]] > i + 1 for i in begun)

@@ -8,6 +8,7 @@ import attrs
 
 from fdtensor.ops.graph import Var
 from fdtensor.ops.saved_values import ALIAS
+from fdtensor.programs.bundles import bundled
 from fdtensor.programs.program import Eqn, Program, is_view_line
 from fdtensor.programs.schedule import scheduled
 
@@ -91,5 +92,5 @@ def _used(
         eqns=tuple(lines),
         outs=tuple(outs),
     )
-    half_program = scheduled(half_program, ahead=not whole.origin.regather)
+    half_program = scheduled(bundled(half_program))
     return attrs.evolve(half_program, origin=None)  # that of the whole is not its own
