@@ -128,7 +128,7 @@ FAULTS = (
     ),
     Fault(
         "a move is priced as if no other axis cut the value",
-        "shape[p.dim] = -(-shape[p.dim] // self.mesh.axis_size(axis))",
+        "shape[p.dim] = -(-shape[p.dim] // size)",
         "shape[p.dim] = shape[p.dim]",
         "programs inspect",
     ),

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import prod
+from typing import TYPE_CHECKING, Literal, overload
 
 import attrs
 import torch
 
 from fdtensor.layouts.blocks import Box, Intervals, cut, length, whole
 from fdtensor.layouts.display import display
-from fdtensor.layouts.dtypes import dtype_name, known, reducible
+from fdtensor.layouts.dtypes import dtype_name, reducible
 from fdtensor.layouts.errors import LayoutError
+from fdtensor.layouts.free_type import FreeType, check_size, shape_of
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Coord, Mesh
 from fdtensor.layouts.placement import (
@@ -22,24 +24,9 @@ from fdtensor.layouts.placement import (
     Spans,
     StridedShard,
 )
-from fdtensor.layouts.record import Record, integer
+from fdtensor.layouts.record import Record
 
 __all__ = ["TensorType"]
-
-LARGEST = 2**63 - 1
-"""The most bytes of a tensor, where a dim of 0 counts as 1: torch counts strides so."""
-
-
-def _shape(value: Iterable[int]) -> tuple[int, ...]:
-    try:
-        shape = tuple(integer(size) for size in value)
-    except (TypeError, AttributeError):
-        shape = (-1,)
-    if any(size < 0 for size in shape):
-        raise LayoutError(
-            f"{value!r} is not a shape.", hint="A shape is a tuple of ints, 0 or more."
-        )
-    return shape
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -48,17 +35,41 @@ class TensorType(Record):
 
     Raises `LayoutError` for a dim out of range, ragged sizes that do not add up to the dim, a
     reduce op that the dtype lacks, and 2**63 bytes or more, of which torch can make no tensor.
+    With `layout="free"` it is a `FreeType`: an argument of `trace` whose layout is to be chosen.
 
     >>> x = TensorType((8, 6), torch.float32, Mesh(dp=2, tp=4).layout("dp", partial={"tp": "sum"}))
     >>> print(x)
     f32[8@dp,6]{sum:tp}
     >>> x.local_shape(rank=0), x.nbytes
     ((4, 6), 192)
+    >>> print(TensorType((8, 6), torch.float32, layout="free"))
+    f32[8,6]{free}
     """
 
-    shape: tuple[int, ...] = attrs.field(converter=_shape)
+    shape: tuple[int, ...] = attrs.field(converter=shape_of)
     dtype: torch.dtype
     layout: Layout
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __new__(
+            cls, shape: Iterable[int], dtype: torch.dtype, layout: Layout
+        ) -> TensorType: ...
+
+        @overload
+        def __new__(
+            cls, shape: Iterable[int], dtype: torch.dtype, layout: Literal["free"]
+        ) -> FreeType: ...
+
+        def __new__(cls, shape: object, dtype: object, layout: object) -> object: ...
+
+    else:
+
+        def __new__(cls, shape, dtype, layout):
+            if isinstance(layout, str) and layout == "free":
+                return FreeType(shape, dtype)
+            return object.__new__(cls)
 
     def __attrs_post_init__(self) -> None:
         _check_type(self)
@@ -186,37 +197,14 @@ def _held(type: TensorType, dim: int, coord: Coord) -> Intervals:
     return intervals
 
 
-def _too_large(type: TensorType) -> bool:
-    nbytes = type.dtype.itemsize
-    for size in type.shape:  # one by one, for a product of millions of sizes takes long
-        nbytes *= max(1, size)
-        if nbytes > LARGEST:
-            return True
-    return False
-
-
-def _check_fields(dtype: object, layout: object) -> None:
-    if not isinstance(dtype, torch.dtype):
-        raise LayoutError(f"{dtype!r} is not a dtype.", hint="Use torch.float32 and the like.")
+def _check_layout(layout: object) -> None:
     if not isinstance(layout, Layout):
         raise LayoutError(f"{layout!r} is not a Layout.", hint="Write Layout(mesh, placements).")
 
 
 def _check_type(type: TensorType) -> None:
-    _check_fields(type.dtype, type.layout)
-    if not known(type.dtype):
-        raise LayoutError(
-            f"tensors of {type.dtype} cannot be laid out: its elements are not whole bytes of a "
-            "plain dtype.",
-            hint="Convert it, or view it as uint8 first.",
-        )
-    if _too_large(type):
-        raise LayoutError(
-            f"{dtype_name(type.dtype)}{list(type.shape)} has 2**63 bytes or more, empty dims left "
-            "out.",
-            largest=f"{LARGEST} bytes",
-            hint="Give a shape that torch can make a tensor of.",
-        )
+    check_size(type.shape, type.dtype)
+    _check_layout(type.layout)
     for axis, placement in zip(type.mesh.axes, type.layout.placements, strict=True):
         if not isinstance(placement, Replicate):
             _check_placement(type, axis, placement)

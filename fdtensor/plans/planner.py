@@ -12,6 +12,7 @@ import attrs
 from fdtensor.layouts.display import display
 from fdtensor.layouts.dtypes import dtype_name
 from fdtensor.layouts.errors import FdtensorError, PlanError
+from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.json_fields import Malformed, parsed, shown
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
@@ -206,6 +207,9 @@ def plan(
 
 @functools.lru_cache(maxsize=65536)
 def _plan(src: object, dst: object, cost: CostModel, max_bytes: int | None) -> Plan:
+    for end in (src, dst):
+        if isinstance(end, FreeType):
+            raise end.unchosen()
     if not isinstance(src, TensorType) or not isinstance(dst, (TensorType, Layout)):
         raise PlanError(
             "a plan goes from a TensorType to a TensorType or Layout.",

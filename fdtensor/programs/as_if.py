@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from fdtensor.layouts.errors import FdtensorError, TraceError
+from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Graph, Var
@@ -52,7 +53,27 @@ class Repeated:
         return self.program.origin.graph.types[v.index].nbytes / own if own else 1.0
 
 
-def at_scale(types: Sequence[TensorType | None], scale: Scale) -> list[TensorType | None]:
+def as_in(
+    theirs: Sequence[TensorType], types: Sequence[TensorType | FreeType | None]
+) -> list[TensorType | None]:
+    """The types, free ones in the layouts of a program whose inputs have these."""
+    others = iter(theirs)
+    pairs = [(t, None if t is None else next(others, None)) for t in types]
+    return [_as(t, o) if isinstance(t, FreeType) else t for t, o in pairs]
+
+
+def _as(type: FreeType, other: TensorType | None) -> TensorType:
+    if other is None:
+        raise TraceError(
+            f"the program to repeat has no argument in the place of {type}.",
+            hint="Repeat a program of the same function.",
+        )
+    return TensorType(type.shape, type.dtype, other.layout)
+
+
+def at_scale(
+    types: Sequence[TensorType | FreeType | None], scale: Scale
+) -> list[TensorType | FreeType | None]:
     """The types with the shapes that they stand for.
 
     Raises `TraceError` where `scale` gives no shape of as many dims.
@@ -60,7 +81,7 @@ def at_scale(types: Sequence[TensorType | None], scale: Scale) -> list[TensorTyp
     return [None if type is None else _scaled(type, scale) for type in types]
 
 
-def _scaled(type: TensorType, scale: Scale) -> TensorType:
+def _scaled(type: TensorType | FreeType, scale: Scale) -> TensorType | FreeType:
     shape: Any = scale(type.shape)
     try:
         sizes = tuple(shape)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import permutations
 
 import attrs
 
+from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Call, Graph, Var
 from fdtensor.plans.cost import CostModel
+from fdtensor.programs.arguments import Arguments
 from fdtensor.programs.as_if import Repeated
 from fdtensor.programs.axis_order import preferred_order
 from fdtensor.programs.boundary import Boundary
@@ -19,6 +21,7 @@ from fdtensor.programs.builder import Builder, Choices
 from fdtensor.programs.bundles import bundled
 from fdtensor.programs.choice import prices_of
 from fdtensor.programs.choices import UNCONSTRAINED, Constraints
+from fdtensor.programs.ends import Wanted, tied_inputs, typed, wanted
 from fdtensor.programs.options import OnMissingRule
 from fdtensor.programs.program import Program
 from fdtensor.programs.regather import unshared, views_of_inputs
@@ -48,13 +51,15 @@ class Origin:
     """The program at other sizes whose choices these are."""
     scales: Mapping[Var, float] = attrs.field(factory=lambda: dict[Var, float]())
     """How many times the bytes that they have values of the program then had; 1 where silent."""
+    arguments: Arguments | None = None
+    """The arguments of the function, with the number of the input in place of each tensor."""
 
 
 def assembled(
     graph: Graph,
     mesh: Mesh,
-    in_types: Sequence[TensorType],
-    wants: Sequence[Layout | None],
+    in_types: Sequence[TensorType | FreeType],
+    wants: Sequence[Wanted],
     cost: CostModel,
     *,
     name: str = "program",
@@ -64,6 +69,8 @@ def assembled(
     choosing: CostModel | None = None,
     constraints: Constraints = UNCONSTRAINED,
     repeats: Program | None = None,
+    arguments: Arguments | None = None,
+    holding: float = 0.0,
 ) -> Program:
     """The program of `graph` for inputs of these types, that takes the least time by `cost`.
 
@@ -71,42 +78,58 @@ def assembled(
     With `regather`, gathered inputs are freed after each use and gathered again. Small
     collectives travel together, and start in time, unless `packed` is False. The choice keeps to
     `constraints`, and is made by the cost model `choosing` where there is one. Where there is a
-    program that it `repeats`, at other sizes, the choices are those of that one.
+    program that it `repeats`, at other sizes, the choices are those of that one. Free inputs get
+    the layouts that are chosen for them, and outputs that are `Tied` to them the same; a byte of
+    these costs `holding` seconds.
     """
     graph, prices = unshared(graph) if regather else graph, choosing or constraints.cost or cost
-    repeated = repeats and Repeated(repeats, graph, tuple(t.layout for t in in_types))
-    if repeats is not None:
-        constraints = attrs.evolve(constraints, like=repeats.origin.choices)
+    repeated = _repeated(repeats, graph, in_types)
+    constraints = _of_ends(constraints, wants, holding, repeats)
     ends, known = boundaries_of(mesh, in_types, wants), prices_of(graph, mesh, prices, constraints)
     choices = chosen_together(graph, ends, known, constraints, regather)
-    orders = preferred_order(graph, [t.layout for t in in_types], wants)
     regathered = views_of_inputs(graph) if regather else frozenset[Var]()
 
-    def nested(nesting: tuple[str, ...]) -> Program:
+    def nested(nesting: tuple[str, ...], of_inputs: tuple[str, ...] | None = None) -> Program:
+        types = typed(in_types, mesh, choices, of_inputs or nesting)
+        asked, near = wanted(wants, types), of_inputs is not None
+        orders = preferred_order(graph, [t.layout for t in types], asked, near)
         values = Values(cost, constraints.reduce_dtype)
         how = regathered, orders, nesting, repeated
         builder = Builder(mesh, prices, on_missing_rule, values, *how)
-        env = builder.inputs(graph, in_types)
-        inputs = tuple(env[v] for v in graph.inputs)
-        builder.run(graph, choices, env)
-        outs = tuple(builder.outputs(graph, choices, env, wants))
+        inputs, env, outs = builder.whole(graph, choices, types, asked)
         lines = tuple(values.constants), tuple(values.eqns), outs, tuple(values.types)
-        asked = tuple(wants), regather, nesting, repeats
-        origin = Origin(graph, choices, env, values.makers, *asked, values.scales)
+        how = asked, regather, nesting, repeats, values.scales, arguments
+        origin = Origin(graph, choices, env, values.makers, *how)
         return Program(name, mesh, inputs, *lines, cost, origin)
 
-    program = _best_nesting(nested, mesh) if repeats is None else nested(repeats.origin.nesting)
+    program = _best_nesting(nested, in_types, mesh, repeats)
     return scheduled(bundled(program)) if packed else program
 
 
+def _of_ends(
+    constraints: Constraints, wants: Sequence[Wanted], holding: float, repeats: Program | None
+) -> Constraints:
+    """The constraints with those of the inputs and outputs, and of the program to repeat."""
+    like = constraints.like if repeats is None else repeats.origin.choices
+    return attrs.evolve(constraints, ties=tied_inputs(wants), holding=holding, like=like)
+
+
+def _repeated(
+    repeats: Program | None, graph: Graph, in_types: Sequence[TensorType | FreeType]
+) -> Repeated | None:
+    """The graph beside the program that it repeats."""
+    layouts = tuple([t.layout for t in in_types if isinstance(t, TensorType)])
+    return None if repeats is None else Repeated(repeats, graph, layouts)
+
+
 def boundaries_of(
-    mesh: Mesh, in_types: Sequence[TensorType], wants: Sequence[Layout | None]
+    mesh: Mesh, in_types: Sequence[TensorType | FreeType], wants: Sequence[Wanted]
 ) -> dict[str, Boundary]:
     """The boundary of a graph on each axis, for these types and wanted layouts."""
     return {
         axis: Boundary(
-            tuple(t.layout[axis] for t in in_types),
-            tuple("free" if w is None else w[axis] for w in wants),
+            tuple(t.layout[axis] if isinstance(t, TensorType) else "free" for t in in_types),
+            tuple(w[axis] if isinstance(w, Layout) else "free" for w in wants),
         )
         for axis in mesh.axes
     }
@@ -116,16 +139,38 @@ MOST_NESTED = 3
 """The most axes of which every order is tried."""
 
 
-def _best_nesting(nested: Callable[[tuple[str, ...]], Program], mesh: Mesh) -> Program:
-    """The program with the order of axes, where several cut one dim, that takes the least time."""
+def _best_nesting(
+    nested: Callable[..., Program],
+    in_types: Sequence[TensorType | FreeType],
+    mesh: Mesh,
+    repeats: Program | None,
+) -> Program:
+    """The program with the order of axes, where several cut one dim, that takes the least time.
+
+    Inputs whose layouts are free may have another order than what is made of them.
+    """
+    if repeats is not None:
+        return nested(repeats.origin.nesting)
+    free = any(isinstance(t, FreeType) for t in in_types)
     best = nested(mesh.axes)
-    shared = [t.layout.cuts(d) for t in best.types for d in range(t.ndim)]
-    axes = {axis for cuts in shared if len(cuts) > 1 for axis in cuts}
-    if not 1 < len(axes) <= MOST_NESTED:
-        return best
-    others = [a for a in mesh.axes if a not in axes]
-    for order in permutations([a for a in mesh.axes if a in axes]):
-        program = nested((*order, *others))
-        if program.seconds < best.seconds * (1 - 1e-6):
-            best = program
+    for order in _orders(best, best.types):
+        best = _faster(nested(order), best)
+    for order in _orders(best, best.in_types) if free else ():
+        best = _faster(nested(best.origin.nesting, order), best)
     return best
+
+
+def _orders(program: Program, types: Sequence[TensorType]) -> Iterator[tuple[str, ...]]:
+    """The orders of the axes of which several cut a dim of one of these types; none of many."""
+    mesh = program.mesh
+    shared = [t.layout.cuts(d) for t in types for d in range(t.ndim)]
+    axes = {axis for cuts in shared if len(cuts) > 1 for axis in cuts}
+    if 1 < len(axes) <= MOST_NESTED:
+        others = [a for a in mesh.axes if a not in axes]
+        for order in permutations([a for a in mesh.axes if a in axes]):
+            yield (*order, *others)
+
+
+def _faster(program: Program, best: Program) -> Program:
+    """A program that takes less time than the best one, else that one."""
+    return program if program.seconds < best.seconds * (1 - 1e-6) else best

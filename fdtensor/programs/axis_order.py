@@ -14,11 +14,12 @@ __all__ = ["preferred_order"]
 
 
 def preferred_order(
-    graph: Graph, layouts: Sequence[Layout], wants: Sequence[Layout | None]
+    graph: Graph, layouts: Sequence[Layout], wants: Sequence[Layout | None], near: bool = False
 ) -> dict[Var, tuple[str, ...]]:
     """The order of axes in which each value is read or wanted, where one is not that of the mesh.
 
-    A value that is made of none, or of replicas, is cut in that order at once.
+    A value that is made of none, or of replicas, is cut in that order at once. Where it is `near`,
+    an order goes from results to operands of their shape alone.
     """
     known = dict(zip(graph.inputs, map(_order_of, layouts), strict=True))
     wanted = [() if w is None else _order_of(w) for w in wants]
@@ -33,8 +34,10 @@ def preferred_order(
     for call in reversed(graph.calls):
         order = next((preferred[v] for v in call.outs if v in preferred), ())  # type: ignore[index]
         order = order or next((known[v] for v in call.ins if known.get(v)), ())
+        shapes = {graph.types[v.index].shape for v in call.outs if v is not None}
         for v in call.ins if order else ():
-            preferred.setdefault(v, order)
+            if not near or graph.types[v.index].shape in shapes:
+                preferred.setdefault(v, order)
     return preferred
 
 

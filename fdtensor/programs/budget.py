@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 import attrs
 import numpy as np
 
 from fdtensor.layouts.errors import TraceError
+from fdtensor.layouts.free_type import FreeType
 from fdtensor.plans.cost import CostModel
 from fdtensor.programs.bundles import BUCKET_BYTES, bundled
 from fdtensor.programs.memory import lines_of, local_bytes
@@ -15,6 +16,7 @@ from fdtensor.programs.program import Program
 from fdtensor.programs.rematerialize import fitted
 from fdtensor.programs.remerge import merged
 from fdtensor.programs.schedule import in_time
+from fdtensor.programs.timeline import timeline
 
 __all__ = ["cheapest_within"]
 
@@ -24,21 +26,36 @@ the dearer they are, the more a choice cuts what it computes. And the most bytes
 travel together, which are held together."""
 
 
-def cheapest_within(assemble: Callable[..., Program], max_bytes: int, cost: CostModel) -> Program:
-    """The first program that fits in `max_bytes` on each rank, of choices that cut more and more.
+HELD = (0.0, 0.25, 1.0, 4.0, 16.0, 256.0)
+"""How many times as much as its message a byte of an open input costs for being held, from one
+choice to another: the dearer it is, the more of them are cut, the largest first."""
 
-    `assemble` is `assembled` without its `choosing` and `packed`. Raises `TraceError` where
-    none fits.
+
+def cheapest_within(
+    assemble: Callable[..., Program], max_bytes: int, cost: CostModel, types: Sequence[object]
+) -> Program:
+    """The program that takes the least time of those that fit in `max_bytes` on each rank.
+
+    Choices cut more and more, so that the first that fits as it is will do; where there are free
+    ones among `types`, of inputs, one that makes values again may take more than the next.
+    `assemble` is `assembled` without its `choosing`, `packed` and `holding`. Raises `TraceError`
+    where none fits.
     """
-    least = 1 << 63
-    program = None
-    for dearer, bucket_bytes in ATTEMPTS:
+    least, program = 1 << 63, None
+    fitting: list[Program] = []
+    free = any(isinstance(type, FreeType) for type in types)
+    for dearer, bucket_bytes, held in _attempts(free):
         choosing = attrs.evolve(cost, copy=cost.copy / dearer)
-        program = bundled(assemble(choosing=choosing, packed=False), bucket_bytes)
+        how = {"choosing": choosing, "holding": held / cost.bandwidth, "packed": False}
+        program = bundled(assemble(**how), bucket_bytes)
         fits, peak = _within(program, max_bytes)
         if fits is not None:
-            return fits
+            fitting.append(fits)
+            if not free or program.peak_bytes <= max_bytes:
+                break
         least = min(least, peak)
+    if fitting:
+        return min(fitting, key=lambda program: timeline(program, cost).seconds)
     assert program is not None
     given = sum(local_bytes(type, program.busiest_ranks) for type in program.in_types)
     raise TraceError(
@@ -47,6 +64,14 @@ def cheapest_within(assemble: Callable[..., Program], max_bytes: int, cost: Cost
         inputs=f"{np.max(given)} bytes per rank",
         hint=f"Cut the inputs over more ranks, or write max_bytes={least}.",
     )
+
+
+def _attempts(free: bool) -> Iterator[tuple[int, int, float]]:
+    """The attempts, each with what a byte of an open input costs."""
+    if free:
+        yield from ((1, BUCKET_BYTES, held) for held in HELD)
+    for dearer, bucket_bytes in ATTEMPTS[free:]:
+        yield dearer, bucket_bytes, HELD[-1] if free else 0.0
 
 
 def _within(program: Program, max_bytes: int) -> tuple[Program | None, int]:

@@ -60,6 +60,19 @@ class Builder:
         self.repeated = repeated
         """The program at other sizes whose choices these are."""
 
+    def whole(
+        self,
+        graph: Graph,
+        choices: Choices,
+        in_types: Sequence[TensorType],
+        wants: Sequence[Layout | None],
+    ) -> tuple[tuple[Var, ...], dict[Var, Var], tuple[Var, ...]]:
+        """Adds the lines of the whole graph: its inputs, all its values, and its outputs."""
+        env = self.inputs(graph, in_types)
+        inputs = tuple([env[v] for v in graph.inputs])
+        self.run(graph, choices, env)
+        return inputs, env, tuple(self.outputs(graph, choices, env, wants))
+
     def run(self, graph: Graph, choices: Choices, env: dict[Var, Var]) -> None:
         """Adds the lines of the whole graph: `env` has its inputs, and gets its other values."""
         self._constants(graph, env)

@@ -25,6 +25,7 @@ from fdtensor.plans.cost import CostModel, linked
 from fdtensor.programs.boundary import Boundary
 from fdtensor.programs.choices import UNCONSTRAINED, Body, Choice, Constraints
 from fdtensor.programs.decomposed import decomposed
+from fdtensor.programs.ends import tie
 from fdtensor.programs.nodes import Node, Option, Place, Price
 from fdtensor.programs.prices import Prices
 from fdtensor.programs.problem import ProblemBuilder
@@ -111,7 +112,11 @@ def prices_of(graph: Graph, mesh: Mesh, cost: CostModel, constraints: Constraint
     checked = frozenset(v.index for call in graph.calls if not call.outs for v in call.ins)
     fixed = frozenset(v.index for v in constraints.fixed)
     cost = linked(cost, mesh)
-    return Prices(mesh, cost, graph.types, fixed, checked, constraints.reduce_dtype)
+    fulls, tied = graph.types, frozenset[int]()
+    if constraints.ties:
+        fulls = (*fulls, *(graph.types[v.index] for v in graph.inputs))
+        tied = frozenset(tie(graph, k) for k in constraints.ties.values())
+    return Prices(mesh, cost, fulls, fixed, checked, constraints.reduce_dtype, tied)
 
 
 def regathered(graph: Graph) -> frozenset[int]:

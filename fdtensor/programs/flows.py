@@ -15,6 +15,7 @@ import attrs
 import numpy as np
 
 from fdtensor.programs.integer_program import IntegerProgram
+from fdtensor.programs.moves import IMPOSSIBLE
 from fdtensor.programs.nodes import Node, Price
 
 __all__ = ["Values", "solved_by_flows", "values_of"]
@@ -144,10 +145,14 @@ def _flow(
         for p, q in prices:
             pay(p, q, takers[q] if len(makers) == 1 else makers[p])
         return
-    flow = {pair: model.variable(0.0) for pair in prices}
+    # of a tie only what stays: large costs would not be exact
+    tied = takers.keys() <= makers.keys() and all(s >= IMPOSSIBLE for s in prices.values() if s)
+    flow = {(p, q): model.variable(0.0) for p, q in prices if p == q or not tied}
     for p, options in makers.items():
-        model.constraint([(flow[p, q], 1.0) for q in takers] + [(x, -1.0) for x in options], 0, 0)
+        flows = [(flow[p, q], 1.0) for q in takers if (p, q) in flow]
+        model.constraint(flows + [(x, -1.0) for x in options], 0, 0)
     for q, options in takers.items():
-        model.constraint([(flow[p, q], 1.0) for p in makers] + [(x, -1.0) for x in options], 0, 0)
+        flows = [(flow[p, q], 1.0) for p in makers if (p, q) in flow]
+        model.constraint(flows + [(x, -1.0) for x in options], 0, 0)
     for (p, q), y in flow.items():
         pay(p, q, [y])

@@ -10,6 +10,7 @@ from fdtensor.ops.graph import Call, Graph
 from fdtensor.programs.boundary import Boundary, boundary_of
 from fdtensor.programs.choice import inside, prices_of, total_seconds
 from fdtensor.programs.choices import Body, Choice, Constraints
+from fdtensor.programs.ends import open_input, output_node
 from fdtensor.programs.nodes import Node, Option, Place
 from fdtensor.programs.prices import Prices
 
@@ -25,9 +26,9 @@ def nodes_of(
     """The nodes of a graph whose options are those taken in several solutions, on all axes."""
     axes = prices.mesh.axes
     nodes: list[Node] = []
-    for k, v in enumerate(graph.inputs):
+    for k in range(len(graph.inputs)):
         given = dict.fromkeys(tuple([c[a].ins[k] for a in axes]) for c in pool)
-        nodes.append(Node((), (v.index,), tuple(Option((), (p,), 0.0) for p in given)))
+        nodes.append(open_input(graph, k, given, prices.mesh, constraints))
     for v, _ in graph.constants:
         (placed,) = dict.fromkeys(tuple([c[a].placements[v] for a in axes]) for c in pool)
         nodes.append(Node((), (v.index,), (Option((), (placed,), 0.0),)))
@@ -40,10 +41,10 @@ def nodes_of(
                 known[key] = combined(call, graph, along, prices, constraints)
         outs = tuple(None if v is None else v.index for v in call.outs)
         nodes.append(Node(tuple(v.index for v in call.ins), outs, tuple(known.values())))
-    for k, v in enumerate(graph.outs):
+    for k in range(len(graph.outs)):
         each = dict.fromkeys(tuple([c[a].outs[k] for a in axes]) for c in pool)
         wanted = sorted(each, key=_cuts_again)  # of equal ones the first is taken
-        nodes.append(Node((v.index,), (), tuple(Option((q,), (), 0.0) for q in wanted)))
+        nodes.append(output_node(graph, k, wanted, constraints))
     return nodes
 
 

@@ -12,7 +12,7 @@ from fdtensor.layouts.placement import Placement
 from fdtensor.ops.graph import Full
 from fdtensor.ops.notation.core import R
 from fdtensor.plans.cost import CostModel
-from fdtensor.programs.moves import Placements, about_seconds, move_seconds
+from fdtensor.programs.moves import IMPOSSIBLE, Placements, about_seconds, move_seconds
 from fdtensor.programs.nodes import Node, Option, Place
 
 __all__ = ["AxisPrices", "LeastPrices", "Prices", "moves_near", "moves_of"]
@@ -35,6 +35,8 @@ class Prices:
     """Values whose moves cost nothing: a few numbers, which travel with other sums."""
     reduce_dtype: torch.dtype | None = None
     """The dtype in which pending sums of half precision are held; None for their own."""
+    tied: frozenset[int] = frozenset()
+    """Ties, which are no values of the graph and cannot move."""
 
     def __call__(
         self, v: int, src: Placements, dst: tuple[Place, ...], use: object = None
@@ -43,12 +45,14 @@ class Prices:
         del use
         if src == dst or v in self.light:
             return 0.0
+        if v in self.tied:
+            return IMPOSSIBLE
         seconds = move_seconds(self.fulls[v], self.mesh, src, dst, self.cost, self.reduce_dtype)
         return seconds + FIXED if seconds and v in self.fixed else seconds
 
     def kind(self, v: int) -> Hashable:
         """What the prices of a value depend on."""
-        return self.fulls[v], v in self.fixed, v in self.light
+        return self.fulls[v], v in self.fixed, v in self.light, v in self.tied
 
 
 Move = tuple[int, Placements, tuple[Place, ...]]
@@ -75,6 +79,8 @@ class LeastPrices:
         """The seconds that moving value `v` takes, or takes at least."""
         if src == dst or self._of_kind((v, src, dst)) in self.known or v in self.prices.light:
             return self.prices(v, src, dst, use)
+        if v in self.prices.tied:
+            return IMPOSSIBLE
         full, mesh = self.prices.fulls[v], self.prices.mesh
         least = about_seconds(full, mesh.sizes, src, dst, self.prices.cost)
         return least + FIXED if least and v in self.prices.fixed else least

@@ -24,11 +24,11 @@ from fdtensor.ops.rows import CallKey, rows_of, variants
 from fdtensor.programs.boundary import Boundary, boundary_of
 from fdtensor.programs.choices import Body, Choice, Constraints
 from fdtensor.programs.decomposed import decomposed
+from fdtensor.programs.ends import any_place, block, input_node, open_places, output_node
 from fdtensor.programs.nodes import Node, Option, Place
 from fdtensor.programs.prices import AxisPrices, Prices
 
 __all__ = ["BodyOptions", "ProblemBuilder"]
-
 
 BodyOptions = Callable[..., Sequence[Option]]
 """`(key, fulls, read, starts, before, mesh, axis, cost, depth, reduce_dtype)` to the options of a
@@ -74,12 +74,8 @@ class ProblemBuilder:
 
     def _left(self, v: Var, full: Full) -> Full:
         """The largest block that the other axes leave of a value."""
-        shape = list(full.shape)
-        for axis, choice in self.before.items():
-            p = choice.placements.get(v)
-            if isinstance(p, Cut):
-                shape[p.dim] = -(-shape[p.dim] // self.mesh.axis_size(axis))
-        return Full(tuple(shape), full.dtype)
+        sizes = [self.mesh.axis_size(axis) for axis in self.before]
+        return block(full, [c.placements.get(v, R) for c in self.before.values()], sizes)
 
     @functools.cached_property
     def nodes(self) -> tuple[Node, ...]:
@@ -87,9 +83,10 @@ class ProblemBuilder:
         graph = self.graph
         nodes: list[Node] = []
         for v, end in zip(graph.inputs, self.boundary.ins, strict=True):
-            nodes.append(self._source(v, self._any(v) if end == "free" else [end]))
+            nodes.append(self._input(len(nodes), v, end))
         for v, _ in graph.constants:
-            nodes.append(self._source(v, [R]))
+            self.domain[v] = {R: None}
+            nodes.append(Node((), (v.index,), (Option((), (R,), 0.0),)))
         for i, call in enumerate(graph.calls):
             options = self._with_taken(i, self._options(i, call))
             for k, v in enumerate(call.outs):
@@ -101,10 +98,9 @@ class ProblemBuilder:
             ins = tuple(v.index for v in call.ins)
             nodes.append(Node(ins, outs, options, self._uses(uses)))
         for k, (v, end) in enumerate(zip(graph.outs, self.boundary.outs, strict=True)):
-            wanted = self._results(k, v) if end == "free" else [end]
+            places = self._results(k, v) if end == "free" else [end]
             uses = self._uses([{a: choice.outs[k] for a, choice in self.before.items()}])
-            options = tuple(Option((q,), (), 0.0) for q in wanted)
-            nodes.append(Node((v.index,), (), options, uses))
+            nodes.append(output_node(graph, k, places, self.constraints, uses))
         return tuple(nodes)
 
     def _with_taken(self, i: int, options: tuple[Option, ...]) -> tuple[Option, ...]:
@@ -120,6 +116,8 @@ class ProblemBuilder:
         """The placements that output `k`, value `v`, may have where it is free: none is pending."""
         if self.like is not None:
             return [self.like.outs[k]]
+        if k in self.constraints.ties:
+            return list(self.domain[self.graph.inputs[self.constraints.ties[k]]])
         ends = [choice.outs[k] for choice in self.before.values()]
         ragged = [p.dim for p in ends if isinstance(p, Ragged)]  # one axis may cut a dim so
         kept = (p for p in self.domain[v] if not (isinstance(p, Ragged) and p.dim in ragged))
@@ -128,13 +126,17 @@ class ProblemBuilder:
         # of equal ones the first is taken: rather one that cuts no dim again
         return sorted(each, key=lambda p: _cut(p) and p.dim in dims)
 
-    def _source(self, v: Var, placements: Sequence[Placement]) -> Node:
-        self.domain[v] = dict.fromkeys(placements)
-        return Node((), (v.index,), tuple(Option((), (p,), 0.0) for p in placements))
+    def _input(self, k: int, v: Var, end: Place) -> Node:
+        """The node of input `k`, value `v`."""
+        known = self.left[v.index], self.count, self.constraints
+        places = open_places(self.graph, k, *known) if end == "free" else {end: 0}
+        # of equal ones the first is taken: rather one that holds less
+        each = list(places) if self.depth else sorted(places, key=places.__getitem__)
+        self.domain[v] = dict.fromkeys(each)
+        return input_node(self.graph, k, each, places, self.constraints)
 
     def _any(self, v: Var) -> list[Placement]:
-        shape, uncut = self.graph.types[v.index].shape, self.constraints.uncut.get(v, ())
-        return [R, *(Shard(d) for d, n in enumerate(shape) if n > 1 and d not in uncut)]
+        return any_place(self.graph.types[v.index], self.constraints.uncut.get(v, ()))
 
     def _options(self, i: int, call: Call) -> tuple[Option, ...]:
         """The options of a call; those of calls that are alike are built once."""

@@ -17,6 +17,7 @@ from fdtensor.layouts.json_fields import Malformed, parsed, shown
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.text import Text
+from fdtensor.layouts.tree import flatten, unflatten
 from fdtensor.ops.graph import Var
 from fdtensor.plans.collectives import Step, is_local
 from fdtensor.plans.cost import CostModel, seconds
@@ -81,6 +82,21 @@ class Program:
     def out_types(self) -> tuple[TensorType, ...]:
         """The types of the outputs."""
         return tuple([self.types[v.index] for v in self.outs])
+
+    def layouts_of(self, argument: int | str) -> Any:
+        """The layouts of an argument, by its position or name: a pytree of its structure.
+
+        None stands for leaves that are no tensors. Raises `TraceError` where there is no such
+        argument, and for a program that was loaded.
+        """
+        if self.origin is None or self.origin.arguments is None:
+            raise TraceError(
+                f"{self.name} does not have the structure of its arguments.",
+                hint="Ask the program that trace returned, or read in_types: one for each tensor.",
+            )
+        numbers, spec = flatten(self.origin.arguments.of(argument, "layouts_of asks for"))
+        layouts = [type.layout for type in self.in_types]
+        return unflatten(spec, [layouts[n] for n in numbers])
 
     @property
     def collectives(self) -> tuple[Step | Together, ...]:

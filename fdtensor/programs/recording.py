@@ -11,6 +11,7 @@ import optree
 import torch
 
 from fdtensor.layouts.errors import TraceError
+from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import argument, flatten, paths, unflatten
 from fdtensor.ops.graph import Full, Graph
@@ -31,7 +32,9 @@ def name_of(f: Callable[..., Any]) -> str:
 
 
 def filled(
-    leaves: Sequence[Any], types: Sequence[TensorType | None], tensors: Iterable[torch.Tensor]
+    leaves: Sequence[Any],
+    types: Sequence[TensorType | FreeType | None],
+    tensors: Iterable[torch.Tensor],
 ) -> list[Any]:
     """The leaves of arguments, tensors for those with types: one for an object that comes twice."""
     tensors = iter(tensors)
@@ -51,7 +54,7 @@ def recorded(
     f: Callable[..., Any],
     spec: optree.PyTreeSpec,
     leaves: Sequence[Any],
-    types: Sequence[TensorType | None],
+    types: Sequence[TensorType | FreeType | None],
     device: str | torch.device = "cpu",
     requires_grad: Sequence[bool] = (),
     checks: bool = False,
@@ -96,7 +99,7 @@ def recorded(
 def _failure(
     f: Callable[..., Any],
     spec: optree.PyTreeSpec,
-    types: Sequence[TensorType | None],
+    types: Sequence[TensorType | FreeType | None],
     error: Exception,
 ) -> TraceError:
     """The error for a function that fails on full tensors of these types."""

@@ -143,7 +143,9 @@ def _best_of(problem: _Problem, pool: Sequence[Choices]) -> dict[str, Choice]:
     ends = zip(*(problem.boundaries[axis].outs for axis in axes), strict=True)
     free = [all(end == "free" for end in along) for along in ends]
     for _ in range(ROUNDS):
-        more = wider(graph, with_options(nodes, taken), taken, rows, free, prices)
+        more = wider(
+            graph, with_options(nodes, taken), taken, rows, free, prices, problem.constraints
+        )
         after, less = problem.solved(more, near=taken)
         better = less < seconds * (1 - ENOUGH)
         if less < seconds:
@@ -151,7 +153,8 @@ def _best_of(problem: _Problem, pool: Sequence[Choices]) -> dict[str, Choice]:
         if not better:
             break
     choices = _choices(problem, nodes, taken, seconds)
-    if _combinations(list(rows.values())) <= MOST_COMBINED:
+    held = problem.constraints.holding > 0  # the search knows of seconds alone
+    if not held and _combinations(list(rows.values())) <= MOST_COMBINED:
         search = problem.search(nodes, taken, choices)
         if search.size <= MOST_COMBINED:  # decompositions add to the rows
             best = search.best(CHOICE)

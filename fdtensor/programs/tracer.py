@@ -11,6 +11,7 @@ import optree
 import torch
 
 from fdtensor.layouts.errors import TraceError
+from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.opaque import opaque
@@ -18,13 +19,16 @@ from fdtensor.layouts.progress import working
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten, unflatten
 from fdtensor.ops.ambient import neutral
+from fdtensor.ops.graph import Graph
 from fdtensor.ops.pins import pinned
 from fdtensor.ops.random_key import is_key, key_type, with_random_key
 from fdtensor.plans.cost import NCCL, CostModel
-from fdtensor.programs.as_if import Scale, at_scale
+from fdtensor.programs.arguments import arguments_of
+from fdtensor.programs.as_if import Scale, as_in, at_scale
 from fdtensor.programs.assembly import assembled
 from fdtensor.programs.budget import cheapest_within
 from fdtensor.programs.choices import Constraints
+from fdtensor.programs.ends import Wanted, numbered
 from fdtensor.programs.options import OnMissingRule, Options
 from fdtensor.programs.out_layouts import resolved, wanted_layouts
 from fdtensor.programs.program import Program
@@ -66,6 +70,7 @@ def trace(
     max_bytes: int | None = None,
     as_if: Program | Scale | None = None,
     like: Program | None = None,
+    mesh: Mesh | None = None,
     **kwargs: Any,
 ) -> Program:
     """The program of `f` for arguments of these types: pytrees of `TensorType`s or `DTensor`s.
@@ -91,6 +96,9 @@ def trace(
     default a test on small tensors may take another program than the real run, since small tensors
     are cheap to gather. The values of other arguments, and so `f`, are to allow both sizes.
     With a function `max_bytes` bounds what the real program holds.
+    Arguments of `TensorType(shape, dtype, layout="free")` get layouts that take the least time with
+    all else, never pending, and results that are like them the same: `Program.layouts_of`. With
+    `max_bytes` they are cut as far as needed. Where all are free, `mesh` says on which mesh.
     Raises `TraceError` for what is no pure function or does not fit in `max_bytes`, `RuleError` as
     `on_missing_rule` says.
 
@@ -104,11 +112,17 @@ def trace(
       d:f32[4@x,4]      = reduce_scatter[axis=x dim=0 reduce_op=sum] c  32 B
       out  d
     1 collective, 32 B received per rank
+
+    Layouts of arguments may be chosen too:
+
+    >>> b = TensorType((4, 6), torch.float32, layout="free")
+    >>> trace(torch.add, a, b).layouts_of(1)
+    Layout(Mesh(x=2), (Shard(1),))
     """
     __tracebackhide__ = True
     if "key" in kwargs and is_key(f, kwargs["key"]):
         leaves, _ = flatten((args, kwargs), is_leaf=is_typed)
-        mesh = one_mesh([t for t in map(type_of, leaves) if t is not None])
+        mesh = one_mesh([t for t in map(type_of, leaves) if t is not None], mesh)
         f, kwargs = with_random_key(f), {**kwargs, "key": key_type(mesh)}
     leaves, spec = flatten((args, kwargs), is_leaf=is_typed)
     types = [type_of(leaf) for leaf in leaves]
@@ -122,7 +136,7 @@ def trace(
         as_if=as_if if like is None else like,
     )
     with working(f"tracing {name_of(f)}"):
-        return traced(f, spec, leaves, types, options, cost=cost or NCCL).program
+        return traced(f, spec, leaves, types, options, cost=cost or NCCL, mesh=mesh).program
 
 
 def is_typed(leaf: object) -> bool:
@@ -130,9 +144,9 @@ def is_typed(leaf: object) -> bool:
     return type_of(leaf) is not None
 
 
-def type_of(leaf: object) -> TensorType | None:
-    """The type of a `DTensor` or the like, or a `TensorType` itself; None for other leaves."""
-    if isinstance(leaf, TensorType):
+def type_of(leaf: object) -> TensorType | FreeType | None:
+    """The type of a `DTensor` or the like, or a type itself; None for other leaves."""
+    if isinstance(leaf, (TensorType, FreeType)):
         return leaf
     type = getattr(leaf, "type", None)
     return type if isinstance(type, TensorType) else None
@@ -142,27 +156,28 @@ def traced(
     f: Callable[..., Any],
     spec: optree.PyTreeSpec,
     leaves: Sequence[Any],
-    types: Sequence[TensorType | None],
+    types: Sequence[TensorType | FreeType | None],
     options: Options,
     *,
     cost: CostModel,
     device: str | torch.device = "cpu",
     requires_grad: Sequence[bool] = (),
     packed: bool = True,
+    mesh: Mesh | None = None,
 ) -> Traced:
     """The program of `f(*args, **kwargs)`, where the arguments have these leaves and types."""
     __tracebackhide__ = True
-    mesh = one_mesh(known := [t for t in types if t is not None])
+    mesh = one_mesh([t for t in types if t is not None], mesh)
     repeats, budget = options.as_if, options.max_bytes
     if repeats is not None and not isinstance(repeats, Program):  # a function of shapes
-        again = functools.partial(traced, cost=cost, device=device, requires_grad=requires_grad)
+        how = {"cost": cost, "device": device, "requires_grad": requires_grad, "mesh": mesh}
+        again = functools.partial(traced, **how)
         repeats, budget = _at_scale(again, f, spec, leaves, types, options, packed), None
     how = device, requires_grad, options.check_indices
     graph, out_tree, statics, new = recorded(f, spec, leaves, types, *how)
-    asked = resolved(options.out_layouts, f, spec, types)
-    wants = wanted_layouts(graph, spec, types, out_tree, statics, asked)
-    if repeats is not None and options.out_layouts is None:
-        wants = repeats.origin.wants  # small sizes may be equal where the real ones are not
+    types = types if repeats is None else as_in(repeats.in_types, types)
+    known = [t for t in types if t is not None]
+    wants = _wants(graph, f, spec, types, out_tree, statics, options, repeats)
     _refuse_other_mesh([*wants, *map(pinned, graph.calls)], mesh)
     assemble = functools.partial(
         assembled,
@@ -173,10 +188,28 @@ def traced(
         packed=packed,
         constraints=Constraints(reduce_dtype=options.reduce_dtype),
         repeats=repeats,
+        arguments=arguments_of(f, spec, numbered(types)),
     )
     with neutral():  # rules ask torch too: what taps an op reads, which dtype it gives
-        program = assemble() if budget is None else cheapest_within(assemble, budget, cost)
+        program = assemble() if budget is None else cheapest_within(assemble, budget, cost, known)
     return Traced(program, out_tree, statics, out_tree.is_leaf() and statics == (TENSOR,), new)
+
+
+def _wants(
+    graph: Graph,
+    f: Callable[..., Any],
+    spec: optree.PyTreeSpec,
+    types: Sequence[TensorType | FreeType | None],
+    out_tree: optree.PyTreeSpec,
+    statics: Sequence[object],
+    options: Options,
+    repeats: Program | None,
+) -> Sequence[Wanted]:
+    """What is asked of each output, by the options and the arguments."""
+    if repeats is not None and options.out_layouts is None:
+        return repeats.origin.wants  # small sizes may be equal where the real ones are not
+    asked = resolved(options.out_layouts, f, spec, types)
+    return wanted_layouts(graph, spec, types, out_tree, statics, asked)
 
 
 def _at_scale(
@@ -184,7 +217,7 @@ def _at_scale(
     f: Callable[..., Any],
     spec: optree.PyTreeSpec,
     leaves: Sequence[Any],
-    types: Sequence[TensorType | None],
+    types: Sequence[TensorType | FreeType | None],
     options: Options,
     packed: bool,
 ) -> Program:
@@ -196,9 +229,9 @@ def _at_scale(
     return again(f, spec, blanks, real, attrs.evolve(options, as_if=None), packed=packed).program
 
 
-def _refuse_other_mesh(layouts: Sequence[Layout | None], mesh: Mesh) -> None:
+def _refuse_other_mesh(layouts: Sequence[Wanted], mesh: Mesh) -> None:
     for layout in layouts:
-        if layout is not None and layout.mesh is not mesh:
+        if isinstance(layout, Layout) and layout.mesh is not mesh:
             raise TraceError(
                 "a layout of out_layouts or constrain is on another mesh than the arguments.",
                 arguments=mesh,
@@ -207,9 +240,16 @@ def _refuse_other_mesh(layouts: Sequence[Layout | None], mesh: Mesh) -> None:
             )
 
 
-def one_mesh(types: Sequence[TensorType]) -> Mesh:
-    """The mesh that all types are on."""
-    meshes = list(dict.fromkeys(t.mesh for t in types))
+def one_mesh(types: Sequence[TensorType | FreeType], mesh: Mesh | None = None) -> Mesh:
+    """The mesh that all types are on, and `mesh` where there is one."""
+    given = [] if mesh is None else [mesh]
+    meshes = [*dict.fromkeys([*given, *(t.mesh for t in types if isinstance(t, TensorType))])]
+    if not meshes and types:
+        raise TraceError(
+            "the layouts of all arguments are free, and no mesh is given to choose them on.",
+            arguments=", ".join(map(str, types)),
+            hint="Write trace(f, ..., mesh=mesh), or give one argument a layout.",
+        )
     if len(meshes) != 1:
         raise TraceError(
             f"the arguments are on {len(meshes)} meshes, a traced function runs on one.",

@@ -9,7 +9,7 @@ and for the readers as they now are.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from itertools import islice, product
 from typing import Any
 
@@ -20,6 +20,8 @@ from fdtensor.ops.flops import Part, Work
 from fdtensor.ops.graph import Call, Graph
 from fdtensor.ops.lift import lifted
 from fdtensor.ops.rows import CallKey
+from fdtensor.programs.choices import Constraints
+from fdtensor.programs.ends import open_input, output_node
 from fdtensor.programs.moves import Placements, about_seconds
 from fdtensor.programs.nodes import Node, Option, Place
 from fdtensor.programs.prices import Prices
@@ -75,6 +77,7 @@ def wider(
     rows: Mapping[str, Sequence[Node]],
     free: Sequence[bool],
     prices: Prices,
+    constraints: Constraints,
 ) -> list[Node]:
     """The nodes with more options, near those that were taken.
 
@@ -102,23 +105,67 @@ def wider(
         if look not in known:  # calls that are alike get the same
             known[look] = _more(now, graph, call, nodes[k], alone)
         more.append(attrs.evolve(nodes[k], options=known[look]))
-    return [*more, *_ends(nodes[last:], more, free)]
+    starts = _starts(graph, [*more, *nodes[last:]], rows, prices, constraints)
+    more[: len(starts)] = starts
+    return [*more, *_ends(graph, nodes[last:], more, free, constraints)]
 
 
-def _ends(ends: Sequence[Node], nodes: Sequence[Node], free: Sequence[bool]) -> Iterator[Node]:
-    """The outputs; where one is open, in any placement that the nodes give but pending ones."""
+def _starts(
+    graph: Graph,
+    nodes: Sequence[Node],
+    rows: Mapping[str, Sequence[Node]],
+    prices: Prices,
+    constraints: Constraints,
+) -> list[Node]:
+    """The inputs; one that is open in any placement in which it is read, or a tied result made."""
+    read: dict[int, dict[tuple[Place, ...], None]] = {}
+    made: dict[int, list[Placements]] = {}
+    for node in nodes:
+        for j, v in enumerate(node.ins):
+            read.setdefault(v, {}).update((o.ins[j], None) for o in node.options)
+        for j, v in enumerate(node.outs):
+            made[-1 if v is None else v] = [o.outs[j] for o in node.options]
+    starts: list[Node] = []
+    for k, v in enumerate(graph.inputs):
+        domains = [{o.outs[0] for o in rows[axis][k].options} for axis in prices.mesh.axes]
+        places = dict.fromkeys(o.outs[0] for o in nodes[k].options)
+        if any(len(domain) > 1 for domain in domains):
+            tied = [graph.outs[o].index for o, i in constraints.ties.items() if i == k]
+            near = (p for u in (v.index, *tied) for p in (*read.get(u, ()), *made[u]))
+            places |= {p: None for p in near if _each_in(p, domains)}
+        starts.append(open_input(graph, k, places, prices.mesh, constraints))
+    return starts
+
+
+def _each_in(places: tuple[Place, ...], domains: Sequence[Collection[Place]]) -> bool:
+    return all(p in domain for p, domain in zip(places, domains, strict=True))
+
+
+def _ends(
+    graph: Graph,
+    ends: Sequence[Node],
+    nodes: Sequence[Node],
+    free: Sequence[bool],
+    constraints: Constraints,
+) -> Iterator[Node]:
+    """The outputs; where one is open, in any placement that the nodes give but pending ones.
+
+    One that is tied may have those of the input.
+    """
     given = {
         v: [option.outs[j] for option in node.options]
         for node in nodes
         for j, v in enumerate(node.outs)
         if v is not None
     }
-    for node, is_free in zip(ends, free, strict=True):
+    for k, (node, is_free) in enumerate(zip(ends, free, strict=True)):
         places = dict.fromkeys(option.ins[0] for option in node.options)
-        if is_free:
+        if k in constraints.ties:
+            places = dict.fromkeys(option.outs[0] for option in nodes[constraints.ties[k]].options)
+        elif is_free:
             kept = (p for p in given[node.ins[0]] if not any(isinstance(x, Partial) for x in p))
             places |= dict.fromkeys(kept)
-        yield attrs.evolve(node, options=tuple(Option((q,), (), 0.0) for q in places))
+        yield output_node(graph, k, places, constraints)
 
 
 def with_options(nodes: Sequence[Node], taken: Sequence[Option]) -> list[Node]:

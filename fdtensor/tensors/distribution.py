@@ -10,6 +10,7 @@ import torch
 
 from fdtensor.layouts.dtypes import parse_dtype
 from fdtensor.layouts.errors import CommError, LayoutError
+from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.opaque import opaque
@@ -44,6 +45,8 @@ def from_local(
     >>> from_local((torch.tensor([1, 2]), torch.tensor([3])), rows, SimulatedComm(mesh)).full()
     tensor([1, 2, 3])
     """
+    if isinstance(type, FreeType):
+        raise type.unchosen()
     if not isinstance(type, TensorType):
         raise LayoutError(
             f"{type!r} is not a TensorType.", hint="Write TensorType(shape, dtype, layout)."

@@ -17,12 +17,14 @@ from fdtensor import random, testing
 from fdtensor.inspect.pictures import Picture
 from fdtensor.io.checkpoint import Contents, Stored
 from fdtensor.layouts import errors
+from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.placement import Spans
 from fdtensor.layouts.text import Text
 from fdtensor.ops.graph import Call, Full, Graph, Var
 from fdtensor.ops.notation import At, Block, Row, Rule, Units, Window
 from fdtensor.ops.notation.core import Halo
 from fdtensor.parallel.roles import Role
+from fdtensor.programs.ends import Tied
 from fdtensor.programs.options import Like, Options
 from fdtensor.programs.program import Together
 from fdtensor.tensors.calls.entry import Entry
@@ -134,6 +136,8 @@ for value in (random.key(7), random.fold_in(random.key(7), 3)):
 example(fd.Mesh, MESH, fd.Mesh.from_ranks([[0, 2], [1, 3]], ("a", "b")), fd.Mesh())
 example(fd.Layout, ROWS, fd.Layout(MESH, [fd.Shard(0), fd.Shard(0)], {0: ("tp", "dp")}))
 example(fd.TensorType, TYPE)
+example(FreeType, fd.TensorType((4, 6), torch.float32, "free"))
+example(Tied, Tied(1))
 example(fd.CostModel, fd.NCCL, fd.GLOO)
 example(fd.Plan, PLAN, lambda: (PLAN.received_bytes, PLAN.digest, PLAN)[-1])
 example(fd.Fused, fd.fuse([PLAN, PLAN]))

@@ -107,7 +107,10 @@ class _Uses:
         self.takers: dict[int, list[tuple[int, Place, Any]]] = {}
         calls = [(i, *pair) for i, pair in enumerate(_calls(choice, origin, problem))]
         ends = problem.nodes[len(problem.nodes) - len(graph.outs) :]
-        outs = [(-1, n, Option((q,), (), 0.0)) for n, q in zip(ends, choice.outs, strict=True)]
+        outs = [
+            (-1, n, Option((q,) * len(n.ins), (), 0.0))
+            for n, q in zip(ends, choice.outs, strict=True)
+        ]
         for i, node, option in (*calls, *outs):
             for j, (v, wanted) in enumerate(zip(node.ins, option.ins, strict=True)):
                 self.takers.setdefault(v, []).append((i, wanted, node.use(j)))

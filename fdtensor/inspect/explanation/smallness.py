@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+import attrs
+
 from fdtensor.layouts.placement import Cut, Placement, Replicate
 from fdtensor.ops.graph import Var
 from fdtensor.programs.as_if import dearer
@@ -33,11 +35,10 @@ def small_values(program: Program) -> dict[str, list[Var]]:
     assert first is not None
     prices = first.prices.prices
     larger = dearer(prices.cost, LARGER)
-    known = prices_of(origin.graph, program.mesh, larger, first.constraints)
+    constraints = attrs.evolve(first.constraints, holding=0.0)
+    known = prices_of(origin.graph, program.mesh, larger, constraints)
     boundaries = {a: c.problem.boundary for a, c in choices.items() if c.problem is not None}
-    others = chosen_together(
-        origin.graph, boundaries, known, first.constraints, regather=origin.regather
-    )
+    others = chosen_together(origin.graph, boundaries, known, constraints, regather=origin.regather)
     each = {axis: list(_whole(origin, axis, others[axis].placements)) for axis in choices}
     return {axis: values for axis, values in each.items() if values}
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import attrs
+
 from fdtensor.ops.graph import Graph
 from fdtensor.programs.bound.search import Best, Search
 from fdtensor.programs.boundary import Boundary
@@ -23,7 +25,8 @@ def bound_of(choices: Mapping[str, Choice], regather: bool = False) -> Best:
     """
     first = next(iter(choices.values())).problem
     assert first is not None
-    graph, prices, constraints = first.graph, first.prices.prices, first.constraints
+    graph, prices = first.graph, first.prices.prices
+    constraints = attrs.evolve(first.constraints, holding=0.0)
     boundaries = {a: c.problem.boundary for a, c in choices.items() if c.problem is not None}
     nodes = nodes_of(graph, [choices], prices, constraints)
     return search_from(graph, boundaries, nodes, choices, prices, constraints, regather).best()
@@ -50,7 +53,8 @@ def search_from(
 
 def _taken(choice: Choice, alone: Sequence[Node]) -> list[Option]:
     """The option of each node on one axis."""
-    ins = [Option((), (p,), 0.0) for p in choice.ins]
-    outs = [Option((q,), (), 0.0) for q in choice.outs]
+    first, last = alone[: len(choice.ins)], alone[len(alone) - len(choice.outs) :]
+    ins = [Option((), (p,) * len(n.outs), 0.0) for p, n in zip(choice.ins, first, strict=True)]
+    outs = [Option((q,) * len(n.ins), (), 0.0) for q, n in zip(choice.outs, last, strict=True)]
     constants = [node.options[0] for node in alone[len(ins) : len(alone) - len(outs)]]
     return [*ins, *constants[: len(constants) - len(choice.calls)], *choice.calls, *outs]

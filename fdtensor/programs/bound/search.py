@@ -127,7 +127,9 @@ class Search:
         key = prices.kind(v), made, taken
         if key not in known:
             seconds = np.zeros((made.size, taken.size))
-            if v not in prices.light:
+            if v in prices.tied:
+                seconds = 2 * self.chosen * made.differ(taken)
+            elif v not in prices.light:
                 where = prices.fulls[v], prices.mesh.sizes, made, taken
                 seconds = least_seconds(*where, prices.cost, prices.reduce_dtype)
             if v in prices.fixed:

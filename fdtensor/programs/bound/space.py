@@ -55,6 +55,11 @@ class Sites:
         ]
         return _grid(wider.shape)[np.ix_(*where)].ravel()
 
+    def differ(self, other: Sites) -> Floats:
+        """1 where a combination, in a row, is another one than one of other sites, else 0."""
+        own, theirs = ([s.placements(i) for i in range(s.size)] for s in (self, other))
+        return np.array([[float(p != q) for q in theirs] for p in own])
+
 
 def joined(each: Iterable[Sites]) -> Sites:
     """The sites with the places of several on each axis."""

@@ -15,6 +15,7 @@ import attrs
 import torch
 
 from fdtensor.layouts.errors import DataDependentError, FallbackWarning, FdtensorError
+from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten, key_orders, unflatten
@@ -73,13 +74,15 @@ class Spmd(Generic[P, R]):
     def trace(self, *args: Any, **kwargs: Any) -> Program:
         """The program that a call with these arguments runs: a call does not trace it again.
 
-        Of DTensors it is collective, as a call is. Types are enough, for a look without processes.
+        Of DTensors it is collective, as a call is. Types are enough, for a look without processes,
+        and may be free: a call takes tensors in the layouts that the program has.
         """
         drawing = self._drawing(args, kwargs)
         if drawing is not None:
             return drawing.trace(*args, **kwargs)
         leaves, spec = flatten((args, kwargs), is_leaf=is_typed)
-        if any(isinstance(leaf, DTensor) for leaf in leaves):
+        free = any(isinstance(leaf, FreeType) for leaf in leaves)
+        if not free and any(isinstance(leaf, DTensor) for leaf in leaves):
             entry = self._entry(leaves, spec, key_orders((args, kwargs)))
             if entry.traced is None:
                 raise DataDependentError(

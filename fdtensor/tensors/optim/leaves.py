@@ -10,6 +10,7 @@ import optree
 import torch
 
 from fdtensor.layouts.errors import ValueTreeError
+from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten, mismatches, paths, unflatten
 from fdtensor.tensors.dtensor import DTensor
@@ -85,7 +86,8 @@ def expected(
     for place, x, own in zip(params.places, params.leaves, options, strict=True):
         fixed = settings({name: value for name, value in own.items() if name != "lr"})
         try:
-            types.append(state_types(kind, fixed, x if isinstance(x, TensorType) else x.type))
+            type = x.type if isinstance(x, DTensor) else x
+            types.append(state_types(kind, fixed, type))
         except (ValueError, TypeError, RuntimeError) as error:
             problems[place] = str(error).rstrip(".")
     params.refused(kind, problems)
@@ -154,7 +156,7 @@ def _class(x: Any) -> type:
     return next((k for k in _VALUES if isinstance(x, k)), type(x))
 
 
-_VALUES = (DTensor, TensorType, torch.Tensor)
+_VALUES = (DTensor, TensorType, FreeType, torch.Tensor)
 
 
 def _is_value(x: Any) -> bool:

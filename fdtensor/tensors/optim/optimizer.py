@@ -9,6 +9,7 @@ import attrs
 import torch
 
 from fdtensor.layouts.errors import FdtensorError
+from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import unflatten
@@ -70,11 +71,12 @@ class Optimizer:
 
         State of the shape of the parameter has its layout. State that lacks a dim of it, such as
         rows and columns of Adafactor, is cut as the parameter in the dims that they share; numbers,
-        such as counts of steps, are replicated. For `TensorType`s it gives those of the state.
+        such as counts of steps, are replicated. For `TensorType`s it gives those of the state,
+        free ones for free ones.
         """
         parameters = params_of(self.kind, params)
         options = self._options(parameters)
-        if any(isinstance(x, TensorType) for x in parameters.leaves):
+        if any(isinstance(x, (TensorType, FreeType)) for x in parameters.leaves):
             return unflatten(parameters.spec, expected(self.kind, parameters, options))
         if parameters.distributed:
             expected(self.kind, parameters, options)  # raises where there is none

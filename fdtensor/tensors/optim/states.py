@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.placement import Cut, Replicate
 from fdtensor.layouts.tensor_type import TensorType
@@ -31,15 +32,17 @@ def settings(options: Mapping[str, Any]) -> Settings:
 
 
 def state_types(kind: Kind, options: Settings, param: TensorType) -> dict[str, TensorType]:
-    """The types of the state of a parameter, by name."""
+    """The types of the state of a parameter, by name; free ones of a free one."""
     return dict(_state_types(kind, options, param, torch.get_default_dtype()))
 
 
 @functools.lru_cache(maxsize=CACHED)
 def _state_types(
-    kind: Kind, options: Settings, param: TensorType, _default_dtype: torch.dtype
-) -> tuple[tuple[str, TensorType], ...]:
+    kind: Kind, options: Settings, param: TensorType | FreeType, _default_dtype: torch.dtype
+) -> tuple[tuple[str, Any], ...]:
     kinds = shapes(kind, dict(options), param.shape, param.dtype)
+    if isinstance(param, FreeType):
+        return tuple((name, FreeType(*of)) for name, of in kinds.items())
     return tuple(
         (name, TensorType(shape, dtype, _state_layout(param, shape)))
         for name, (shape, dtype) in kinds.items()
