@@ -117,8 +117,11 @@ class _Streams:
         ]
         self.first = 0
         """The first line that computes and is not listed."""
-        self.later: list[int] = []
-        """Lines that may compute but for the window, by their number."""
+        self.later: list[tuple[int, int]] = []
+        """Lines that may compute but for the window, by the last that may not be first.
+
+        A saved value waits for its turn, for it is cut to hold less until then.
+        """
         self.coming: list[tuple[float, int]] = []
         """Lines whose operands arrive, by when they do."""
         self.ready: list[tuple[float, int]] = []
@@ -143,7 +146,8 @@ class _Streams:
     def _admit(self, i: int) -> None:
         """Adds a line whose operands are listed."""
         if not self.all.sends[i]:
-            heappush(self.later, i)
+            early = 1 if self.all.eqns[i].op is ALIAS else self.window
+            heappush(self.later, (i - early, i))
         elif self.all.early(i):
             heappush(self.early, (self.all.release[i], i))
         else:
@@ -157,23 +161,25 @@ class _Streams:
                 i = heappop(self.early)[1]
                 heappush(self.sending, (-self.wanted[i], i))
             yield from self._send(heappop(self.sending)[1])
-            return
-        if not self.ready:
+        elif not self.ready:
             yield from self._sent_by(self.coming[0][0])
             self.clock = max(self.clock, self.coming[0][0])
-            return
-        i = heappop(self.ready)[1]
-        self.clock += self.all.seconds[i]
-        yield from self._sent_by(self.clock, self.clock - self.all.seconds[i])
-        yield from self._list(i, self.clock)
+        else:
+            i = heappop(self.ready)[1]
+            if self.listed[i]:  # a view that a gather had to come after
+                return
+            stop = self.clock + self.all.seconds[i]
+            yield from self._sent_by(stop)
+            self.clock = stop
+            yield from self._list(i, stop)
 
     def _refresh(self) -> None:
         """Moves lines on whose turn has come."""
         count = len(self.all.eqns)
         while self.first < count and (self.listed[self.first] or self.all.sends[self.first]):
             self.first += 1
-        while self.later and self.later[0] < self.first + self.window:
-            i = heappop(self.later)
+        while self.later and self.later[0][0] < self.first:
+            i = heappop(self.later)[1]
             arrived = max([self.stop[j] for j in self.all.operands[i]], default=0.0)
             heappush(self.coming, (arrived, i))
         while self.coming and self.coming[0][0] <= self.clock:
@@ -183,20 +189,18 @@ class _Streams:
             i = heappop(self.early)[1]
             heappush(self.sending, (-self.wanted[i], i))
 
-    def _sent_by(self, time: float, now: float | None = None) -> Iterator[int]:
-        """The lines that start to send before this time, in the order of their urgency."""
-        now = self.clock if now is None else now
-        while self.sending and max(self.link, now) < time:
-            yield from self._send(heappop(self.sending)[1], now)
+    def _sent_by(self, time: float) -> Iterator[int]:
+        """The lines that start to send before this time, in the order of their priority."""
+        while self.sending and max(self.link, self.clock) < time:
+            yield from self._send(heappop(self.sending)[1])
 
-    def _send(self, i: int, now: float | None = None) -> Iterator[int]:
+    def _send(self, i: int) -> Iterator[int]:
         """A line that sends, after the views of inputs that it reads."""
         for j in self.all.operands[i]:
             if not self.listed[j]:
                 yield from self._views(j)
         arrived = max([self.stop[j] for j in self.all.operands[i]], default=0.0)
-        start = max(self.link, self.clock if now is None else now, arrived)
-        self.link = start + self.all.seconds[i]
+        self.link = max(self.link, self.clock, arrived) + self.all.seconds[i]
         yield from self._list(i, self.link)
 
     def _views(self, i: int) -> Iterator[int]:
