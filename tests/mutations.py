@@ -37,6 +37,12 @@ class Fault:
 
 FAULTS = (
     Fault(
+        "an order that takes less time may hold more than it may",
+        "if time < least * (1 - WORTH) and bytes_held(other).max() <= max_bytes:",
+        "if time < least * (1 - WORTH):",
+        "programs/test_schedule.py",
+    ),
+    Fault(
         "the last rows of an uneven cut are nobody's",
         "step = -(-size // count)",
         "step = size // count",
