@@ -82,6 +82,6 @@ def _within(program: Program, max_bytes: int) -> tuple[Program | None, int]:
         if peak > max_bytes:
             return None, peak
         lines = merged(lines, max_bytes)
-    lines = in_time(lines, max_bytes, program.cost)
+    lines = in_time(lines, lambda _: max_bytes, program.cost)
     fits = attrs.evolve(program, eqns=lines.eqns, outs=lines.outs, types=tuple(lines.types))
     return fits, fits.peak_bytes

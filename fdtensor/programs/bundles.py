@@ -14,8 +14,8 @@ import attrs
 
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Var
-from fdtensor.ops.saved_values import ALIAS
-from fdtensor.plans.collectives import AllGather, Bundle, Exchange, Step, is_local
+from fdtensor.plans.collectives import AllGather, Bundle, Exchange, Step
+from fdtensor.programs.eqn import is_part_line
 from fdtensor.programs.program import Eqn, Program, Together, is_view_line
 
 __all__ = ["BUCKET_BYTES", "bundled"]
@@ -206,8 +206,7 @@ def _input_gathers(program: Program, eqns: Sequence[Eqn]) -> tuple[list[int], di
     for i, eqn in enumerate(eqns):
         if not eqn.ins or not all(v in early for v in eqn.ins):
             continue
-        view = is_view_line(eqn) and eqn.op is not ALIAS  # a saved value comes when it is read
-        local = view or (isinstance(eqn.op, Step) and is_local(eqn.op))
+        local = is_part_line(eqn)
         kind = _kind(eqn)
         moves = kind is not None and kind[0] in (AllGather, Exchange) and not _reduces(eqn)
         if kind is not None and (local or moves):

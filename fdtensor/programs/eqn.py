@@ -15,7 +15,7 @@ from fdtensor.ops.lift import RESHAPES
 from fdtensor.ops.saved_values import ALIAS
 from fdtensor.plans.collectives import Collective, Step, is_local
 
-__all__ = ["Eqn", "Together", "is_view_line", "parts"]
+__all__ = ["Eqn", "Together", "is_part_line", "is_view_line", "parts"]
 
 
 @attrs.frozen(eq=False)
@@ -88,6 +88,13 @@ class Eqn:
 def is_view_line(eqn: Eqn) -> bool:
     """Whether a line is a view: an op that moves no elements."""
     return not isinstance(eqn.op, (Step, Together)) and (eqn.op in RESHAPES or is_view(eqn.call))
+
+
+def is_part_line(eqn: Eqn) -> bool:
+    """Whether a line is a view or a local step, which may come early; no saved value may."""
+    if isinstance(eqn.op, Step):
+        return is_local(eqn.op)
+    return is_view_line(eqn) and eqn.op is not ALIAS
 
 
 def parts(eqns: Sequence[Eqn]) -> set[int]:

@@ -3,42 +3,66 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import accumulate
 from math import inf
+from operator import add
 from typing import Literal
 
+import attrs
 import numpy as np
 
 from fdtensor.ops.saved_values import ALIAS
-from fdtensor.plans.collectives import Step, is_local
-from fdtensor.plans.cost import CostModel
-from fdtensor.programs.eqn import is_view_line
-from fdtensor.programs.memory import Lines, bytes_held, local_bytes
-from fdtensor.programs.seconds import line_seconds
+from fdtensor.programs.eqn import is_part_line
+from fdtensor.programs.memory import Bytes, Lines, buffer_bytes, local_bytes
+from fdtensor.programs.timeline import operands_of, starts
 
-__all__ = ["Listing", "Priority"]
+__all__ = ["Listing", "Priority", "Way"]
 
 Priority = Literal["turn", "need"]
 """Which line goes first: the one whose turn it is, or the one that most others wait for."""
 
 
+@attrs.frozen
+class Way:
+    """A way to list lines."""
+
+    window: int
+    """How many lines before its turn, less 1, a line may compute."""
+    compute: Priority = "turn"
+    """Which of the lines that could compute goes first: by need the one that most seconds of
+    sending wait for."""
+    send: Priority = "need"
+    """Which of the lines that could send goes first: by need the one that most seconds of all wait
+    for. In turn all go at once."""
+    soon: bool = False
+    """Whether what is computed and moved whole is sent at once; else it is just in time."""
+
+
 class Listing:
     """What an order of lines depends on: who reads what, seconds, and when gathers may start."""
 
-    def __init__(self, lines: Lines, cost: CostModel, max_bytes: int) -> None:
-        self.eqns = lines.eqns
+    def __init__(self, lines: Lines, seconds: Sequence[float]) -> None:
+        self.lines, self.eqns, self.seconds = lines, lines.eqns, seconds
         count = len(self.eqns)
-        self.seconds = [line_seconds(lines.types, eqn, cost) for eqn in self.eqns]
         self.sends = [eqn.is_collective for eqn in self.eqns]
-        maker = {v: i for i, eqn in enumerate(self.eqns) for v in eqn.outs if v is not None}
-        self.operands = [sorted({maker[v] for v in e.ins if v in maker}) for e in self.eqns]
+        self.operands = operands_of(self.eqns)
         self.readers: list[list[int]] = [[] for _ in range(count)]
         for i, makers in enumerate(self.operands):
             for j in makers:
                 self.readers[j].append(i)
         self.of_inputs = _of_inputs(lines, self.operands)
+        self.early = [
+            sends and all(self.of_inputs[j] for j in makers)
+            for sends, makers in zip(self.sends, self.operands, strict=True)
+        ]
+        """Whether each line sends and needs no more than views of inputs."""
+        self.in_time = [
+            sends and not any(step.moves.reduced for step in eqn.steps)
+            for sends, eqn in zip(self.sends, self.eqns, strict=True)
+        ]
+        """Whether each line sends just in time: at once goes what is reduced, and freed by that."""
         self.after = [0.0] * count
         """The seconds from the end of each line to the end of all, if nothing waits for a link."""
         self.sent_after = [0.0] * count
@@ -48,16 +72,24 @@ class Listing:
                 self.after[i] = max(self.after[i], self.after[j] + self.seconds[j])
                 sent = self.seconds[j] if self.sends[j] else 0.0
                 self.sent_after[i] = max(self.sent_after[i], self.sent_after[j] + sent)
-        self.release = self._releases(lines, max_bytes)
 
-    def early(self, i: int) -> bool:
-        """Whether a line that sends needs no more than views of inputs."""
-        return self.sends[i] and all(self.of_inputs[j] for j in self.operands[i])
+    @property
+    def least(self) -> float:
+        """The seconds that no order takes less than: of a stream, or of lines one after another."""
+        sending = sum(t for s, t in zip(self.sends, self.seconds, strict=True) if s)
+        longest = max(map(add, self.seconds, self.after), default=0.0)
+        return max(sending, sum(self.seconds) - sending, longest)
 
-    def _releases(self, lines: Lines, max_bytes: int) -> list[int]:
+    def seconds_of(self, order: Iterable[int]) -> float:
+        """The seconds that the lines take in an order."""
+        begins = starts(order, self.seconds, self.sends, self.operands)
+        return max(map(add, begins, self.seconds), default=0.0)
+
+    def releases(self, held: Bytes, max_bytes: int) -> list[int]:
         """For each line the first one, in the old order, before which it may start.
 
-        A gather of an input starts just in time, if the link is free, and where there is room.
+        What is not reduced starts just in time, if the link is free, and where there is room beside
+        what is `held` in the old order.
         """
         computing = [0.0 if s else t for s, t in zip(self.sends, self.seconds, strict=True)]
         clock = [0.0, *accumulate(computing)]
@@ -69,50 +101,49 @@ class Listing:
                 wanted = [due.get(j, clock[j]) for j in self.readers[i]]
                 link = min([link, clock[-1], *wanted]) - self.seconds[i]
                 due[i] = link
-                if self.early(i):
+                if self.in_time[i]:
                     releases[i] = min(i, max(0, bisect_right(clock, link) - 1))
-        held = bytes_held(lines)
+        room: Bytes = max_bytes - held
+        ranks = self.lines.ranks
         for i, eqn in enumerate(self.eqns):
-            if releases[i] < i and self.early(i):
-                size = np.sum([local_bytes(step.dst, lines.ranks) for step in eqn.steps], 0)
-                full = (held[releases[i] : i] + size > max_bytes).any(1).nonzero()[0]
+            if releases[i] < i and self.in_time[i]:
+                size: Bytes = np.sum([local_bytes(step.dst, ranks) for step in eqn.steps], 0)
+                size = size + buffer_bytes(eqn, ranks)
+                full = np.flatnonzero(np.any(room[releases[i] : i] < size, 1))
                 releases[i] += int(full[-1]) + 1 if full.size else 0
-                held[releases[i] : i] += size
+                room[releases[i] : i] -= size
         return releases
 
-    def order(self, window: int, compute: Priority, send: Priority) -> list[int]:
-        """The lines in their new order, where one that computes is at most `window` lines early.
-
-        Those that could compute go in turn, or first the one that most seconds of sending wait for;
-        those that could send go in turn, or first the one that most seconds of all wait for.
-        """
-        return list(_Streams(self, window, compute, send).run())
+    def order(self, way: Way, releases: Sequence[int]) -> list[int]:
+        """The lines in their new order, those just in time after the lines that release them."""
+        return list(_Streams(self, way, releases).run())
 
 
 def _of_inputs(lines: Lines, operands: list[list[int]]) -> list[bool]:
     """For each line, whether it is a view or a local part of inputs alone."""
     of_inputs: list[bool] = []
     for i, eqn in enumerate(lines.eqns):
-        view = is_view_line(eqn) and eqn.op is not ALIAS  # a saved value comes when it is read
-        local = view or (isinstance(eqn.op, Step) and is_local(eqn.op))
-        of_inputs.append(local and bool(eqn.ins) and all(of_inputs[j] for j in operands[i]))
+        local = bool(eqn.ins) and is_part_line(eqn)
+        of_inputs.append(local and all(of_inputs[j] for j in operands[i]))
     return of_inputs
 
 
 class _Streams:
     """Two streams as they take lines; times are seconds since the start."""
 
-    def __init__(self, listing: Listing, window: int, compute: Priority, send: Priority) -> None:
-        self.all, self.window = listing, window
+    def __init__(self, listing: Listing, way: Way, releases: Sequence[int]) -> None:
+        self.all, self.window, self.releases = listing, way.window, releases
         no = [0.0] * len(listing.eqns)
-        self.needed = no if compute == "turn" else listing.sent_after
-        self.wanted = no if send == "turn" else listing.after
+        self.needed = no if way.compute == "turn" else listing.sent_after
+        self.wanted = no if way.send == "turn" else listing.after
+        self.at_once = way.send == "turn"
+        self.in_time = listing.early if way.soon else listing.in_time
         count = len(listing.eqns)
         self.clock = self.link = 0.0
         self.stop = [0.0] * count
         self.listed = [False] * count
         self.missing = [
-            sum(not (listing.early(i) and listing.of_inputs[j]) for j in listing.operands[i])
+            sum(not (listing.early[i] and listing.of_inputs[j]) for j in listing.operands[i])
             for i in range(count)
         ]
         self.first = 0
@@ -129,7 +160,7 @@ class _Streams:
         self.sending: list[tuple[float, int]] = []
         """Lines that may send, in the order of theirs."""
         self.early: list[tuple[int, int]] = []
-        """Gathers of inputs by the line before which they may start."""
+        """Lines that send just in time by the line before which they may start."""
         for i in range(count):
             if not self.missing[i]:
                 self._admit(i)
@@ -148,8 +179,8 @@ class _Streams:
         if not self.all.sends[i]:
             early = 1 if self.all.eqns[i].op is ALIAS else self.window
             heappush(self.later, (i - early, i))
-        elif self.all.early(i):
-            heappush(self.early, (self.all.release[i], i))
+        elif self.in_time[i]:
+            heappush(self.early, (self.releases[i], i))
         else:
             heappush(self.sending, (-self.wanted[i], i))
 
@@ -190,8 +221,11 @@ class _Streams:
             heappush(self.sending, (-self.wanted[i], i))
 
     def _sent_by(self, time: float) -> Iterator[int]:
-        """The lines that start to send before this time, in the order of their priority."""
-        while self.sending and max(self.link, self.clock) < time:
+        """The lines that start to send before this time, in the order of their priority.
+
+        In turn all do that may, so that what they send is freed, and wait for the link there.
+        """
+        while self.sending and (self.at_once or max(self.link, self.clock) < time):
             yield from self._send(heappop(self.sending)[1])
 
     def _send(self, i: int) -> Iterator[int]:
@@ -216,7 +250,7 @@ class _Streams:
         self.listed[i], self.stop[i] = True, stop
         yield i
         for j in self.all.readers[i]:
-            if self.all.early(j) and self.all.of_inputs[i]:
+            if self.all.early[j] and self.all.of_inputs[i]:
                 continue
             self.missing[j] -= 1
             if not self.missing[j]:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Var
-from fdtensor.plans.collectives import Exchange, Step
+from fdtensor.plans.collectives import Step
 from fdtensor.programs.eqn import Eqn, Together, is_view_line, parts
 
 if TYPE_CHECKING:
@@ -27,7 +27,17 @@ Bytes = npt.NDArray[Any]
 
 LARGE_BLOCK = 2**40
 
-__all__ = ["Bytes", "Lines", "bytes_held", "lines_of", "lives", "local_bytes", "owners", "sizes"]
+__all__ = [
+    "Bytes",
+    "Lines",
+    "buffer_bytes",
+    "bytes_held",
+    "lines_of",
+    "lives",
+    "local_bytes",
+    "owners",
+    "sizes",
+]
 
 
 @attrs.frozen(eq=False)
@@ -110,32 +120,35 @@ def bytes_held(lines: Lines) -> Bytes:
     size_of = sizes(lines, owner)
     kind = np.result_type(np.int64, *(size.dtype for size in size_of.values()))
     change = np.zeros((count + 2, len(lines.ranks)), kind)
-    sent = _sent_until(lines, owner)
-    for v, times in lives(lines, owner).items():
-        size = size_of[v]
-        change[max(times[0], 0)] += size
+    waits = _waits(lines)
+    times = lives(lines, owner)
+    last = {v: ends[-1] for v, ends in times.items()}
+    for i, wait in waits.items():
+        eqn = lines.eqns[i]
+        for v in eqn.ins if eqn.steps[0].collective.keeps_operands(eqn.steps) else ():
+            last[owner[v.index]] = max(last[owner[v.index]], wait - 1)
+    for v, size in size_of.items():
+        change[max(times[v][0], 0)] += size
         if v not in lines.inputs:
-            change[max(times[-1], sent.get(v, 0)) + 1] -= size
+            change[last[v] + 1] -= size
     held = change.cumsum(0)[: max(count, 1)]
     for i, eqn in enumerate(lines.eqns):
         if eqn.steps:
-            held[i] = held[i] + buffer_bytes(eqn, lines.ranks)
+            until = waits.get(i, i + 1)
+            held[i:until] = held[i:until] + buffer_bytes(eqn, lines.ranks)
     return held
 
 
-def _sent_until(lines: Lines, owner: Sequence[int]) -> dict[int, int]:
-    """For each memory that an exchange sends, the last line before its result is waited for."""
-    first: dict[Var, int] = {v: len(lines.eqns) for v in lines.outs}
-    until: dict[int, int] = {}
+def _waits(lines: Lines) -> dict[int, int]:
+    """For each line that sends, the first one that reads a result of it."""
+    first: dict[Var, int] = dict.fromkeys(lines.outs, len(lines.eqns))
+    waits: dict[int, int] = {}
     for i in reversed(range(len(lines.eqns))):
         eqn = lines.eqns[i]
-        if eqn.steps and isinstance(eqn.steps[0].collective, Exchange):
-            wait = min([first.get(v, i + 1) for v in eqn.outs if v is not None], default=i + 1)
-            for v in eqn.ins:
-                until[owner[v.index]] = max(until.get(owner[v.index], 0), wait - 1)
-        for v in eqn.ins:
-            first[v] = i
-    return until
+        if eqn.is_collective:
+            waits[i] = min([first.get(v, i + 1) for v in eqn.outs if v is not None], default=i + 1)
+        first.update(dict.fromkeys(eqn.ins, i))
+    return waits
 
 
 @functools.lru_cache(maxsize=1 << 16)

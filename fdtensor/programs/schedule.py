@@ -8,23 +8,25 @@ gathered to is asked for so late that it arrives when it is read, where memory a
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import attrs
 
 from fdtensor.plans.cost import CostModel
-from fdtensor.programs.listing import Listing, Priority
+from fdtensor.programs.listing import Listing, Way
 from fdtensor.programs.memory import Lines, bytes_held, lines_of, local_bytes
 from fdtensor.programs.program import Program
-from fdtensor.programs.timeline import times_of
+from fdtensor.programs.seconds import line_seconds
 
 __all__ = ["in_time", "scheduled"]
 
-TRIED: tuple[tuple[int, Priority, Priority], ...] = (
-    *[(window, "turn", "need") for window in (1, 16, 256)],
-    *[(window, "need", "need") for window in (4, 64)],
-    *[(window, "turn", "turn") for window in (1, 16)],  # what is reduced at once is freed
+TRIED = (
+    *[Way(window) for window in (1, 16, 256)],
+    *[Way(window, soon=True) for window in (1, 16, 256)],
+    *[Way(window, compute="need") for window in (4, 64)],
+    *[Way(window, send="turn") for window in (1, 16)],  # what is reduced at once is freed
 )
-"""The orders that are tried: how many lines early a line may compute, and which one goes first of
-those that could compute and of those that could send."""
+"""The ways that are tried."""
 
 WORTH = 1e-3
 """The part of the seconds that another order must save."""
@@ -41,29 +43,42 @@ def scheduled(program: Program) -> Program:
     that gathers what the next layer needs, and beyond that a part of what that order holds, unless
     it gathers again to hold less.
     """
-    lines = lines_of(program, tuple(program.mesh.order[:1]))
-    sent = [step for eqn in lines.eqns if eqn.is_collective for step in eqn.steps]
-    if not sent:
+    if not any(eqn.is_collective for eqn in program.eqns):
         return program
-    gathered = [step.dst for step in sent if not step.moves.reduced]
-    largest = max([int(local_bytes(type, lines.ranks)[0]) for type in gathered], default=0)
-    room = 0.0 if program.origin is not None and program.origin.regather else ROOM
-    most = int((1 + room) * bytes_held(lines).max()) + LARGEST * largest
+    lines = lines_of(program, tuple(program.mesh.order[:1]))
+    regathers = program.origin is not None and program.origin.regather
+
+    def most(peak: int) -> int:
+        sent = [step for eqn in lines.eqns if eqn.is_collective for step in eqn.steps]
+        gathered = [step.dst for step in sent if not step.moves.reduced]
+        largest = max([int(local_bytes(type, lines.ranks)[0]) for type in gathered], default=0)
+        return int((1 if regathers else 1 + ROOM) * peak) + LARGEST * largest
+
     return attrs.evolve(program, eqns=in_time(lines, most, program.cost).eqns)
 
 
-def in_time(lines: Lines, max_bytes: int, cost: CostModel) -> Lines:
-    """The lines in the order of least seconds, of those tried that hold at most `max_bytes`."""
-    times = times_of(lines, cost)
-    best, least = lines, times.seconds
-    ideal = max(times.computing, times.sending)
-    listing = Listing(lines, cost, max_bytes)
-    for window, compute, send in TRIED:
-        if least <= ideal * (1 + WORTH):
-            break
-        order = listing.order(window, compute, send)
+def in_time(lines: Lines, most: Callable[[int], int], cost: CostModel) -> Lines:
+    """The lines in the order of least seconds, of those tried that do not hold too much.
+
+    `most` gives the bytes that they may hold at once for those that they hold as they are.
+    """
+    seconds = [line_seconds(lines.types, eqn, cost) for eqn in lines.eqns]
+    listing = Listing(lines, seconds)
+    best, least = lines, listing.seconds_of(range(len(seconds)))
+    enough = listing.least * (1 + WORTH)
+    if least <= enough:
+        return lines
+    held = bytes_held(lines)
+    max_bytes = most(int(held.max()))
+    releases = listing.releases(held, max_bytes)
+    for way in TRIED:
+        order = listing.order(way, releases)
+        time = listing.seconds_of(order)
+        if time >= least * (1 - WORTH):
+            continue
         other = attrs.evolve(lines, eqns=tuple(lines.eqns[i] for i in order))
-        time = times_of(other, cost).seconds
-        if time < least * (1 - WORTH) and bytes_held(other).max() <= max_bytes:
+        if bytes_held(other).max() <= max_bytes:
             best, least = other, time
+            if least <= enough:
+                break
     return best

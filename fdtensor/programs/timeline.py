@@ -6,16 +6,17 @@ have arrived, and is waited for when its result is read.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from operator import add
+
 import attrs
 
-from fdtensor.ops.graph import Var
 from fdtensor.plans.cost import CostModel
 from fdtensor.programs.eqn import Eqn
-from fdtensor.programs.memory import Lines
 from fdtensor.programs.program import Program
 from fdtensor.programs.seconds import line_seconds
 
-__all__ = ["Timed", "Timeline", "timeline", "times_of"]
+__all__ = ["Timed", "Timeline", "operands_of", "starts", "timeline"]
 
 
 @attrs.frozen
@@ -82,22 +83,34 @@ def timeline(program: Program, cost: CostModel | None = None) -> Timeline:
     >>> fd.cost.timeline(program).seconds < fd.cost.timeline(program, fd.cost.GLOO).seconds
     True
     """
-    return times_of(program, cost or program.cost)
+    eqns, price = program.eqns, cost or program.cost
+    seconds = [line_seconds(program.types, eqn, price) for eqn in eqns]
+    sends = [eqn.is_collective for eqn in eqns]
+    begins = starts(range(len(eqns)), seconds, sends, operands_of(eqns))
+    return Timeline(tuple(map(Timed, eqns, begins, map(add, begins, seconds))))
 
 
-def times_of(program: Program | Lines, cost: CostModel) -> Timeline:
-    """The times of each line of a program, or of what is to be one."""
+def operands_of(eqns: Sequence[Eqn]) -> list[list[int]]:
+    """For each line those whose results it reads, by their numbers."""
+    maker = {v: i for i, eqn in enumerate(eqns) for v in eqn.outs if v is not None}
+    return [sorted({maker[v] for v in eqn.ins if v in maker}) for eqn in eqns]
+
+
+def starts(
+    order: Iterable[int],
+    seconds: Sequence[float],
+    sends: Sequence[bool],
+    operands: Sequence[Sequence[int]],
+) -> list[float]:
+    """The time at which each line starts, in this order on two streams."""
     clock = link = 0.0
-    ready: dict[Var, float] = {}
-    times: list[Timed] = []
-    for eqn in program.eqns:
-        time = line_seconds(program.types, eqn, cost)
-        start = max([clock, *(ready.get(v, 0.0) for v in eqn.ins)])
-        if eqn.is_collective:
-            start = max(start, link)
-            link = start + time
-            ready.update((v, link) for v in eqn.outs if v is not None)
+    begins, stops = [0.0] * len(seconds), [0.0] * len(seconds)
+    for i in order:
+        begin = max([clock, *[stops[j] for j in operands[i]]])
+        if sends[i]:
+            begin = max(begin, link)
+            link = begin + seconds[i]
         else:
-            clock = start + time
-        times.append(Timed(eqn, start, start + time))
-    return Timeline(tuple(times))
+            clock = begin + seconds[i]
+        begins[i], stops[i] = begin, begin + seconds[i]
+    return begins

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
@@ -92,31 +92,44 @@ def of_ops(line: Line) -> Line:
     return line
 
 
-def waiting_late(lines: list[Line]) -> list[Line]:
-    """The lines with each wait for what is sent just before its result is read."""
-    waits: dict[Var, Line] = {}
+def waiting_late(lines: Sequence[Line]) -> list[Line]:
+    """The lines with each wait, and what is done with what arrives, just before that is read."""
+    late: dict[Var, list[Line]] = {}
     out: list[Line] = []
 
-    def wait(line: Line) -> None:
-        for v in line.outs:
-            waits.pop(v, None)  # type: ignore[arg-type]
-        if line.op is ended and out and out[-1].outs == line.args:  # nothing happens meanwhile
+    def arrive(tail: list[Line]) -> None:
+        for line in tail:
+            for v in line.outs:
+                late.pop(v, None)  # type: ignore[arg-type]
+        first, *rest = tail
+        if first.op is ended and out and out[-1].outs == first.args:  # nothing happens meanwhile
             begun = out.pop()
-            out.append(attrs.evolve(begun, op=begun.op.op, outs=line.outs))
+            first = attrs.evolve(begun, op=begun.op.op, outs=first.outs)
+        out.extend((first, *rest))
+
+    tail: list[Line] = []
+    for line in lines:
+        if tail and (line.eqn != tail[0].eqn or _sends(line)):
+            tail = []
+        for v in values_in((*line.args, *(v for _, v in line.kwargs))):
+            if v in late and late[v] is not tail:
+                arrive(late[v])
+        if tail or line.op is WAIT or line.op is ended:
+            tail.append(line)
+            late.update((v, tail) for v in line.outs if v is not None)
         else:
             out.append(line)
-
-    for line in lines:
-        if line.op is WAIT or line.op is ended:
-            waits.update((v, line) for v in line.outs if v is not None)
-            continue
-        for v in values_in((*line.args, *(v for _, v in line.kwargs))):
-            if v in waits:
-                wait(waits[v])
-        out.append(line)
-    while waits:
-        wait(next(iter(waits.values())))
+    while late:
+        arrive(next(iter(late.values())))
     return out
+
+
+def _sends(line: Line) -> bool:
+    """Whether a line starts a collective or an exchange."""
+    op = line.op
+    return isinstance(op, Begun) or (
+        op is not WAIT and getattr(op, "namespace", None) == WAIT.namespace
+    )
 
 
 def owned(lines: list[Line], inputs: Any, outs: Any, new: Any) -> tuple[list[Line], Any]:

@@ -110,4 +110,4 @@ class ProcessWorld:
             for t, peer in zip(outgoing, receivers, strict=True)
         ]
         works = _Batch(dist.batch_isend_irecv(batch) if batch else ())
-        return [works] * len(incoming), [works]  # on the stream: a rank goes on
+        return [works] * len(incoming), [works]  # waits are on the stream: a rank goes on

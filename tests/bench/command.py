@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import logging
 import os
 import platform
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
@@ -112,53 +113,50 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _compute(options: argparse.Namespace) -> int:
     effort = compute.QUICK if options.quick else compute.FULL
     effort = attrs.evolve(effort, compiling=options.compile, rounds=options.rounds or effort.rounds)
-    console = Console()
-    with _ticking(console, compute.total()) as tick, GlooPool(1) as alone:
-        found = compute.measure(alone, effort, tick)
-    _show(console, found, compute.show)
-    _write(options.json, effort, found)
-    return 0
+    return _ran(options, effort, compute.total(), compute.measure, compute.show, ranks=1)
 
 
 def _random(options: argparse.Namespace) -> int:
     effort = draws.QUICK if options.quick else draws.FULL
     effort = attrs.evolve(effort, rounds=options.rounds or effort.rounds)
-    console = Console()
-    with _ticking(console, draws.total()) as tick:
-        found = draws.measure(effort, tick)
-    _show(console, found, draws.show)
-    _write(options.json, effort, found)
-    return 0
+    return _ran(options, effort, draws.total(), draws.measure, draws.show)
 
 
 def _choice(options: argparse.Namespace) -> int:
     effort = choice.QUICK if options.quick else choice.FULL
-    console = Console()
-    with _ticking(console, choice.total(effort)) as tick:
-        found = choice.measure(effort, tick, options.jax)
-    _show(console, found, choice.show)
-    _write(options.json, effort, found)
-    return 0
-
-
-def _overlap(options: argparse.Namespace) -> int:
-    effort = overlap.QUICK if options.quick else overlap.FULL
-    effort = attrs.evolve(effort, calls=options.rounds or effort.calls)
-    console = Console()
-    with _ticking(console, len(effort.cases) + 1) as tick, GlooPool(4) as pool:
-        found = overlap.measure(pool, effort, tick)
-    _show(console, found, overlap.show)
-    _write(options.json, effort, found)
-    return 0
+    measure = functools.partial(choice.measure, jax=options.jax)
+    return _ran(options, effort, choice.total(effort), measure, choice.show)
 
 
 def _estimate(options: argparse.Namespace) -> int:
     effort = estimates.QUICK if options.quick else estimates.FULL
     effort = attrs.evolve(effort, calls=options.rounds or effort.calls)
+    total = effort.calibrations
+    return _ran(options, effort, total, estimates.measure, estimates.show, ranks=4)
+
+
+def _overlap(options: argparse.Namespace) -> int:
+    effort = overlap.QUICK if options.quick else overlap.FULL
+    effort = attrs.evolve(effort, calls=options.rounds or effort.calls)
+    total = len(effort.cases) + 1
+    return _ran(options, effort, total, overlap.measure, overlap.show, ranks=4)
+
+
+def _ran(
+    options: argparse.Namespace,
+    effort: Any,
+    total: int,
+    measure: Callable[..., Any],
+    show: Callable[..., None],
+    ranks: int = 0,
+) -> int:
+    """The status after `measure`, on a pool of so many ranks where it takes one, and `show`."""
     console = Console()
-    with _ticking(console, effort.calibrations) as tick, GlooPool(4) as pool:
-        found = estimates.measure(pool, effort, tick)
-    _show(console, found, estimates.show)
+    with ExitStack() as stack:
+        tick = stack.enter_context(_ticking(console, total))
+        pools = [stack.enter_context(GlooPool(ranks))] if ranks else []
+        found = measure(*pools, effort, tick)
+    _show(console, found, show)
     _write(options.json, effort, found)
     return 0
 

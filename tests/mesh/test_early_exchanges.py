@@ -5,10 +5,25 @@ import random
 import pytest
 import torch
 
-from fdtensor import GLOO, NCCL, Layout, Mesh, Replicate, Shard, connect, distribute, spmd
+from fdtensor import (
+    GLOO,
+    NCCL,
+    Layout,
+    Mesh,
+    Replicate,
+    Shard,
+    TensorType,
+    connect,
+    constrain,
+    distribute,
+    run,
+    spmd,
+    trace,
+)
 from fdtensor.runtime.lines import Begun
 from fdtensor.runtime.local_program import Spelling, local_program
 from tests.support.depth import times
+from tests.support.memory import Memory
 
 pytestmark = pytest.mark.mesh
 
@@ -68,3 +83,45 @@ def test_exchanges_under_way_together_bring_what_they_should(pool4):
     found = pool4.run(outcome, list(range(times(15, 500))), timeout=600)
     assert all(wrong == [] for wrong, _ in found)
     assert all(early > 5 for _, early in found)
+
+
+MOVES = {
+    "columns": (("x",), (None, "x"), GLOO),  # what is sent is packed first
+    "rows": ((None, "x"), ("x",), GLOO),
+    "from columns": ((None, "x"), (), NCCL),  # what arrives is put together later
+    "from rows": (("x",), (), NCCL),
+}
+
+
+def held(kinds):
+    """What programs announce of this rank that send while they compute, and what a run holds."""
+    mesh = Mesh(x=4)
+    comm = connect(mesh)
+    found = []
+    for before, after, cost in (MOVES[kind] for kind in kinds):
+        moved = mesh.layout(*after)
+
+        def f(x, y, moved=moved):
+            whole = constrain(x * 2, moved)
+            for _ in range(4):
+                y = torch.tanh(y)
+            return whole * 1, y
+
+        cut = mesh.layout("x")
+        types = [TensorType((256, 256), torch.float32, t) for t in (mesh.layout(*before), cut)]
+        program = trace(f, *types, out_layouts=(moved, cut), cost=cost)
+        given = [torch.ones(t.local_shape(comm.rank)) for t in program.in_types]
+        run(program, given, comm)
+        announced = program.peak_bytes_at(comm.rank)
+        with Memory(given, announced) as memory:
+            run(program, given, comm)
+        sends = [i for i, eqn in enumerate(program.eqns) if eqn.is_collective]
+        found.append((sends[0] < len(program.eqns) - 2, announced, memory.most))
+    return found
+
+
+def test_what_is_sent_while_others_compute_is_counted(pool4):
+    for found in pool4.run(held, list(MOVES)):
+        for kind, (early, announced, most) in zip(MOVES, found, strict=True):
+            assert early, kind
+            assert most <= announced <= 1.25 * most, kind

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 
 from fdtensor.plans.collectives.base import (
@@ -59,6 +61,9 @@ class AllGather(Even):
 
     def arguments(self, call: Call, wire_op: str) -> tuple[object, ...]:
         return call.count, call.group
+
+    def keeps_operands(self, steps: Sequence[Step]) -> bool:
+        return len(steps) == 1
 
     def working_numel(self, step: Step, rank: int, owned: bool) -> int:
         out = local_numel(step.dst, rank)

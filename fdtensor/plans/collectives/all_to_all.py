@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import attrs
 
 from fdtensor.plans.collectives.base import Axes, Change, Step, axes_fact, local_numel
@@ -60,6 +62,10 @@ class AllToAll(Even):
     def arguments(self, call: Call, wire_op: str) -> tuple[object, ...]:
         sizes = [call.length // call.count] * call.count
         return sizes, sizes, call.group
+
+    def keeps_operands(self, steps: Sequence[Step]) -> bool:
+        src, dims = steps[0].src, (self.dst_dim,) * len(self.axes)
+        return len(steps) == 1 and outermost(src, src.mesh.order[0], self.axes, dims)
 
     def working_numel(self, step: Step, rank: int, owned: bool) -> int:
         out, src, axes = local_numel(step.dst, rank), local_numel(step.src, rank), self.axes

@@ -191,6 +191,14 @@ class Collective(Record):
             for step in steps
         )
 
+    def keeps_operands(self, steps: Sequence[Step]) -> bool:
+        """Whether the blocks that steps of a line send are held until the results are waited for.
+
+        Else they are copied first, as what is packed, or as the sum that becomes the result.
+        """
+        del steps
+        return False
+
     @property
     def kind(self) -> str:
         """The kind of traffic by which a cost model prices it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Literal
 
@@ -101,6 +101,10 @@ class Exchange(Collective):
         out = step.dst.local_nbytes(step.dst.mesh.order[0])
         copies = 2 if self.way == "all_to_all" or not _in_place(step) else 0
         return 2 * out + (copies + (self.reduce_op is not None)) * 2 * moved
+
+    def keeps_operands(self, steps: Sequence[Step]) -> bool:
+        del steps
+        return True
 
     def working_numel(self, step: Step, rank: int, owned: bool) -> int:
         way = route(step.moves, rank)
