@@ -22,7 +22,7 @@ from fdtensor.tensors.shard_map.collectives import (
 )
 
 if TYPE_CHECKING:
-    from fdtensor.runtime.process_groups import groups
+    from fdtensor.runtime.control.plane import groups
 
 __all__ = [
     "all_gather",

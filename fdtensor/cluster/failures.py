@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping
 
 import attrs
 
-__all__ = ["Failure", "WorkerError", "failure", "grouped", "in_step", "spans"]
+from fdtensor.layouts.text import spans
+
+__all__ = ["Failure", "WorkerError", "failure", "grouped", "in_step"]
 
 _LOST = "The ranks are stopped. What they kept is lost; the next run starts new ones."
 _HERE = os.path.dirname(__file__) + os.sep
@@ -92,14 +94,3 @@ def grouped(texts: Mapping[int, str]) -> list[tuple[str, str]]:
         (f"rank{'s' if len(ranks) > 1 else ''} {spans(ranks, ', ')}", text)
         for text, ranks in groups.items()
     ]
-
-
-def spans(ranks: Iterable[int], comma: str = ",") -> str:
-    """The ranks in few characters: `0-3` or `0,2-3`."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and runs[-1][-1] == rank - 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    return comma.join(str(run[0]) + (f"-{run[-1]}" if len(run) > 1 else "") for run in runs)

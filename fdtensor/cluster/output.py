@@ -10,7 +10,7 @@ from typing import Literal
 
 import attrs
 
-from fdtensor.cluster.failures import spans
+from fdtensor.layouts.text import spans
 
 __all__ = ["Lines", "Stream", "show"]
 

@@ -22,10 +22,10 @@ import attrs
 import cloudpickle
 import torch
 
-from fdtensor.cluster.failures import spans
 from fdtensor.layouts.errors import CommError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.text import spans
 from fdtensor.layouts.torch_private import (
     HigherOrderOperator,
     OpNamespace,

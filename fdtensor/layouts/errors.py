@@ -118,6 +118,9 @@ class CommError(FdtensorError):
     ...
     """
 
+    common = False
+    """Whether all ranks of a call have raised it together, so that none waits for another."""
+
 
 class RuleError(FdtensorError):
     """An op without a rule for the layouts at hand, or a rule that cannot be.

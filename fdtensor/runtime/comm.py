@@ -34,6 +34,7 @@ Value = TypeVar("Value", torch.Tensor, tuple[torch.Tensor, ...])
 
 
 C = TypeVar("C")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Comm(Protocol[Value]):
@@ -81,6 +82,20 @@ class Comm(Protocol[Value]):
         """Raises `CommError` on all ranks of the meshes if digests differ or one has a mistake."""
         ...
 
+    def meet(self, about: str, mesh: Mesh) -> None:
+        """Raises `CommError` on all ranks of a mesh if they have not made the same calls so far."""
+
+    def watched(self, what: Any, function: F) -> F:  # noqa: ARG002
+        """The function, whose calls do `what` on its ranks: those of a plan or a program.
+
+        Where ranks are processes, each call is noted, and its errors are told to the others.
+        """
+        return function
+
+    def failed(self, meshes: Sequence[Mesh], error: BaseException) -> BaseException:  # noqa: ARG002
+        """The error to raise for one on the way to a call; other ranks of the meshes hear of it."""
+        return error
+
     def mistake(self, value: Value, type: TensorType) -> str | None:
         """The misfit of `value` as a tensor of `type`, in a few words; None if it fits."""
         ...
@@ -101,8 +116,11 @@ class Comm(Protocol[Value]):
         """How many leaves a value of this type has."""
         ...
 
-    def refuse(self, about: str, mistake: str) -> None:
-        """Raises `CommError` on this rank for a value that does not fit."""
+    def refuse(self, about: str, mistake: str, meshes: Sequence[Mesh] = ()) -> None:
+        """Raises `CommError` on this rank for a value that does not fit.
+
+        The other ranks of the meshes hear of it.
+        """
         ...
 
     def copy(self, value: Value) -> Value:

@@ -26,15 +26,19 @@ from fdtensor.plans.collectives.base import Begin, OnRank
 from fdtensor.plans.collectives.exchange import members
 from fdtensor.plans.cost import NCCL, CostModel
 from fdtensor.plans.local_tensors import copied
+from fdtensor.programs.program import Program
 from fdtensor.runtime.comm import Check, Comm, contained, misfit, mistakes
+from fdtensor.runtime.control.agreement import agree
+from fdtensor.runtime.control.ledger import Ledger
+from fdtensor.runtime.control.plane import group_of, plane_of
 from fdtensor.runtime.fused_exchange import begin_exchanges
-from fdtensor.runtime.process_groups import backend_of, group_of
+from fdtensor.runtime.interpreter import digest_of, meshes_of
+from fdtensor.runtime.process_groups import SECONDS, backend_of
 from fdtensor.runtime.world import ProcessWorld, functional
 
 __all__ = ["FuncolComm"]
 
 _all_gather = functional("all_gather_into_tensor")
-_all_reduce = functional("all_reduce")
 _broadcast = functional("broadcast")
 
 _LIVING: weakref.WeakValueDictionary[Any, FuncolComm] = weakref.WeakValueDictionary()
@@ -84,6 +88,7 @@ class FuncolComm(Comm[torch.Tensor]):
         *,
         cost: CostModel = NCCL,
         check: Check = "first",
+        timeout: float = SECONDS,
     ) -> None:
         self.backend: str = _backend(mesh, torch.device(device))
         self.mesh = mesh
@@ -95,7 +100,14 @@ class FuncolComm(Comm[torch.Tensor]):
         self.cost = cost
         # not kept: a group that outlives `destroy_process_group` may abort Python at its end
         self._world = weakref.ref(dist.group.WORLD)  # type: ignore[arg-type]
-        self.around = ProcessWorld(self.rank, self.device, self.backend, lambda: self.world)
+        self.timeout = timeout
+        self.plane = plane_of()
+        self.plane.seconds = timeout
+        self.ledgers = functools.lru_cache(maxsize=8192)(self._ledger)
+        self.watched = functools.lru_cache(maxsize=8192)(self._watched)  # type: ignore[method-assign]
+        self.around = ProcessWorld(
+            self.rank, self.device, self.backend, self.plane, members((mesh,))
+        )
         self.prepared = functools.lru_cache(maxsize=8192)(self._prepare)
         self.begun = functools.lru_cache(maxsize=8192)(self._begun)
         _LIVING[mesh, self.device, cost, check] = self
@@ -115,45 +127,53 @@ class FuncolComm(Comm[torch.Tensor]):
 
     def agree(self, about: str, digest: str, mesh: Sequence[Mesh], mistake: str | None) -> None:
         contained(about, mesh, self.mesh)
-        if self.world is None:
-            raise CommError(
-                "the process group of this Comm has ended.",
-                comm=self.mesh,
-                hint="Make a new Comm after init_process_group: connect(mesh).",
-            )
+        unfit = self.plane.unfit()
+        if unfit is not None:
+            raise unfit
         ranks = members(tuple(mesh))
         if self.rank not in ranks:
             return
-        if len(ranks) == 1:
-            if mistake is not None:
-                self.refuse(about, mistake)
-            return
-        name = group_of(ranks)
-        number = int(digest[:15], 16)
-        facts = torch.tensor([number, -number, mistake is not None], device=self.device)
-        most, least, wrong = _all_reduce(facts, "max", name).tolist()
-        if not wrong and most == -least:
-            return
-        texts = self._tell(f"{digest[:12]}|{mistake or ''}", len(ranks), name)
-        mistaken = [text.partition("|")[2] for text in texts if text.partition("|")[2]]
-        if mistaken:
-            self.refuse(about, "; ".join(mistaken))
-        raise CommError(
-            f"the ranks do not agree on {about}.",
-            **{f"rank {r}": text.partition("|")[0] for r, text in zip(ranks, texts, strict=True)},
-            hint="Every rank must run the same plans, of the same types, in the same order.",
-        )
+        if len(ranks) > 1:
+            agree(self.plane.ledger(ranks), about, digest, mistake)
+        elif mistake is not None:
+            self.refuse(about, mistake)
 
-    def _tell(self, text: str, count: int, name: str) -> list[str]:
-        """The texts of all ranks of a group, in the order of ranks."""
-        data = torch.zeros(512, dtype=torch.uint8, device="cpu")
-        encoded = text.encode()[:512]
-        data[: len(encoded)] = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
-        gathered = _all_gather(data.to(self.device), count, name).cpu().view(count, 512)
-        return [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in gathered]
+    def meet(self, about: str, mesh: Mesh) -> None:
+        if self.check != "never":
+            self.agree(about, digest_of(about), [mesh], None)
 
-    def refuse(self, about: str, mistake: str) -> None:
-        raise misfit(about, mistake)
+    def _watched(self, what: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+        ledger, fact = self.ledgers(what)
+        if ledger is None:
+            return function
+        sends = not isinstance(what, Program) or bool(what.collectives)
+
+        def noted(*args: Any) -> Any:  # as `ledger.noted`, without a call between
+            ledger.begin(fact, what, sends)
+            try:
+                out = function(*args)
+            except BaseException as error:
+                raise ledger.failure(error)  # noqa: B904 - the same error, unless the network failed
+            ledger.end()
+            return out
+
+        return noted
+
+    def _ledger(self, what: Any) -> tuple[Ledger | None, int]:
+        """The ledger of a plan or program, and what all ranks must have alike of it."""
+        ranks = members(tuple(meshes_of(what)))
+        if self.rank not in ranks or len(ranks) == 1:
+            return None, 0
+        return self.plane.ledger(ranks), int(what.digest[:15], 16)
+
+    def failed(self, meshes: Sequence[Mesh], error: BaseException) -> BaseException:
+        ranks = members(tuple(meshes))
+        if self.rank not in ranks or len(ranks) == 1:
+            return error
+        return self.plane.ledger(ranks).failure(error)
+
+    def refuse(self, about: str, mistake: str, meshes: Sequence[Mesh] = ()) -> None:
+        raise self.failed(meshes, misfit(about, mistake))
 
     def share(self, numbers: Sequence[int], src_rank: int) -> list[int]:
         """The 64 numbers that `src_rank` gives, on every rank of the mesh and on `src_rank`."""
@@ -161,7 +181,10 @@ class FuncolComm(Comm[torch.Tensor]):
         if self.rank not in ranks or len(ranks) == 1:
             return list(numbers)
         facts = torch.tensor([*numbers, *[0] * (64 - len(numbers))], device=self.device)
-        shared = _broadcast(facts, ranks.index(src_rank), group_of(ranks))
+        about = f"a broadcast of numbers from rank {src_rank}"
+        shared = self.plane.ledger(ranks).noted(
+            src_rank, about, _broadcast, facts, ranks.index(src_rank), group_of(ranks)
+        )
         return shared.tolist()[: len(numbers)]
 
     def mistake(self, value: object, type: TensorType) -> str | None:

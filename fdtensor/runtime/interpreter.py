@@ -6,6 +6,8 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any, overload
 
+import attrs
+
 from fdtensor.layouts.errors import CommError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.opaque import opaque
@@ -19,7 +21,7 @@ from fdtensor.runtime.comm import Check, Comm, Value, inside
 from fdtensor.runtime.replication import mark, watching
 from fdtensor.runtime.runner import run_locally
 
-__all__ = ["admit", "digest_of", "run", "run_fused"]
+__all__ = ["Deed", "admit", "digest_of", "run", "run_fused"]
 
 
 @overload
@@ -65,7 +67,7 @@ def run(plan: Any, value: Any, comm: Any, *, check: Check | None = None) -> Any:
     if tracked([value]) and not _absent(plan, comm):
         out = differentiable(plan, [value], comm, _go)[0]
     else:
-        out = execute(plan, value, comm)
+        out = comm.watched(plan, execute)(plan, value, comm)
     if watching():
         mark(comm.leaves(out), plan.dst)
     return out
@@ -79,7 +81,7 @@ def run_fused(
     if tracked(values) and not _absent(fused, comm):
         outs = differentiable(fused, values, comm, _go)
     else:
-        outs = execute_fused(fused, values, comm)
+        outs = comm.watched(fused, execute_fused)(fused, values, comm)
     if watching():
         for out, plan in zip(outs, fused.plans, strict=True):
             mark(comm.leaves(out), plan.dst)
@@ -102,14 +104,18 @@ def run_program(
             hint="Trace torch.func.grad into it, call spmd(f), or detach the inputs.",
         )
     admit(program, comm, program.in_types, values, check)
-    return list(run_locally(program, values, comm))
+    return list(comm.watched(program, run_locally)(program, values, comm))
 
 
 def _go(found: Plan | Fused, values: Sequence[Any], comm: Any, admitted: bool) -> list[Any]:
     if isinstance(found, Plan):
         value = values[0]
-        return [execute(found, value, comm) if admitted else run(found, value, comm)]
-    return execute_fused(found, values, comm) if admitted else run_fused(found, values, comm)
+        if not admitted:
+            return [run(found, value, comm)]
+        return [comm.watched(found, execute)(found, value, comm)]
+    if not admitted:
+        return run_fused(found, values, comm)
+    return comm.watched(found, execute_fused)(found, values, comm)
 
 
 def _absent(found: Plan | Fused, comm: Any) -> bool:
@@ -139,15 +145,31 @@ def admit(
     for value, type in zip(values, types, strict=True):
         mistake = comm.mistake(value, type)
         if mistake:
-            comm.refuse(_KINDS[found.__class__], mistake)
+            comm.refuse(_KINDS[found.__class__], mistake, meshes_of(found))
 
 
 _KINDS = {Plan: "this plan", Fused: "this fused plan", Program: "this program"}
 
 
-def meshes_of(found: Plan | Fused | Program) -> list[Mesh]:
+@attrs.frozen
+class Deed:
+    """A call that is neither a plan nor a program, told by its name."""
+
+    name: str
+    mesh: Mesh
+
+    @property
+    def digest(self) -> str:
+        """The hexadecimal fingerprint of the name."""
+        return digest_of(self.name)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def meshes_of(found: Plan | Fused | Program | Deed) -> list[Mesh]:
     """The meshes whose ranks take part."""
-    if isinstance(found, Program):
+    if isinstance(found, (Program, Deed)):
         return [found.mesh]
     return [mesh for p in plans_of(found) for mesh in (p.src.mesh, p.dst.mesh)]
 

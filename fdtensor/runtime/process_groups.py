@@ -1,38 +1,46 @@
-"""Process groups: of sets of mesh axes or of two meshes, made when needed, named by their ranks."""
+"""Process groups: of sets of mesh axes or of two meshes, named by their ranks; bringing them up."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.errors import CommError
+from fdtensor.layouts.text import spans
 from fdtensor.layouts.torch_private import (
+    c10d_group,
     default_group,
     group_tables,
     new_group_helper,
+    prefixed,
     register_group,
-    timeout_of,
+    rendezvous,
+    unregister_group,
 )
 
 __all__ = [
+    "SECONDS",
     "backend_of",
     "default_device",
     "group_name",
-    "group_of",
-    "groups",
     "initialized",
     "make_group",
+    "renamed",
     "this_rank",
     "up",
 ]
+
+
+SECONDS = 60.0
+"""How long ranks wait for each other where nobody says otherwise."""
 
 
 def group_name(ranks: Sequence[int]) -> str:
@@ -43,33 +51,17 @@ def group_name(ranks: Sequence[int]) -> str:
     return f"fdtensor_{text}"
 
 
-_made: WeakKeyDictionary[Any, dict[tuple[int, ...], str]] = WeakKeyDictionary()
-"""For each default group, which does not outlive `destroy_process_group`, the names of ours."""
-
-
-def group_of(ranks: tuple[int, ...]) -> str:
-    """The name of the group of these ascending ranks, made at its first use by its members."""
-    world = dist.group.WORLD
-    made = _made.setdefault(world, {})
-    name = made.get(ranks)
-    if name is None:
-        name = group_name(ranks)
-        if ranks == tuple(range(dist.get_world_size())):
-            register_group(name, world)
-        else:
-            make_group(ranks, name)
-        made[ranks] = name
-    return name
-
-
-def make_group(ranks: tuple[int, ...], name: str) -> None:
+def make_group(
+    ranks: tuple[int, ...], name: str, store: Any, seconds: float, backend: str | None = None
+) -> None:
     """Makes and registers a group under a name of ours, without waiting for its other members.
 
-    `dist.new_group` derives names from how many groups a rank has made, which differs between ranks
-    that make groups when they need them, and then hangs; so this calls what it calls.
+    Its ranks find each other in `store` and wait for each other `seconds` at most. `backend` is by
+    default that of the default group. `dist.new_group` derives names from how many groups a rank
+    has made, which differs between ranks that make groups when they need them, and then hangs; so
+    this calls what it calls.
     """
     world, default = group_tables(), default_group()
-    backend, store = world.pg_map[default]
     bound = default.bound_device_id
     default.bound_device_id = None  # else NCCL splits the default group, which needs every rank
     try:
@@ -78,14 +70,20 @@ def make_group(ranks: tuple[int, ...], name: str) -> None:
                 len(ranks),
                 ranks.index(dist.get_rank()),
                 list(ranks),
-                backend,
+                backend or world.pg_map[default][0],
                 store,
                 name,
-                timeout=timeout_of(default, backend),
+                timeout=timedelta(seconds=seconds),
             )
     finally:
         default.bound_device_id = bound
     world.pg_group_ranks[made] = {rank: place for place, rank in enumerate(ranks)}
+
+
+def renamed(name: str, to: str) -> None:
+    """Lets the group of `name` be the one that collectives find by the name `to`."""
+    unregister_group(to)
+    register_group(to, c10d_group(name))
 
 
 @contextmanager
@@ -106,30 +104,6 @@ def _connecting_late() -> Iterator[None]:
             os.environ[name] = before
 
 
-def groups(mesh: Mesh, *axes: str) -> dict[str, tuple[int, ...]]:
-    """Makes the groups of this rank: of `axes` together, or of each axis and of the whole mesh.
-
-    Returns their names and ranks. An exported graph names its groups so; ranks outside the mesh
-    make none. Collective over the members of each group.
-
-    >>> with local_cluster(2) as cluster:
-    ...     names = cluster.run(lambda: fd.collectives.groups(Mesh(x=2)))
-
-    >>> names[0] == names[1], list(names[0].values())
-    (True, [(0, 1)])
-    """
-    coord = mesh.coord(dist.get_rank())
-    if coord is None:
-        return {}
-    wanted = [axes] if axes else [*((axis,) for axis in mesh.axes), mesh.axes]
-    made = {}
-    for some in wanted:
-        ranks = tuple(sorted(mesh.coset(some, coord)))
-        if len(ranks) > 1:
-            made[group_of(ranks)] = ranks
-    return made
-
-
 def backend_of(device: torch.device) -> str | None:
     """The backend of the default process group for a device: `gloo`, `nccl`, ...; None if none."""
     for entry in str(c10d.get_backend_config()).split(","):
@@ -139,16 +113,50 @@ def backend_of(device: torch.device) -> str | None:
     return None
 
 
-def up() -> bool:
-    """Whether a process group is up; brings one up where torchrun's environment is there."""
+def up(seconds: float = SECONDS) -> bool:
+    """Whether a process group is up; brings one up where torchrun's environment is there.
+
+    All processes have `seconds` for that. Raises `CommError` where one does not come.
+    """
     if not dist.is_available():
         return False
     if initialized():
         return True
     if all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")):
-        dist.init_process_group(backend="nccl" if torch.cuda.is_available() else "gloo")
+        _bring_up(seconds)
         return True
     return False
+
+
+def _bring_up(seconds: float) -> None:
+    limit, backend = timedelta(seconds=seconds), "nccl" if torch.cuda.is_available() else "gloo"
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store: Any = None
+    try:
+        store, rank, size = next(rendezvous("env://", rank, size, timeout=limit))
+        store.set_timeout(limit)
+        arrived = prefixed(store, "fdtensor_arrived")
+        arrived.set(str(rank), "")
+        # a group of all ranks waits for the first of them that is missing, without its name
+        arrived.wait([str(other) for other in range(size)], limit)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+    except (RuntimeError, OSError) as error:
+        raise _not_up(rank, size, store, seconds, error) from None
+
+
+def _not_up(rank: int, size: int, store: Any, seconds: float, error: BaseException) -> CommError:
+    """The error where not all processes have come."""
+    missing = "the process that keeps the store"
+    with suppress(RuntimeError, OSError, AttributeError):
+        absent = [r for r in range(size) if not store.check([f"fdtensor_arrived/{r}"])]
+        missing = f"rank{'s' * (len(absent) > 1)} {spans(absent, ', ')}" if absent else "a rank"
+    return CommError(
+        f"{missing} did not come to connect within {seconds:g} s.",
+        **{"this rank": rank, "ranks": size},
+        problem=str(error).partition("\n")[0],
+        hint="Start as many processes as WORLD_SIZE says, or give them longer: "
+        "connect(mesh, timeout=...).",
+    )
 
 
 def initialized() -> bool:

@@ -6,6 +6,7 @@ is compiled once; on a simulated mesh all ranks go through the program line by l
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from math import isfinite
 from typing import Any
@@ -122,7 +123,7 @@ def compiled(program: Program, comm: Any) -> Callable[..., tuple[Any, ...]]:
 
 def _groups(program: Program, rank: int) -> None:
     """Makes the process groups whose names the collectives of a program have."""
-    from fdtensor.runtime.process_groups import group_of
+    from fdtensor.runtime.control.plane import group_of
 
     coord = program.mesh.coord(rank)
     assert coord is not None
@@ -146,16 +147,16 @@ def run_locally(program: Program, values: Sequence[Any], comm: Any) -> Sequence[
 def runner_of(program: Program, comm: Any) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """The work of `run_locally` for a program on a Comm, prepared once."""
     if comm.rank is None or not inside(comm, program.mesh) or program.constants:
-        return lambda values: run_locally(program, values, comm)
+        return comm.watched(program, functools.partial(run_locally, program, comm=comm))
     function = as_traced(compiled(program, comm))
     if len(program.eqns) < 3:
-        return lambda values: function(*values)
+        return comm.watched(program, lambda values: function(*values))
 
     def below(values: Sequence[Any]) -> Sequence[Any]:
         with below_autograd():  # a third faster where torch would look for derivatives
             return function(*values)
 
-    return below
+    return comm.watched(program, below)
 
 
 def as_traced(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -66,7 +66,7 @@ class SimulatedComm(Comm[tuple[torch.Tensor, ...]]):
         if mistake is not None:
             self.refuse(about, mistake)
 
-    def refuse(self, about: str, mistake: str) -> None:
+    def refuse(self, about: str, mistake: str, meshes: Sequence[Mesh] = ()) -> None:
         raise misfit(about, mistake)
 
     def width(self, type: TensorType) -> int:

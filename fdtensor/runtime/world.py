@@ -1,7 +1,7 @@
 """`ProcessWorld`: how a rank of a real mesh reaches the others, on torch's functional collectives.
 
 Collectives are `torch.ops._c10d_functional` with explicit waits, so that no tensor subclass
-appears; messages from rank to rank go over the default process group.
+appears; messages from rank to rank go over the group of all ranks of the Comm.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ import torch.distributed as dist
 
 from fdtensor.layouts.torch_private import functional_collectives
 from fdtensor.plans.wire import to_wire
-from fdtensor.runtime.process_groups import group_of
+from fdtensor.runtime.control.plane import Plane, group_of
 
 __all__ = ["ProcessWorld", "begun", "functional", "wait"]
 
 wait = functional_collectives.wait_tensor.default
-
-_TAG = 7040
 
 
 class _Batch:
@@ -57,7 +55,7 @@ def functional(name: str) -> Callable[..., torch.Tensor]:
 
 
 class ProcessWorld:
-    """The processes around this rank; `process_group` returns the default one, None at its end."""
+    """The processes around this rank: `ranks`, ascending, among which messages go."""
 
     records = False
 
@@ -66,10 +64,12 @@ class ProcessWorld:
         rank: int,
         device: torch.device,
         backend: str,
-        process_group: Callable[[], Any],
+        plane: Plane,
+        ranks: tuple[int, ...],
     ) -> None:
         self.rank, self.device, self.backend = rank, device, backend
-        self.process_group = process_group
+        self.plane, self.ranks = plane, ranks
+        self.place_of = {rank: place for place, rank in enumerate(ranks)}
 
     def group(self, ranks: tuple[int, ...]) -> str:
         return group_of(ranks)
@@ -92,13 +92,15 @@ class ProcessWorld:
         Returns what to wait for, each once: a work for each that arrives, and those that leave.
         """
         if self.backend != "nccl":  # gloo moves bytes of any dtype from rank to rank
-            group = self.process_group()
+            group, place_of, tag = self.plane.handle(self.ranks), self.place_of, self.plane.tag
             recv, send = group.recv, group.send
             arriving = [
-                recv([tensor], peer, _TAG) for tensor, peer in zip(incoming, senders, strict=True)
+                recv([tensor], place_of[peer], tag)
+                for tensor, peer in zip(incoming, senders, strict=True)
             ]
             leaving = [
-                send([tensor], peer, _TAG) for tensor, peer in zip(outgoing, receivers, strict=True)
+                send([tensor], place_of[peer], tag)
+                for tensor, peer in zip(outgoing, receivers, strict=True)
             ]
             return arriving, leaving
         batch = [

@@ -18,6 +18,7 @@ from fdtensor.plans.fused import fuse
 from fdtensor.plans.planner import Plan, plan
 from fdtensor.runtime.comm import Check, Comm
 from fdtensor.runtime.interpreter import run, run_fused
+from fdtensor.runtime.process_groups import SECONDS
 from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.tensors.distribution import distribute, from_local, shards
 from fdtensor.tensors.dtensor import DTensor, is_dtensor
@@ -37,6 +38,7 @@ def connect(
     *,
     check: Check = "first",
     cost: CostModel = NCCL,
+    timeout: float = SECONDS,
 ) -> Comm[Any]:
     """The Comm of a mesh: real where a process group is up, else simulated.
 
@@ -45,15 +47,18 @@ def connect(
     programs: what runs is the same on real and on simulated ranks unless it differs. On gloo `GLOO`
     is the faster one, and `calibrate` measures another.
 
+    `timeout` is how many seconds ranks wait for each other. What one of them raises, or a call that
+    it does not make, is one `CommError` on all of them, at once or within that time.
+
     >>> connect(Mesh(x=2))
     SimulatedComm(Mesh(x=2))
     """
     from fdtensor.runtime.funcol import FuncolComm
     from fdtensor.runtime.process_groups import default_device, up
 
-    if not up():
+    if not up(timeout):
         return SimulatedComm(mesh, check=check, cost=cost)
-    return FuncolComm(mesh, device or default_device(), check=check, cost=cost)
+    return FuncolComm(mesh, device or default_device(), check=check, cost=cost, timeout=timeout)
 
 
 def redistribute(tree: Tree, layouts: Any, *, max_bytes: int | None = None) -> Tree:

@@ -163,7 +163,7 @@ def _agree(
     if (check or comm.check) != "never":
         comm.agree(about, digest_of(facts), [mesh], mistake)
     elif mistake is not None:
-        comm.refuse(about, mistake)
+        comm.refuse(about, mistake, [mesh])
 
 
 def _scattered(

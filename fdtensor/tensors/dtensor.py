@@ -119,6 +119,7 @@ class DTensor(Generic[Value], _LikeTensor):
         whole = mesh.layout() if all_in else everyone.layout()
         if self.type.layout is whole and not tracked([self.local]):
             return self.comm.leaves(self.local)[0].clone()
+        self.comm.meet("full()", everyone)
         return self.comm.leaves(self.redistribute(whole).local)[0]
 
     @opaque

@@ -30,8 +30,8 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.cost import NCCL
 from fdtensor.programs.program import Program
+from fdtensor.runtime.control.plane import groups
 from fdtensor.runtime.funcol import FuncolComm
-from fdtensor.runtime.process_groups import groups
 from fdtensor.runtime.runner import compiled
 from fdtensor.tensors.connect import from_local
 from fdtensor.tensors.dtensor import DTensor

@@ -21,8 +21,8 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.plans.collectives import AllGather, AllReduce, AllToAll, Exchange, ReduceScatter, Step
 from fdtensor.plans.cost import GLOO, NCCL
 from fdtensor.plans.routes import route
+from fdtensor.runtime.control.plane import groups
 from fdtensor.runtime.funcol import FuncolComm
-from fdtensor.runtime.process_groups import groups
 from fdtensor.tensors.connect import from_local
 from tests.bench.cases import CASES, NOTHING, Case
 from tests.bench.traffic import as_dtensor, as_torch, device_mesh

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 import fdtensor as fd
 from fdtensor import CommError, LayoutError, Mesh, SimulatedComm, WorkerError
-from fdtensor.cluster.failures import spans
 from fdtensor.cluster.output import Lines
+from fdtensor.layouts.text import spans
 
 LOST = "\n\nThe ranks are stopped. What they kept is lost; the next run starts new ones."
 

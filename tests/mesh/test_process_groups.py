@@ -23,8 +23,9 @@ from fdtensor import (
     plan,
     run,
 )
+from fdtensor.runtime.control.plane import group_of, groups
 from fdtensor.runtime.funcol import FuncolComm
-from fdtensor.runtime.process_groups import group_name, group_of, groups
+from fdtensor.runtime.process_groups import group_name
 from fdtensor.testing.pool import GlooPool
 
 pytestmark = pytest.mark.mesh
@@ -149,7 +150,7 @@ import torch, torch.distributed as dist
 
 warnings.simplefilter("error")
 from fdtensor import Layout, Mesh, Replicate, Shard, connect, distribute
-from fdtensor.runtime.process_groups import groups
+from fdtensor.runtime.control.plane import groups
 
 mesh, full = Mesh(x=2), torch.arange(12.0).view(4, 3)
 assert not dist.is_initialized()

@@ -11,8 +11,8 @@ from fdtensor.layouts.placement import Partial, Replicate, Shard
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.cost import GLOO, NCCL
 from fdtensor.programs.tracer import trace
+from fdtensor.runtime.control.plane import groups
 from fdtensor.runtime.interpreter import run
-from fdtensor.runtime.process_groups import groups
 from fdtensor.tensors.connect import connect, distribute
 
 MESH = Mesh(dp=2, tp=2)

@@ -13,8 +13,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from fdtensor.layouts.errors import CheckpointError, CommError, FdtensorError
 from fdtensor.layouts.torch_private import c10d_group
 from fdtensor.runtime.comm import Comm
+from fdtensor.runtime.control.plane import group_of
 from fdtensor.runtime.interpreter import digest_of
-from fdtensor.runtime.process_groups import group_of
 
 __all__ = ["gathered", "storing", "together"]
 

@@ -14,8 +14,8 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Partial, Replicate
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.torch_private import NO_GROUPS, c10d_group
+from fdtensor.runtime.control.plane import groups, plane_of
 from fdtensor.runtime.funcol import FuncolComm
-from fdtensor.runtime.process_groups import groups, make_group
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -25,7 +25,6 @@ __all__ = ["check_groups", "check_match", "comm_of", "remember", "to_device_mesh
 _ORDERED = "fdtensor_ordered"
 """How the names of groups begin that are in the order of coordinates where ranks do not ascend."""
 
-_ordered: dict[tuple[int, ...], Any] = {}
 _device_meshes: dict[tuple[Mesh, str], tuple[Any, DeviceMesh]] = {}
 _comms: dict[tuple[Mesh, torch.device], FuncolComm] = {}
 
@@ -62,9 +61,8 @@ def _group(mesh: Mesh, axis: str, ranks: tuple[int, ...]) -> Any:
     name = f"{_ORDERED}_{sha256(repr(ranks).encode()).hexdigest()[:16]}"
     if len(ranks) > 1 and axis not in _descending(mesh):
         (name,) = groups(mesh, axis)
-    elif _ordered.get(ranks) is not dist.group.WORLD:
-        make_group(ranks, name)
-        _ordered[ranks] = dist.group.WORLD
+    else:
+        plane_of().named_group(ranks, name)
     return c10d_group(name)
 
 

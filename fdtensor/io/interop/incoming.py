@@ -149,7 +149,7 @@ def _agree(members: Sequence[tuple[_Arriving, TensorType]], check: Check | None)
     if (check or comm.check) != "never":
         comm.agree("from_torch", digest_of(facts), [mesh], mistake)
     elif mistake is not None:
-        comm.refuse("from_torch", mistake)
+        comm.refuse("from_torch", mistake, [mesh])
 
 
 def _fitting(x: _Arriving, check: Check | None) -> TensorType:

@@ -14,14 +14,17 @@ __all__ = [
     "c10d_group",
     "collectives_on_fakes",
     "default_group",
+    "default_store",
     "dtensor_spec_module",
     "group_tables",
     "local_tensor_of",
     "new_group_helper",
+    "prefixed",
     "register_group",
+    "rendezvous",
     "spec_of",
     "strided_shard",
-    "timeout_of",
+    "unregister_group",
 ]
 
 NO_GROUPS: dict[str, Any] = {"_init_backend": False}
@@ -57,19 +60,29 @@ def register_group(name: str, group: Any) -> None:
     _c10d()._register_process_group(name, group)
 
 
+def unregister_group(name: str) -> None:
+    """Takes a name from the group that has it."""
+    _c10d()._unregister_process_group(name)
+
+
+def default_store() -> Any:
+    """The store through which the ranks of the default process group have met."""
+    return _c10d()._get_default_store()
+
+
+def rendezvous(*args: Any, **kwargs: Any) -> Any:
+    """An iterator whose first entry is the store, the rank and how many there are."""
+    return _c10d().rendezvous(*args, **kwargs)
+
+
+def prefixed(store: Any, prefix: str) -> Any:
+    """The keys of a store that begin with a prefix, as a store."""
+    return _c10d().PrefixStore(prefix, store)
+
+
 def new_group_helper(*args: Any, **kwargs: Any) -> Any:
     """What `torch.distributed.new_group` calls once it has made up a name."""
     return _c10d()._new_process_group_helper(*args, **kwargs)
-
-
-def timeout_of(group: Any, backend: Any) -> Any:
-    """How long collectives of a group may take, by its options; else the default of its backend."""
-    for device in group._device_types:
-        options = getattr(group._get_backend(device), "options", None)
-        found = getattr(options, "_timeout", None)
-        if found is not None:
-            return found
-    return _c10d()._get_default_timeout(backend)
 
 
 def collectives_on_fakes() -> None:

@@ -122,9 +122,8 @@ class Spmd(Generic[P, R]):
             if any(isinstance(leaf, torch.Tensor) for leaf in leaves):
                 leaves = distributed(self.f, leaves, spec, self.options.plain)
             entry = self.last = self._entry(leaves, spec, key_orders((args, kwargs)))
-        except FdtensorError as error:
-            self._tell(leaves, error)
-            raise
+        except BaseException as error:
+            raise self._failed(leaves, error)  # noqa: B904 - the same error
         if entry.traced is None:
             return self._on_replicas(leaves, spec, entry.comm)
         return entry.result(
@@ -143,8 +142,7 @@ class Spmd(Generic[P, R]):
             if not is_key(self.f, kwargs["key"]):
                 return None
         except FdtensorError as error:
-            self._tell(leaves, error)
-            raise
+            raise self._failed(leaves, error)  # noqa: B904 - the same error
         if self.keyed is None:
             self.keyed = Spmd(with_random_key(self.f), self.options)
         known = [leaf for leaf in leaves if isinstance(leaf, DTensor)]
@@ -214,7 +212,10 @@ class Spmd(Generic[P, R]):
             return equal
         return on_replicas(torch.Tensor.item, *flatten(((equal,), {}), is_leaf=is_dtensor), comm)
 
-    def _tell(self, leaves: Sequence[Any], error: FdtensorError) -> None:
-        """Lets the other ranks fail too, where this is the first call."""
-        if not self.programs:
+    def _failed(self, leaves: Sequence[Any], error: BaseException) -> BaseException:
+        """The error, of which the other ranks hear: at the first call they wait for it."""
+        if not self.programs and isinstance(error, FdtensorError):
             tell(error, leaves, self.options.check)
+            return error
+        known = next((leaf for leaf in leaves if isinstance(leaf, DTensor)), None)
+        return error if known is None else known.comm.failed([known.mesh], error)

@@ -33,6 +33,8 @@ def on_replicas(f: Callable[..., Any], leaves: Sequence[Any], spec: Any, comm: A
     """
     mesh = one_mesh([leaf.type for leaf in leaves if isinstance(leaf, DTensor)])
     is_tensor = [isinstance(leaf, DTensor) for leaf in leaves]
+    if any(isinstance(leaf, DTensor) and leaf.layout is not mesh.layout() for leaf in leaves):
+        comm.meet("values on every rank", mesh)
     wholes = [
         leaf.redistribute(leaf.type.mesh.layout()).local if isinstance(leaf, DTensor) else leaf
         for leaf in leaves

@@ -19,9 +19,10 @@ from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.torch_private import transforms_active
 from fdtensor.layouts.tree import flatten, paths, unflatten
 from fdtensor.plans.local_tensors import own
+from fdtensor.programs.recording import name_of
 from fdtensor.runtime.autograd import shared
 from fdtensor.runtime.comm import Comm
-from fdtensor.runtime.interpreter import digest_of
+from fdtensor.runtime.interpreter import Deed, digest_of
 from fdtensor.runtime.replication import mark
 from fdtensor.tensors.dtensor import DTensor, is_dtensor
 from fdtensor.tensors.shard_map.arguments import (
@@ -160,6 +161,14 @@ class _Run:
         return leave(place, leaves, layouts, tracked)
 
 
+def _go(run: _Run, place: RealPlace, values: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    try:
+        return run(place, values)
+    except Exception as error:
+        place.fail(error)
+        raise
+
+
 def _kind(layout: Layout) -> Kind:
     return Kind(replicated(layout), tuple(layout.partial))
 
@@ -191,13 +200,11 @@ def _on_this_rank(
         facts = f"shard_map {types!r} {flags} {run.mesh!r}"
         comm.agree("shard_map", digest_of(facts), [run.mesh], wrong[0] if wrong else None)
     elif wrong:
-        comm.refuse("shard_map", wrong[0])
+        comm.refuse("shard_map", wrong[0], [run.mesh])
     place = RealPlace(run.mesh, rank, comm, trusted)
-    try:
-        results = run(place, values)
-    except Exception as error:
-        place.fail(error)
-        raise
+    results = comm.watched(Deed(f"shard_map of {name_of(run.f)}", run.mesh), _go)(
+        run, place, values
+    )
     if key is not None:
         known[key] = place.heard
     return results

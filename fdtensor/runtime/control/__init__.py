@@ -1,0 +1,13 @@
+"""The control plane: what ranks tell each other beside the data, so that none waits forever.
+
+It uses a store of its own and, to agree, groups of its own, so that no agreement meets data. Each
+file defines one thing, in this order:
+
+    sockets    the sockets of process groups, and how waits on them end
+    places     the lines of the user that are running
+    posts      what a rank says of itself when something has gone wrong, and the one error of all
+    board      where posts hang: keys in a store
+    ledger     the calls of a rank on a set of ranks, with a rolling fingerprint
+    watcher    the thread that looks at the board while the main thread waits
+    plane      all of it for a process
+"""

@@ -1,0 +1,285 @@
+"""`Ledger`: the calls of this process on a set of ranks, in order, with a rolling fingerprint.
+
+All ranks of the set must have the same ones. What a call adds costs a quarter of a microsecond; the
+fingerprints are compared beside the data, by the watcher and where a value leaves.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from fdtensor.layouts.errors import CommError, FdtensorError
+from fdtensor.layouts.text import spans
+from fdtensor.layouts.torch_private import current_graph_task
+from fdtensor.runtime.control.board import Board
+from fdtensor.runtime.control.places import caller, line_of, running
+from fdtensor.runtime.control.posts import Account, Call, Kind, Post, account, described
+
+if TYPE_CHECKING:
+    from fdtensor.runtime.control.plane import Plane
+
+__all__ = ["KEPT", "Ledger", "Record", "told_of"]
+
+T = TypeVar("T")
+
+KEPT = 2048
+"""How many calls are kept."""
+
+SHOWN = 32
+"""How many of them a post has."""
+
+ANSWER_SECONDS = 1.5
+"""How long ranks that are alive have to say where they are."""
+
+_SLICE = 0.02
+"""Seconds between two looks at the board."""
+
+Record = tuple[int, int, Any, Any, float]
+"""A call: its number, the fingerprint up to it, what it was, the user's place, when it began."""
+
+
+class Ledger:
+    """The calls on `ranks`, which this process is one of.
+
+    `number` is that of the last call that began, `done` that of the last that ended. `epoch` counts
+    the errors that the ranks have come back from; calls are numbered anew after each.
+    """
+
+    __slots__ = (
+        "__weakref__", "board", "done", "ended", "epoch", "failed", "mark",
+        "name", "number", "plane", "ranks", "records", "stop", "thread", "whole",
+    )  # fmt: skip
+
+    def __init__(self, ranks: tuple[int, ...], name: str, plane: Plane) -> None:
+        self.ranks = ranks
+        self.name = name
+        self.plane = plane
+        self.thread = get_ident()
+        """The thread that makes the calls."""
+        self.whole = 0
+        """The calls of all epochs together."""
+        self.epoch = -1
+        self._begin_epoch()
+
+    def _begin_epoch(self) -> None:
+        self.epoch += 1
+        self.board = Board(self.plane.store, f"{self.name}/{self.epoch}")
+        self.number = self.done = self.mark = 0
+        self.records: list[Record | None] = [None] * KEPT
+        self.ended = [0.0] * KEPT
+        self.stop = False
+        """Whether something has gone wrong, which the next call tells."""
+        self.failed = False
+        """Whether this rank has raised its error about that."""
+
+    # --- calls -------------------------------------------------------------------------------
+
+    def begin(self, fact: int, what: Any, sends: bool = True) -> None:
+        """Notes a call: `fact` is what must be the same on all ranks, `what` tells it to people."""
+        if self.stop or get_ident() != self.thread:
+            self._halt()
+        number = self.number = self.number + 1
+        self.mark = mark = hash((self.mark, fact))
+        self.plane.tag = mark & 0x3FFFFFFF
+        place = caller() if sends else None
+        self.records[number % KEPT] = (number, mark, what, place, time.time())
+
+    def end(self) -> None:
+        """Notes that the call has ended."""
+        self.done = self.number
+        self.plane.tag = 0
+        self.ended[self.done % KEPT] = time.time()
+
+    def noted(self, fact: int, what: Any, function: Callable[..., T], *args: Any) -> T:
+        """The result of a function, as a call of its own."""
+        self.begin(fact, what)
+        try:
+            out = function(*args)
+        except BaseException as error:
+            raise self.failure(error)  # noqa: B904 - the same error, unless the network failed
+        self.end()
+        return out
+
+    # --- errors ------------------------------------------------------------------------------
+
+    def failure(self, error: BaseException) -> BaseException:
+        """The error to raise for one that came up in a call, or on the way to it.
+
+        An error of the network becomes the one error of all ranks; any other stays, and the other
+        ranks are told of it. One that all ranks have raised together changes nothing.
+        """
+        if self.failed or getattr(error, "common", False):
+            self.end()
+            return error
+        lost = _of_network(error)
+        open_call = self.number != self.done
+        try:
+            if isinstance(error, KeyboardInterrupt):
+                self._fail("interrupted", "", clean=not open_call)
+            elif not lost:
+                clean = not open_call or isinstance(error, FdtensorError)
+                self._fail("raised", told_of(error), clean)
+            else:
+                return self._lost()
+        except (RuntimeError, OSError) as gone:
+            return self._without_board(error, gone)
+        return error
+
+    def _halt(self) -> None:
+        """Raises the error of all ranks; after it, waits until all of them have raised theirs."""
+        unfit = self.plane.unfit()
+        if unfit is not None:
+            raise unfit
+        if get_ident() != self.thread:
+            self._handed_over()
+        if not self.stop:
+            return
+        if self.failed:
+            self._resume()
+        else:
+            raise self._lost()
+
+    def _handed_over(self) -> None:
+        """Lets this thread make calls, if the one that made them has ended or waits for it."""
+        if current_graph_task() != -1:  # autograd has a thread for each accelerator
+            return
+        if any(thread.ident == self.thread for thread in threading.enumerate()):
+            error = CommError(
+                f"thread {threading.current_thread().name!r} uses the Comm of another thread.",
+                ranks=spans(self.ranks),
+                hint="Make all calls in one thread: those of two would meet in any order.",
+            )
+            error.common = True
+            raise error
+        self.thread = get_ident()
+
+    def _lost(self) -> CommError:
+        """The one error of all ranks."""
+        try:
+            self._fail("waiting", "", clean=False)
+            error = self._account().error()
+        except (RuntimeError, OSError) as gone:
+            error = self._without_board(None, gone)
+        return error
+
+    def _fail(self, kind: Kind, text: str, clean: bool) -> None:
+        """Tells the others that this rank raises an error."""
+        self.stop = self.failed = True
+        self.board.put(self.post(kind, text))
+        self.board.ring(kind)
+        self.board.come_back(self.plane.rank, clean)
+        if not clean:
+            self.plane.abort(self.ranks)
+
+    def told(self) -> None:
+        """Notes that another rank has failed, and says for a busy thread where it is."""
+        self.stop = True
+        if not self.failed:
+            kind: Kind = "waiting" if self.number != self.done else "busy"
+            self.board.put(self.post(kind, ""))
+
+    def left(self, text: str) -> None:
+        """Tells the others that this process ends, by `text` if it is an error."""
+        self.board.put(self.post("ended", text))
+        self.board.ring("ended")
+        self.board.come_back(self.plane.rank, clean=False)
+
+    @property
+    def compares(self) -> bool:
+        """Whether fingerprints are compared while calls run."""
+        return len(self.ranks) > 1
+
+    def _account(self) -> Account:
+        """The account that all ranks give, when all that are alive have said where they are."""
+        latest = time.monotonic() + ANSWER_SECONDS
+        posts = self.board.posts(self.ranks)
+        while len(posts) < len(self.ranks) and time.monotonic() < latest:
+            time.sleep(_SLICE)
+            posts = self.board.posts(self.ranks)
+        drawn = account(self.ranks, posts, self.plane.seconds)
+        return Account.from_json(self.board.settled(drawn.to_json()))
+
+    def _without_board(self, error: BaseException | None, gone: BaseException) -> CommError:
+        """The error where the store is gone, so that nobody hears of the others."""
+        self.stop = self.failed = True
+        self.plane.abort(self.ranks)
+        return CommError(
+            "the store through which ranks find each other does not answer: the process that keeps "
+            "it has ended.",
+            ranks=", ".join(map(str, self.ranks)),
+            **{f"rank {self.plane.rank}": self.post("waiting", "").at},
+            problem=str(error or gone).partition("\n")[0],
+            hint="Rank 0 keeps it where torchrun does not. Start all ranks again.",
+        )
+
+    def post(self, kind: Kind, text: str) -> Post:
+        """What this rank says of itself."""
+        line = running(self.thread)
+        return Post(self.plane.rank, kind, self.number, line, text, tuple(self.calls(SHOWN)))
+
+    def calls(self, most: int) -> Sequence[Call]:
+        """The last calls, in order."""
+        first = max(1, self.number - most + 1)
+        records = [self.records[n % KEPT] for n in range(first, self.number + 1)]
+        return [
+            Call(number, mark, described(what), line_of(place))
+            for number, mark, what, place, _ in filter(None, records)
+        ]
+
+    # --- after errors ------------------------------------------------------------------------
+
+    def _resume(self) -> None:
+        """Begins anew once all ranks have raised; raises where one does not."""
+        latest = time.monotonic() + self.plane.seconds
+        try:
+            while not self.board.all_back(self.ranks):
+                if time.monotonic() > latest:
+                    raise self._not_back()
+                time.sleep(_SLICE)
+            clean = all(self.board.back(self.ranks).values())
+        except (RuntimeError, OSError) as gone:
+            raise self._without_board(None, gone) from None
+        if not clean:
+            self.plane.renew(self.ranks)
+        self.renewed()
+
+    def renewed(self) -> None:
+        """Begins anew: all ranks have raised the same error, and know it."""
+        self.whole += self.number
+        self._begin_epoch()
+
+    def _not_back(self) -> CommError:
+        back = self.board.back(self.ranks)
+        missing = spans([rank for rank in self.ranks if rank not in back], ", ")
+        return CommError(
+            f"not all ranks have raised the last error within {self.plane.seconds:g} s.",
+            missing=missing,
+            hint="Connect a mesh of the ranks that are left, or start all of them again.",
+        )
+
+
+def told_of(error: BaseException) -> str:
+    """An error in one line."""
+    if isinstance(error, FdtensorError):
+        return f"{type(error).__name__}: {error.sentence.removesuffix('.')}"
+    first = str(error).partition("\n")[0]
+    return type(error).__name__ + (f": {first}" if first else "")
+
+
+_NETWORK = ("gloo", "nccl", "Timed out", "timed out", "Connection", "connection", "pair closure",
+            "Broken pipe", "socket", "Socket", "store")  # fmt: skip
+
+
+def _of_network(error: BaseException) -> bool:
+    """Whether an error says that other ranks cannot be reached, in the words of torch."""
+    if isinstance(error, FdtensorError) or not isinstance(error, RuntimeError):
+        return False
+    if isinstance(error, torch.distributed.DistError):
+        return True
+    return type(error) is RuntimeError and any(word in str(error) for word in _NETWORK)

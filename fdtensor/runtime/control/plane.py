@@ -1,0 +1,235 @@
+"""`Plane`: the control plane of a process: its ledgers, and the process groups they watch over."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import attrs
+import torch.distributed as dist
+
+from fdtensor.layouts.errors import CommError
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.torch_private import c10d_group, default_store, prefixed
+from fdtensor.runtime.control.ledger import Ledger, told_of
+from fdtensor.runtime.control.sockets import listening_ports, shut
+from fdtensor.runtime.control.watcher import watch
+from fdtensor.runtime.process_groups import SECONDS, group_name, make_group, renamed
+
+__all__ = ["Plane", "group_of", "groups", "plane_of"]
+
+_ROOM = "fdtensor_control"
+
+_planes: WeakKeyDictionary[Any, Plane] = WeakKeyDictionary()
+"""By default process group, which does not outlive `destroy_process_group`."""
+
+
+@attrs.define(eq=False)
+class _Group:
+    """A process group of ours: its turn counts how often it was made anew."""
+
+    ranks: tuple[int, ...]
+    name: str
+    backend: str | None
+    handle: Any = None
+    """The group itself."""
+    turn: int = 0
+    ports: frozenset[int] = frozenset()
+    is_cut: bool = False
+    """Whether its connections are shut down."""
+
+
+class Plane:
+    """What a process says and hears beside the data.
+
+    `store` is the one in which ranks post, on a connection of its own; `seconds` is how long they
+    wait for each other.
+    """
+
+    def __init__(self, world: Any) -> None:
+        self.world = ref(world)
+        self.rank = dist.get_rank()
+        self.pid = os.getpid()
+        self.seconds = SECONDS
+        self.tag = 0
+        """The tag of messages: the fingerprint of the open call, for which no other takes them."""
+        store = default_store()
+        self.store = prefixed(store.clone(), _ROOM)
+        self.data_store = store.clone()
+        self.ledgers: dict[tuple[int, ...], Ledger] = {}
+        self.groups: dict[str, _Group] = {}
+        self.lock = threading.RLock()
+        watch(self)
+        _tell_at_the_end()
+
+    # --- ledgers -----------------------------------------------------------------------------
+
+    def ledger(self, ranks: tuple[int, ...]) -> Ledger:
+        """The ledger of these ascending ranks."""
+        ledger = self.ledgers.get(ranks)
+        if ledger is None:
+            ledger = self.ledgers[ranks] = Ledger(ranks, group_name(ranks), self)
+        return ledger
+
+    def unfit(self) -> CommError | None:
+        """The error of whoever makes a call where this process or its group is not what it was."""
+        if os.getpid() != self.pid:
+            return CommError(
+                "this process was forked from a rank, and is none itself.",
+                rank=self.rank,
+                hint="Start processes by `spawn`, or call connect(mesh) on ranks only.",
+            )
+        if self.world() is None or self.world() is not dist.group.WORLD:
+            return CommError(
+                "the process group of this Comm has ended.",
+                hint="Make a new Comm after init_process_group: connect(mesh).",
+            )
+        return None
+
+    # --- process groups ----------------------------------------------------------------------
+
+    def group(self, ranks: tuple[int, ...]) -> str:
+        """The name of the group of these ranks, made at its first use by its members."""
+        return self.named_group(ranks, group_name(ranks))
+
+    def handle(self, ranks: tuple[int, ...]) -> Any:
+        """The group of these ranks itself."""
+        return self.groups[self.group(ranks)].handle
+
+    def control_group(self, ranks: tuple[int, ...]) -> str:
+        """The same of a group on the CPU, in which ranks agree."""
+        return self.named_group(ranks, f"{_ROOM}_{group_name(ranks)}", "gloo")
+
+    def named_group(self, ranks: tuple[int, ...], name: str, backend: str | None = None) -> str:
+        """The name of a group with these ranks in this order, made at its first use."""
+        group = self.groups.get(name)
+        if group is None:
+            group = self.groups[name] = _Group(ranks, name, backend)
+            self._make(group)
+        elif group.is_cut:
+            self._make_anew(group)
+        return name
+
+    def _make(self, group: _Group) -> None:
+        before = listening_ports()
+        name = f"{group.name}@{group.turn}" if group.turn else group.name
+        make_group(group.ranks, name, self.data_store, self.seconds, group.backend)
+        if group.turn:
+            renamed(name, group.name)
+        group.ports, group.is_cut = listening_ports() - before, False
+        group.handle = c10d_group(group.name)
+        self.store.set(f"ports/{name}/{self.rank}", ",".join(map(str, group.ports)))
+
+    def _make_anew(self, group: _Group) -> None:
+        group.turn += 1
+        self._make(group)
+
+    def abort(self, ranks: Sequence[int]) -> None:
+        """Ends the waits of this process in the groups of some of these ranks, with errors."""
+        with self.lock:
+            for group in list(self.groups.values()):
+                if set(group.ranks) <= set(ranks) and not group.is_cut:
+                    group.is_cut = True
+                    shut(group.ports, self._ports_of_others(group))
+
+    def renew(self, ranks: Sequence[int]) -> None:
+        """Makes the groups of some of these ranks anew."""
+        self.abort(ranks)
+        for group in self.groups.values():
+            if set(group.ranks) <= set(ranks):
+                self._make_anew(group)
+
+    def _ports_of_others(self, group: _Group) -> set[int]:
+        """The ports on which the other ranks of a group listen, of those that have said so."""
+        name = f"{group.name}@{group.turn}" if group.turn else group.name
+        ports: set[int] = set()
+        with suppress(RuntimeError, OSError):
+            for rank in group.ranks:
+                key = f"ports/{name}/{rank}"
+                if rank != self.rank and self.store.check([key]):
+                    ports.update(map(int, filter(None, self.store.get(key).decode().split(","))))
+        return ports
+
+    # --- the end -----------------------------------------------------------------------------
+
+    def leave(self, text: str) -> None:
+        """Tells the other ranks that this process ends."""
+        for ledger in self.ledgers.values():
+            if ledger.number and not ledger.failed:
+                ledger.left(text)
+
+
+def plane_of() -> Plane:
+    """The plane of the default process group."""
+    world = dist.group.WORLD
+    plane = _planes.get(world)
+    if plane is None:
+        plane = _planes[world] = Plane(world)
+    return plane
+
+
+def group_of(ranks: tuple[int, ...]) -> str:
+    """The name of the group of these ascending ranks, made at its first use by its members."""
+    return plane_of().group(ranks)
+
+
+def groups(mesh: Mesh, *axes: str) -> dict[str, tuple[int, ...]]:
+    """Makes the groups of this rank: of `axes` together, or of each axis and of the whole mesh.
+
+    Returns their names and ranks. An exported graph names its groups so; ranks outside the mesh
+    make none. Collective over the members of each group.
+
+    >>> with local_cluster(2) as cluster:
+    ...     names = cluster.run(lambda: fd.collectives.groups(Mesh(x=2)))
+
+    >>> names[0] == names[1], list(names[0].values())
+    (True, [(0, 1)])
+    """
+    coord = mesh.coord(dist.get_rank())
+    if coord is None:
+        return {}
+    wanted = [axes] if axes else [*((axis,) for axis in mesh.axes), mesh.axes]
+    made = {}
+    for some in wanted:
+        ranks = tuple(sorted(mesh.coset(some, coord)))
+        if len(ranks) > 1:
+            made[group_of(ranks)] = ranks
+    return made
+
+
+# --- the end of the process ------------------------------------------------------------------
+
+
+@functools.cache
+def _tell_at_the_end() -> None:
+    """Has this process tell the other ranks when it ends, and of what."""
+    hook, last = sys.excepthook, [""]
+
+    def note(kind: Any, error: BaseException, trace: Any) -> None:
+        last[0] = told_of(error)
+        hook(kind, error, trace)
+
+    def leave() -> None:
+        for plane in list(_planes.values()):
+            if os.getpid() == plane.pid:
+                with suppress(RuntimeError, OSError):
+                    plane.leave(last[0])
+
+    sys.excepthook = note
+    atexit.register(leave)
+
+
+def _forked() -> None:
+    for plane in list(_planes.values()):
+        for ledger in plane.ledgers.values():
+            ledger.stop = True
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,217 @@
+"""`Post`: what a rank says of itself after a fault; `account`: what all of that amounts to.
+
+All ranks raise the same error, so one of them draws up the account for all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import attrs
+
+from fdtensor.layouts.errors import CommError
+from fdtensor.layouts.text import spans
+from fdtensor.plans.fused import Fused
+from fdtensor.plans.planner import Plan
+from fdtensor.programs.program import Program
+
+__all__ = ["Account", "Call", "Kind", "Post", "account", "described"]
+
+Kind = Literal["raised", "interrupted", "waiting", "busy", "ended"]
+"""What a rank does: `busy` is one that computes outside of this library's waits."""
+
+
+@attrs.frozen
+class Call:
+    """One call of a rank: its number, the fingerprint up to it, what it was and where."""
+
+    number: int
+    mark: int
+    what: str
+    line: str = ""
+
+    @property
+    def text(self) -> str:
+        """What it was, and where."""
+        return f"`{self.what}`" + (f" {self.line}" if self.line else "")
+
+    def __str__(self) -> str:
+        return f"call {self.number} {self.text}"
+
+
+@attrs.frozen
+class Post:
+    """What a rank says of itself."""
+
+    rank: int
+    kind: Kind
+    number: int
+    """Its last call; 0 before the first."""
+    line: str = ""
+    """Where its user's code is."""
+    text: str = ""
+    """The error that it raised."""
+    calls: tuple[Call, ...] = ()
+    """Its last calls, in order."""
+
+    def to_json(self) -> str:
+        """The post as JSON text."""
+        return json.dumps(attrs.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Post:
+        """The post that `to_json` wrote."""
+        facts = json.loads(text)
+        calls = tuple([Call(**call) for call in facts.pop("calls")])
+        return cls(**facts, calls=calls)
+
+    @property
+    def at(self) -> str:
+        """Where it is, in a few words."""
+        call = next((c for c in reversed(self.calls) if c.number == self.number), None)
+        where = f"call {self.number}" if call is None else str(call)
+        line = f", {self.line}" if self.line and not (call and call.line == self.line) else ""
+        match self.kind:
+            case "raised":
+                return f"raised {self.text} after {where}{line}"
+            case "interrupted":
+                return f"was interrupted at {where}{line}"
+            case "waiting":
+                return f"waited at {where}{line}"
+            case "busy":
+                return f"was busy after {where}{line}"
+            case "ended":
+                return f"ended after {where}" + (f": {self.text}" if self.text else "")
+
+
+@attrs.frozen
+class Account:
+    """What has gone wrong, for the one error that all ranks raise."""
+
+    sentence: str
+    facts: Mapping[str, str]
+    hint: str
+
+    def to_json(self) -> str:
+        """The account as JSON text."""
+        return json.dumps(attrs.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Account:
+        """The account that `to_json` wrote."""
+        return cls(**json.loads(text))
+
+    def error(self) -> CommError:
+        """The error of all ranks."""
+        return CommError(self.sentence, hint=self.hint, **self.facts)
+
+
+def described(what: Any) -> str:
+    """A call in a few words: the name of a program, what a plan does, or the text itself."""
+    match what:
+        case Program():
+            moves = [step.collective for step in what.collectives]
+            return what.name + (f": {_some([str(move) for move in moves])}" if moves else "")
+        case Plan():
+            return f"redistribute {what.src} -> {what.dst}"
+        case Fused():
+            return f"redistribute of {len(what.plans)} tensors"
+        case _:
+            return str(what)
+
+
+def _some(texts: Sequence[str], most: int = 3) -> str:
+    more = len(texts) - most
+    return ", ".join(texts[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def account(
+    ranks: Sequence[int], posts: Mapping[int, Post], seconds: float, about: str = ""
+) -> Account:
+    """The account of what the ranks of a set say; one without a post does not answer.
+
+    `seconds` is how long they wait for each other, `about` names their last call.
+    """
+    facts = {
+        f"rank {rank}": posts[rank].at if rank in posts else "does not answer" for rank in ranks
+    }
+    sentence, hint = _cause(ranks, posts, seconds, about)
+    return Account(sentence, facts, hint)
+
+
+def _cause(
+    ranks: Sequence[int], posts: Mapping[int, Post], seconds: float, about: str
+) -> tuple[str, str]:
+    """One sentence, and what to do."""
+    parted = _parting(posts, about)
+    if parted is not None:
+        return parted
+    raised = [post for post in posts.values() if post.kind in ("raised", "interrupted")]
+    if raised:
+        first = raised[0]
+        what = f"raised {first.text}" if first.kind == "raised" else "was interrupted"
+        line = f" at {first.line}" if first.line else ""
+        return f"rank {first.rank} {what}{line}.", "All ranks stop with it."
+    missing = [rank for rank in ranks if rank not in posts]
+    if missing:
+        return (
+            f"{_named(missing)} {_do(missing, 'does', 'do')} not answer: the process has ended, is "
+            f"stopped, or cannot be reached.",
+            "Start it again, or connect a mesh of the ranks that are left.",
+        )
+    gone = [post.rank for post in posts.values() if post.kind == "ended"]
+    if gone:
+        return (
+            f"{_named(gone)} {_do(gone, 'has', 'have')} ended while others waited.",
+            "Every rank must run the same calls, in the same order.",
+        )
+    last = max(post.number for post in posts.values())
+    late = [post.rank for post in posts.values() if post.kind == "busy" or post.number < last]
+    return (
+        f"{_named(late or list(posts))} did not come to what others waited for within "
+        f"{seconds:g} s.",
+        "Every rank must run the same calls; where one may take longer, connect(mesh, timeout=...) "
+        "waits longer.",
+    )
+
+
+def _parting(posts: Mapping[int, Post], about: str) -> tuple[str, str] | None:
+    """The first call that was not the same on all ranks, as far as their last calls tell."""
+    calls: dict[int, dict[int, Call]] = {}
+    for post in posts.values():
+        for call in post.calls:
+            calls.setdefault(call.number, {})[post.rank] = call
+    for number, by_rank in sorted(calls.items()):
+        groups: dict[int, list[int]] = {}
+        for rank, call in by_rank.items():
+            groups.setdefault(call.mark, []).append(rank)
+        if len(groups) > 1:
+            last = all(number == post.number for post in posts.values())
+            name = about if about and last else f"call {number}"
+            parts = sorted(groups.values(), key=len)
+            return _difference(name, [(some, by_rank[some[0]]) for some in parts])
+    return None
+
+
+def _difference(name: str, parts: Sequence[tuple[Sequence[int], Call]]) -> tuple[str, str]:
+    """The sentence about ranks that differ in a call, and what to do."""
+    hint = "Every rank must run the same calls, of the same types, in the same order."
+    if len({call.text for _, call in parts}) > 1:
+        texts = [f"{_named(some)} {_do(some, 'is', 'are')} at {call.text}" for some, call in parts]
+        return f"the ranks do not agree on {name}: {', '.join(texts)}.", hint
+    groups = " and ".join(_named(some) for some, _ in parts)
+    return (
+        f"the ranks do not agree on {name}: {groups} differ in {parts[0][1].text}.",
+        "Their types, Python arguments or keys differ, or what the function reads by itself. "
+        + hint,
+    )
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {spans(ranks, ', ')}"
+
+
+def _do(ranks: Sequence[Any], one: str, many: str) -> str:
+    return one if len(ranks) == 1 else many

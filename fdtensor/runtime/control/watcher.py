@@ -1,0 +1,158 @@
+"""The watcher: a thread of each process that looks at the boards of its ledgers.
+
+It compares fingerprints, hears of errors on other ranks, answers for a main thread that is busy,
+and ends waits that cannot end well: after an error of another rank, and after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary, ref
+
+import attrs
+
+from fdtensor.runtime.control.ledger import KEPT, Ledger
+
+if TYPE_CHECKING:
+    from fdtensor.runtime.control.plane import Plane
+
+__all__ = ["EVERY", "watch"]
+
+TICK = 0.25
+"""Seconds between two looks while a call is open; a quarter as often where none is."""
+
+PATIENCE = 0.5
+"""Seconds for a call to end by itself once another rank has failed, or the user wants it to."""
+
+EVERY = KEPT // 2
+"""How many calls apart fingerprints are compared where no call waits."""
+
+_MARKS = 16
+"""How many fingerprints of this rank stay on the board."""
+
+
+@attrs.define(eq=False)
+class _Seen:
+    """What the watcher knows of a ledger."""
+
+    epoch: int = -1
+    number: int = 0
+    since: float = 0.0
+    """When it saw that number first."""
+    compared: int = 0
+    """The last call whose fingerprint was compared."""
+    rung: float = 0.0
+    """When it heard of an error; 0 where of none."""
+    looked: float = 0.0
+    """When it looked at the board last."""
+    marks: deque[int] = attrs.field(factory=deque)
+
+
+def watch(plane: Plane) -> None:
+    """Starts the thread; it ends with the plane."""
+    wake = _wakes()
+    thread = threading.Thread(
+        target=_watch, args=(ref(plane), wake), name="fdtensor watcher", daemon=True
+    )
+    thread.start()
+
+
+def _wakes() -> int:
+    """The end of a pipe that gets a byte when the main thread has a signal to handle.
+
+    -1 on other threads, which cannot ask for that. Whoever was told before still is.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return -1
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    os.set_blocking(reads, False)
+    before = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+    if before != -1:
+        signal.set_wakeup_fd(before)  # an event loop that waits on it is interrupted by itself
+        os.close(reads)
+        os.close(writes)
+        return -1
+    return reads
+
+
+def _watch(of: ref[Plane], wake: int) -> None:
+    known: WeakKeyDictionary[Ledger, _Seen] = WeakKeyDictionary()
+    interrupted = 0.0
+    while True:
+        interrupted = _slept(wake) or interrupted
+        plane = of()
+        if plane is None or plane.unfit() is not None:
+            break
+        for ledger in list(plane.ledgers.values()):
+            with suppress(RuntimeError, OSError):  # without its store, waits end by themselves
+                _look(ledger, known.setdefault(ledger, _Seen()))
+        interrupted = _interrupt(plane, interrupted)
+        del plane
+    if wake != -1:
+        os.close(wake)
+
+
+def _slept(wake: int) -> float:
+    """Sleeps for a tick; the time where the user has pressed Ctrl-C meanwhile, else 0."""
+    if wake == -1:
+        time.sleep(TICK)
+        return 0.0
+    if not select.select([wake], [], [], TICK)[0]:
+        return 0.0
+    return time.monotonic() if signal.SIGINT in os.read(wake, 4096) else 0.0
+
+
+def _interrupt(plane: Plane, since: float) -> float:
+    """Ends the waits of an open call that Ctrl-C does not reach; since when that is to be."""
+    if not since or time.monotonic() < since + PATIENCE:
+        return since
+    for ledger in list(plane.ledgers.values()):
+        if ledger.number != ledger.done and not ledger.failed:
+            plane.abort(ledger.ranks)
+    return 0.0
+
+
+def _look(ledger: Ledger, seen: _Seen) -> None:
+    now = time.monotonic()
+    if seen.epoch != ledger.epoch:
+        seen.epoch, seen.number, seen.compared, seen.rung = ledger.epoch, 0, 0, 0.0
+        seen.marks.clear()
+    number = ledger.number
+    if seen.number != number:
+        seen.number, seen.since = number, now
+    is_open = number != ledger.done
+    if ledger.failed or (not number and not is_open):
+        return
+    if is_open and now - seen.since >= TICK and seen.compared < number:
+        _compare(ledger, seen, number)
+    elif seen.compared < number // EVERY * EVERY:
+        _compare(ledger, seen, number // EVERY * EVERY)
+    if not seen.rung and now - seen.looked >= (TICK if is_open else 4 * TICK):
+        seen.looked = now
+        if ledger.board.rings():
+            seen.rung = now
+            ledger.told()
+    if seen.rung and is_open and now - max(seen.rung, seen.since) >= PATIENCE:
+        ledger.plane.abort(ledger.ranks)
+
+
+def _compare(ledger: Ledger, seen: _Seen, number: int) -> None:
+    """Compares the fingerprints of the calls up to `number`; an alarm where they differ."""
+    record: Any = ledger.records[number % KEPT]
+    seen.compared = number
+    if record is None or record[0] != number or not ledger.compares:
+        return
+    if ledger.board.mark(number, record[1]) != record[1]:
+        ledger.board.ring("parted")
+        return
+    seen.marks.append(number)
+    while len(seen.marks) > _MARKS:
+        ledger.board.forget(seen.marks.popleft())
