@@ -42,8 +42,16 @@ class CountingComm:
     def agree(self, about: str, digest: str, mesh: Sequence[Mesh], mistake: str | None) -> None:
         assert mistake is None, mistake
 
-    def refuse(self, about: str, mistake: str) -> None:
+    def refuse(self, about: str, mistake: str, meshes: Sequence[Mesh] = ()) -> None:
         raise AssertionError(mistake)
+
+    def meet(self, about: str, mesh: Mesh) -> None: ...
+
+    def watched(self, what: Any, function: Any) -> Any:
+        return function
+
+    def failed(self, meshes: Sequence[Mesh], error: BaseException) -> BaseException:
+        return error
 
     def mistake(self, value: Values, type: TensorType) -> str | None:
         shapes = [type.local_shape(rank) for rank in type.mesh.order]

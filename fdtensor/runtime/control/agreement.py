@@ -7,7 +7,7 @@ import torch
 from fdtensor.layouts.errors import CommError
 from fdtensor.runtime.comm import misfit
 from fdtensor.runtime.control.ledger import Ledger
-from fdtensor.runtime.control.posts import account
+from fdtensor.runtime.control.posts import account, parting
 from fdtensor.runtime.world import functional
 
 __all__ = ["agree"]
@@ -22,7 +22,7 @@ def agree(ledger: Ledger, about: str, digest: str, mistake: str | None) -> None:
     """
     ledger.begin(int(digest[:15], 16), about)
     try:
-        error = _disagreement(ledger, about, mistake)
+        error = _disagreement(ledger, about, digest, mistake)
     except BaseException as problem:
         raise ledger.failure(problem)  # noqa: B904 - the same error, unless the network failed
     ledger.end()
@@ -31,24 +31,33 @@ def agree(ledger: Ledger, about: str, digest: str, mistake: str | None) -> None:
         raise error
 
 
-def _disagreement(ledger: Ledger, about: str, mistake: str | None) -> CommError | None:
+def _disagreement(ledger: Ledger, about: str, digest: str, mistake: str | None) -> CommError | None:
     """The error of all ranks; None where they agree."""
-    group = ledger.plane.control_group(ledger.ranks)
-    facts = torch.tensor([ledger.number, ledger.mark, mistake is not None])
-    rows = _all_gather(facts, len(ledger.ranks), group).view(-1, 3).tolist()
-    if not any(row[2] for row in rows) and all(row == rows[0] for row in rows):
+    if not _differ(ledger, mistake is not None):
         return None
     board = ledger.board
-    board.put(ledger.post("raised" if mistake else "waiting", mistake or ""))
-    _all_gather(facts, len(ledger.ranks), group)  # every rank has posted now
+    board.put(ledger.post("raised" if mistake else "waiting", mistake or digest[:12]))
+    _differ(ledger, False)  # every rank has posted now
     posts = board.posts(ledger.ranks)
+    _differ(ledger, False)  # every rank has read what the others say
     mistakes = [post.text for post in posts.values() if post.kind == "raised"]
     if mistakes:
         error = misfit(about, "; ".join(mistakes))
-    elif all(row == rows[0] for row in rows):
-        return None
+    elif parting(posts) == ledger.number:
+        error = CommError(
+            f"the ranks do not agree on {about}.",
+            **{f"rank {r}": f"{post.text} at {post.call}" for r, post in posts.items()},
+            hint="Every rank must run the same plans, of the same types, in the same order.",
+        )
     else:
-        error = account(ledger.ranks, posts, ledger.plane.seconds, about).error()
-    _all_gather(facts, len(ledger.ranks), group)  # every rank has read them
+        error = account(ledger.ranks, posts, ledger.plane.seconds).error()
     error.common = True
     return error
+
+
+def _differ(ledger: Ledger, wrong: bool) -> bool:
+    """Whether calls differ so far, or one rank has something wrong."""
+    group = ledger.plane.control_group(ledger.ranks)
+    facts = torch.tensor([ledger.number, ledger.mark, wrong], device="cpu")
+    rows = _all_gather(facts, len(ledger.ranks), group).view(-1, 3).tolist()
+    return any(row[2] or row != rows[0] for row in rows)

@@ -17,7 +17,7 @@ from fdtensor.plans.fused import Fused
 from fdtensor.plans.planner import Plan
 from fdtensor.programs.program import Program
 
-__all__ = ["Account", "Call", "Kind", "Post", "account", "described"]
+__all__ = ["Account", "Call", "Kind", "Post", "account", "described", "parting"]
 
 Kind = Literal["raised", "interrupted", "waiting", "busy", "ended"]
 """What a rank does: `busy` is one that computes outside of this library's waits."""
@@ -68,11 +68,16 @@ class Post:
         return cls(**facts, calls=calls)
 
     @property
+    def call(self) -> str:
+        """Its last call, in a few words."""
+        last = next((call for call in reversed(self.calls) if call.number == self.number), None)
+        return f"call {self.number}" if last is None else str(last)
+
+    @property
     def at(self) -> str:
         """Where it is, in a few words."""
-        call = next((c for c in reversed(self.calls) if c.number == self.number), None)
-        where = f"call {self.number}" if call is None else str(call)
-        line = f", {self.line}" if self.line and not (call and call.line == self.line) else ""
+        where = self.call
+        line = f", {self.line}" if self.line and not where.endswith(self.line) else ""
         match self.kind:
             case "raised":
                 return f"raised {self.text} after {where}{line}"
@@ -127,27 +132,23 @@ def _some(texts: Sequence[str], most: int = 3) -> str:
     return ", ".join(texts[:most]) + (f" and {more} more" if more > 0 else "")
 
 
-def account(
-    ranks: Sequence[int], posts: Mapping[int, Post], seconds: float, about: str = ""
-) -> Account:
+def account(ranks: Sequence[int], posts: Mapping[int, Post], seconds: float) -> Account:
     """The account of what the ranks of a set say; one without a post does not answer.
 
-    `seconds` is how long they wait for each other, `about` names their last call.
+    `seconds` is how long they wait for each other.
     """
     facts = {
         f"rank {rank}": posts[rank].at if rank in posts else "does not answer" for rank in ranks
     }
-    sentence, hint = _cause(ranks, posts, seconds, about)
+    sentence, hint = _cause(ranks, posts, seconds)
     return Account(sentence, facts, hint)
 
 
-def _cause(
-    ranks: Sequence[int], posts: Mapping[int, Post], seconds: float, about: str
-) -> tuple[str, str]:
+def _cause(ranks: Sequence[int], posts: Mapping[int, Post], seconds: float) -> tuple[str, str]:
     """One sentence, and what to do."""
-    parted = _parting(posts, about)
-    if parted is not None:
-        return parted
+    number = parting(posts)
+    if number is not None:
+        return _difference(number, _groups(number, posts))
     raised = [post for post in posts.values() if post.kind in ("raised", "interrupted")]
     if raised:
         first = raised[0]
@@ -177,33 +178,31 @@ def _cause(
     )
 
 
-def _parting(posts: Mapping[int, Post], about: str) -> tuple[str, str] | None:
+def parting(posts: Mapping[int, Post]) -> int | None:
     """The first call that was not the same on all ranks, as far as their last calls tell."""
-    calls: dict[int, dict[int, Call]] = {}
-    for post in posts.values():
+    numbers = {call.number for post in posts.values() for call in post.calls}
+    return next((n for n in sorted(numbers) if len(_groups(n, posts)) > 1), None)
+
+
+def _groups(number: int, posts: Mapping[int, Post]) -> list[tuple[list[int], Call]]:
+    """The different calls of this number, each with its ranks; those of few ranks first."""
+    groups: dict[int, tuple[list[int], Call]] = {}
+    for rank, post in posts.items():
         for call in post.calls:
-            calls.setdefault(call.number, {})[post.rank] = call
-    for number, by_rank in sorted(calls.items()):
-        groups: dict[int, list[int]] = {}
-        for rank, call in by_rank.items():
-            groups.setdefault(call.mark, []).append(rank)
-        if len(groups) > 1:
-            last = all(number == post.number for post in posts.values())
-            name = about if about and last else f"call {number}"
-            parts = sorted(groups.values(), key=len)
-            return _difference(name, [(some, by_rank[some[0]]) for some in parts])
-    return None
+            if call.number == number:
+                groups.setdefault(call.mark, ([], call))[0].append(rank)
+    return sorted(groups.values(), key=lambda group: len(group[0]))
 
 
-def _difference(name: str, parts: Sequence[tuple[Sequence[int], Call]]) -> tuple[str, str]:
+def _difference(number: int, parts: Sequence[tuple[Sequence[int], Call]]) -> tuple[str, str]:
     """The sentence about ranks that differ in a call, and what to do."""
     hint = "Every rank must run the same calls, of the same types, in the same order."
-    if len({call.text for _, call in parts}) > 1:
+    if len({call.what for _, call in parts}) > 1:
         texts = [f"{_named(some)} {_do(some, 'is', 'are')} at {call.text}" for some, call in parts]
-        return f"the ranks do not agree on {name}: {', '.join(texts)}.", hint
+        return f"the ranks do not agree on call {number}: {', '.join(texts)}.", hint
     groups = " and ".join(_named(some) for some, _ in parts)
     return (
-        f"the ranks do not agree on {name}: {groups} differ in {parts[0][1].text}.",
+        f"the ranks do not agree on call {number}: {groups} differ in {parts[0][1].text}.",
         "Their types, Python arguments or keys differ, or what the function reads by itself. "
         + hint,
     )
