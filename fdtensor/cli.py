@@ -1,4 +1,4 @@
-"""The command line: `demo`, `train` and `plan`."""
+"""The command line: `demo`, `train`, `plan` and `replay`."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ fdtensor: distributed tensors as plain values.
   python -m fdtensor train --mesh dp=2,tp=2     train a GPT on Python's own sources
   python -m fdtensor plan --mesh dp=2,tp=4 --shape 8192,8192 --src "S(0),P(sum)" --dst "R,S(1)"
                                                 how a tensor gets from one layout to another
+  python -m fdtensor replay FOLDER              where ranks part, by the calls that they have kept
 
 Each of them takes --help. In a script or a notebook, after "import fdtensor as fd":
 
@@ -67,6 +68,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             from fdtensor.train.command import train
 
             return train(parse_mesh(options.mesh), options)
+        if options.command == "replay":
+            from fdtensor.inspect.replay import replayed
+
+            print(replayed(options.folder))
+            return 0
         return _plan(options)
     except FdtensorError as error:
         return _fail(str(error))
@@ -83,12 +89,14 @@ def _parser() -> _Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"fdtensor {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="{demo,train,plan}")
+    commands = parser.add_subparsers(dest="command", metavar="{demo,train,plan,replay}")
     demo = commands.add_parser("demo", help="walk real numbers through many layouts and check")
     demo.add_argument("--simulate", metavar="MESH", help="all ranks in this process: dp=2,tp=4")
     demo.add_argument("--mesh", metavar="MESH", help="the mesh of processes (default dp=2,tp=2)")
     demo.add_argument("-v", "--verbose", action="store_true", help="print every plan")
     add_arguments(commands.add_parser("train", help="train a GPT on a mesh and watch its loss"))
+    replay = commands.add_parser("replay", help="where ranks part, by the calls that they kept")
+    replay.add_argument("folder", help="with the files of fd.io.dump_calls, one for each rank")
     plan = commands.add_parser(
         "plan",
         help="print the plan between two layouts",

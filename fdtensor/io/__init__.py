@@ -1,7 +1,8 @@
 """Distributed tensors in files, and in torch's own kind.
 
 It imports from all rooms up to `tensors`. It offers checkpoints through
-`torch.distributed.checkpoint`, safetensors read by blocks, and `to_torch` and `from_torch`.
+`torch.distributed.checkpoint`, safetensors read by blocks, `to_torch` and `from_torch`, and
+`dump_calls`, the last calls of a rank.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ if TYPE_CHECKING:
     from fdtensor.io.checkpoint import checkpoint_contents, load_checkpoint, save_checkpoint
     from fdtensor.io.interop import from_torch, to_torch
     from fdtensor.io.safetensors import load_safetensors, save_safetensors
+    from fdtensor.runtime.control.flight import dump_calls
 
 __all__ = [
     "checkpoint_contents",
+    "dump_calls",
     "from_torch",
     "load_checkpoint",
     "load_safetensors",
@@ -32,5 +35,6 @@ if not TYPE_CHECKING:  # checkers would take any name for one of this package
             "io.checkpoint": ["checkpoint_contents", "load_checkpoint", "save_checkpoint"],
             "io.interop": ["from_torch", "to_torch"],
             "io.safetensors": ["load_safetensors", "save_safetensors"],
+            "runtime.control.flight": ["dump_calls"],
         },
     )

@@ -141,10 +141,10 @@ def _bring_up(seconds: float) -> None:
         arrived.wait([str(other) for other in range(size)], limit)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     except (RuntimeError, OSError) as error:
-        raise _not_up(rank, size, store, seconds, error) from None
+        raise _not_up(size, store, seconds, error) from None
 
 
-def _not_up(rank: int, size: int, store: Any, seconds: float, error: BaseException) -> CommError:
+def _not_up(size: int, store: Any, seconds: float, error: BaseException) -> CommError:
     """The error where not all processes have come."""
     missing = "the process that keeps the store"
     with suppress(RuntimeError, OSError, AttributeError):
@@ -152,8 +152,8 @@ def _not_up(rank: int, size: int, store: Any, seconds: float, error: BaseExcepti
         missing = f"rank{'s' * (len(absent) > 1)} {spans(absent, ', ')}" if absent else "a rank"
     return CommError(
         f"{missing} did not come to connect within {seconds:g} s.",
-        **{"this rank": rank, "ranks": size},
-        problem=str(error).partition("\n")[0],
+        ranks=size,
+        **({} if store is not None else {"problem": str(error).partition("\n")[0]}),
         hint="Start as many processes as WORLD_SIZE says, or give them longer: "
         "connect(mesh, timeout=...).",
     )

@@ -61,12 +61,12 @@ def run_cell(phase: str, fault: str, timeout: float = 4.0) -> Cell:
 
 
 def _judged(phase: str, fault: str, answers: list[dict[str, Any]], living: int) -> Cell:
-    fair = [a for a in answers if a["kind"] != "Boom"]
+    fair = [a for a in answers if a["kind"] not in ("Boom", "KeyboardInterrupt")]
     errors = tuple(dict.fromkeys(a["error"] for a in fair if a["error"]))
     began = [a["began"] for a in answers if a["rank"] == FAULTY and "began" in a]
     began = began or [max((a["began"] for a in answers if "began" in a), default=0.0)]
     ended = max((a["ended"] for a in answers if "ended" in a), default=0.0)
-    failed = [a for a in answers if a["error"]]
+    failed = [a for a in answers if a["kind"]]
     return Cell(
         phase,
         fault,

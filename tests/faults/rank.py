@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing
 import os
 import signal
 import sys
+import tempfile
+import threading
 import time
 import traceback
 from types import SimpleNamespace
@@ -17,10 +21,32 @@ from tests.faults.phases import PHASES
 
 __all__ = ["FAULTS", "FAULTY", "RANKS", "live"]
 
-FAULTS = ("kill", "exit", "raise", "stop", "slow", "skip", "swap")
-"""What the faulty rank does in place of a phase; `slow` is within the time that others wait."""
+FAULTS = ("kill", "exit", "raise", "stop", "slow", "skip", "swap", "interrupt")
+"""What the faulty rank does in place of a phase.
+
+`slow` is within the time that others wait. With `interrupt`, rank 0 gets Ctrl-C while it waits for
+the faulty rank, which is late by all of that time.
+"""
 
 FAULTY, RANKS = 2, 4
+
+CRASHES = ("raise", "skip", "swap")
+"""The faults that end the process where nothing has been distributed yet."""
+
+
+def warm() -> None:
+    """Imports what first calls import, so that ranks, forks of this process, are at one pace."""
+    torch.set_num_threads(1)
+    mesh = fd.Mesh(x=2)
+    comm = fd.SimulatedComm(mesh)
+    x = fd.distribute(torch.ones(4, 4), mesh.layout("x"), comm).requires_grad_()
+    fd.spmd(lambda x: (x @ x).sum())(x).full().backward()
+    with tempfile.TemporaryDirectory() as folder:
+        fd.save_checkpoint({"x": x.detach()}, folder + "/x", comm)
+
+
+if multiprocessing.current_process().name != "MainProcess":
+    warm()
 
 
 def live(rank: int, port: int, phase: str, fault: str, timeout: float, answers: Any) -> None:
@@ -33,7 +59,7 @@ def live(rank: int, port: int, phase: str, fault: str, timeout: float, answers: 
         TORCHELASTIC_USE_AGENT_STORE="True",
         GLOO_SOCKET_IFNAME="lo",
     )
-    torch.set_num_threads(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where torch tells of every timeout
     has = SimpleNamespace(mesh=fd.Mesh(x=RANKS), timeout=timeout, name=f"fdtensor_faults_{port}")
     began = time.time()
     try:
@@ -45,13 +71,23 @@ def live(rank: int, port: int, phase: str, fault: str, timeout: float, answers: 
         outcome = {"error": "", "kind": ""}
     except BaseException as error:
         outcome = {"error": str(error), "kind": type(error).__name__}
-        if not isinstance(error, (fd.CommError, fd.errors.FdtensorError, Boom, SystemExit)):
+        if not isinstance(error, (fd.errors.FdtensorError, Boom, SystemExit, KeyboardInterrupt)):
             outcome["trace"] = traceback.format_exc()
-        if isinstance(error, SystemExit):
+        if isinstance(error, SystemExit) or (
+            rank == FAULTY and fault in CRASHES and not hasattr(has, "x")
+        ):
             answers.send({"rank": rank, "ended": time.time(), "began": began, **outcome})
-            raise
+            _end(error)
     outcome["ended"] = time.time()
     answers.send({"rank": rank, "began": began, **outcome, "usable": _usable(has, phase, fault)})
+
+
+def _end(error: BaseException) -> None:
+    """Ends this process as Python does; a process of `multiprocessing` would skip that."""
+    if not isinstance(error, SystemExit):
+        sys.excepthook(type(error), error, None)
+    atexit._run_exitfuncs()
+    os._exit(0)
 
 
 class Boom(KeyError):
@@ -61,9 +97,11 @@ class Boom(KeyError):
 def _order(rank: int, phase: str, fault: str) -> list[tuple[str, Any]]:
     """The phases of this rank, the faulty one with its fault."""
     steps = list(PHASES.items())
-    if rank != FAULTY or phase not in PHASES:
-        return steps
     at = list(PHASES).index(phase)
+    if fault == "interrupt" and rank == 0:
+        steps.insert(at, (phase, _interrupted_soon))
+    if rank != FAULTY:
+        return steps
     match fault:
         case "kill":
             steps.insert(at, (phase, lambda _: os.kill(os.getpid(), signal.SIGKILL)))
@@ -73,6 +111,8 @@ def _order(rank: int, phase: str, fault: str) -> list[tuple[str, Any]]:
             steps[at] = (phase, _raising)
         case "stop":
             steps.insert(at, (phase, lambda _: os.kill(os.getpid(), signal.SIGSTOP)))
+        case "interrupt":
+            steps.insert(at, (phase, lambda has: time.sleep(has.timeout)))
         case "slow":
             steps.insert(at, (phase, lambda has: time.sleep(has.timeout / 2)))
         case "skip":
@@ -82,6 +122,11 @@ def _order(rank: int, phase: str, fault: str) -> list[tuple[str, Any]]:
         case _:
             pass
     return steps
+
+
+def _interrupted_soon(has: SimpleNamespace) -> None:
+    """Lets this process get Ctrl-C while it waits."""
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
 
 
 def _raising(has: SimpleNamespace) -> None:
@@ -99,7 +144,7 @@ def _usable(has: SimpleNamespace, phase: str, fault: str) -> str:
     """Whether the ranks that live can go on: on the same mesh, or on one without the faulty one."""
     try:
         mesh = has.mesh
-        if fault in ("kill", "exit", "stop"):
+        if fault in ("kill", "exit", "stop") or (fault in CRASHES and phase == "distribute"):
             mesh = fd.Mesh.from_ranks([r for r in range(RANKS) if r != FAULTY], ("x",))
             has.comm = fd.connect(mesh, timeout=has.timeout)
         x = fd.distribute(torch.ones(12), mesh.layout("x"), has.comm)

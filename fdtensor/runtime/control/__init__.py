@@ -8,6 +8,7 @@ file defines one thing, in this order:
     posts      what a rank says of itself when something has gone wrong, and the one error of all
     board      where posts hang: keys in a store
     ledger     the calls of a rank on a set of ranks, with a rolling fingerprint
+    flight     the last calls of a rank as a file
     watcher    the thread that looks at the board while the main thread waits
     plane      all of it for a process
 """

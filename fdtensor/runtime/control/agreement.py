@@ -43,7 +43,7 @@ def _disagreement(ledger: Ledger, about: str, digest: str, mistake: str | None) 
     mistakes = [post.text for post in posts.values() if post.kind == "raised"]
     if mistakes:
         error = misfit(about, "; ".join(mistakes))
-    elif parting(posts) == ledger.number:
+    elif parting(posts) == ledger.number and len({post.what for post in posts.values()}) == 1:
         error = CommError(
             f"the ranks do not agree on {about}.",
             **{f"rank {r}": f"{post.text} at {post.call}" for r, post in posts.items()},
@@ -57,7 +57,7 @@ def _disagreement(ledger: Ledger, about: str, digest: str, mistake: str | None) 
 
 def _differ(ledger: Ledger, wrong: bool) -> bool:
     """Whether calls differ so far, or one rank has something wrong."""
-    group = ledger.plane.control_group(ledger.ranks)
+    group = ledger.plane.control_group(ledger)
     facts = torch.tensor([ledger.number, ledger.mark, wrong], device="cpu")
     rows = _all_gather(facts, len(ledger.ranks), group).view(-1, 3).tolist()
     return any(row[2] or row != rows[0] for row in rows)

@@ -24,7 +24,7 @@ class Board:
 
     def ring(self, why: str) -> None:
         """Tells all ranks that something has gone wrong."""
-        self.store.set(f"{self.prefix}/alarm", why)
+        self._put("alarm", why)
 
     def rings(self) -> bool:
         """Whether some rank has told so."""
@@ -32,7 +32,7 @@ class Board:
 
     def put(self, post: Post) -> None:
         """Hangs up what this rank says of itself."""
-        self.store.set(f"{self.prefix}/post/{post.rank}", post.to_json())
+        self._put(f"post/{post.rank}", post.to_json())
 
     def posts(self, ranks: Iterable[int]) -> dict[int, Post]:
         """What the ranks say of themselves, of those that do."""
@@ -57,7 +57,7 @@ class Board:
 
     def come_back(self, rank: int, clean: bool) -> None:
         """Tells that a rank has raised its error, with nothing of it under way if `clean`."""
-        self.store.set(f"{self.prefix}/back/{rank}", str(int(clean)))
+        self._put(f"back/{rank}", str(int(clean)))
 
     def back(self, ranks: Iterable[int]) -> dict[int, bool]:
         """The ranks that have raised their error, and whether nothing is under way of each."""
@@ -68,6 +68,11 @@ class Board:
     def all_back(self, ranks: Iterable[int]) -> bool:
         """Whether all ranks have raised their errors."""
         return self.store.check([f"{self.prefix}/back/{rank}" for rank in ranks])
+
+    def _put(self, name: str, text: str) -> None:
+        key = f"{self.prefix}/{name}"
+        self.store.set(key, text)
+        self.store.check([key])  # a store answers no `set`: what others do next would overtake it
 
     def _first(self, name: str, text: str) -> str:
         return self.store.compare_set(f"{self.prefix}/{name}", "", text).decode()

@@ -114,10 +114,10 @@ class Ledger:
         An error of the network becomes the one error of all ranks; any other stays, and the other
         ranks are told of it. One that all ranks have raised together changes nothing.
         """
-        if self.failed or getattr(error, "common", False):
+        lost = _of_network(error)
+        if getattr(error, "common", False) or (self.failed and not lost):
             self.end()
             return error
-        lost = _of_network(error)
         open_call = self.number != self.done
         try:
             if isinstance(error, KeyboardInterrupt):
@@ -162,7 +162,8 @@ class Ledger:
     def _lost(self) -> CommError:
         """The one error of all ranks."""
         try:
-            self._fail("waiting", "", clean=False)
+            if not self.failed:
+                self._fail("waiting", "", clean=False)
             error = self._account().error()
         except (RuntimeError, OSError) as gone:
             error = self._without_board(None, gone)
@@ -171,6 +172,7 @@ class Ledger:
     def _fail(self, kind: Kind, text: str, clean: bool) -> None:
         """Tells the others that this rank raises an error."""
         self.stop = self.failed = True
+        self.plane.record()
         self.board.put(self.post(kind, text))
         self.board.ring(kind)
         self.board.come_back(self.plane.rank, clean)
@@ -184,11 +186,25 @@ class Ledger:
             kind: Kind = "waiting" if self.number != self.done else "busy"
             self.board.put(self.post(kind, ""))
 
+    def interrupted(self) -> None:
+        """Ends an open call that Ctrl-C does not reach, and tells the others why."""
+        self._fail("interrupted", "", clean=False)
+
     def left(self, text: str) -> None:
-        """Tells the others that this process ends, by `text` if it is an error."""
+        """Tells the others that this process ends, by `text` if it is an error.
+
+        It is a fault only where one of them has a call that this one has not.
+        """
         self.board.put(self.post("ended", text))
-        self.board.ring("ended")
         self.board.come_back(self.plane.rank, clean=False)
+
+    def misses(self, rank: int, text: str) -> bool:
+        """Whether a rank whose process has ended, by `text`, lacks the call that is open here."""
+        post = self.board.posts([rank]).get(rank)
+        if post is None:
+            post = Post(rank, "ended", 0, text=text)
+            self.board.put(post)
+        return post.kind == "ended" and post.number < self.number
 
     @property
     def compares(self) -> bool:
@@ -208,6 +224,7 @@ class Ledger:
     def _without_board(self, error: BaseException | None, gone: BaseException) -> CommError:
         """The error where the store is gone, so that nobody hears of the others."""
         self.stop = self.failed = True
+        self.plane.record()
         self.plane.abort(self.ranks)
         return CommError(
             "the store through which ranks find each other does not answer: the process that keeps "

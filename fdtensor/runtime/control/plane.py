@@ -7,6 +7,7 @@ import functools
 import os
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from fdtensor.layouts.errors import CommError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.torch_private import c10d_group, default_store, prefixed
+from fdtensor.runtime.control.flight import FOLDER, write
 from fdtensor.runtime.control.ledger import Ledger, told_of
 from fdtensor.runtime.control.sockets import listening_ports, shut
 from fdtensor.runtime.control.watcher import watch
@@ -44,6 +46,13 @@ class _Group:
     ports: frozenset[int] = frozenset()
     is_cut: bool = False
     """Whether its connections are shut down."""
+    is_met: bool = False
+    """Whether all of its ranks have made it."""
+
+    @property
+    def key(self) -> str:
+        """Its name, of this turn."""
+        return f"{self.name}@{self.turn}" if self.turn else self.name
 
 
 class Plane:
@@ -103,9 +112,25 @@ class Plane:
         """The group of these ranks itself."""
         return self.groups[self.group(ranks)].handle
 
-    def control_group(self, ranks: tuple[int, ...]) -> str:
-        """The same of a group on the CPU, in which ranks agree."""
-        return self.named_group(ranks, f"{_ROOM}_{group_name(ranks)}", "gloo")
+    def control_group(self, ledger: Ledger) -> str:
+        """The name of a group on the CPU, in which the ranks of a ledger agree.
+
+        Waits until all of them have made it: a wait of this kind ends with the next alarm, one of
+        gloo for a rank that it has never met does not.
+        """
+        name = self.named_group(ledger.ranks, f"{_ROOM}_{ledger.name}", "gloo")
+        group = self.groups[name]
+        if not group.is_met:
+            latest = time.monotonic() + self.seconds
+            keys = [f"ports/{group.key}/{rank}" for rank in ledger.ranks]
+            while not self.store.check(keys):
+                if ledger.stop or time.monotonic() > latest:
+                    raise RuntimeError("timed out: a rank has not come to the group")
+                time.sleep(0.01)
+            if ledger.board.rings():  # gloo would wait long for a rank that has left the group
+                raise RuntimeError("timed out: a rank has left the group")
+            group.is_met = True
+        return name
 
     def named_group(self, ranks: tuple[int, ...], name: str, backend: str | None = None) -> str:
         """The name of a group with these ranks in this order, made at its first use."""
@@ -119,11 +144,12 @@ class Plane:
 
     def _make(self, group: _Group) -> None:
         before = listening_ports()
-        name = f"{group.name}@{group.turn}" if group.turn else group.name
+        name = group.key
         make_group(group.ranks, name, self.data_store, self.seconds, group.backend)
         if group.turn:
             renamed(name, group.name)
-        group.ports, group.is_cut = listening_ports() - before, False
+        group.ports = listening_ports() - before
+        group.is_cut = group.is_met = False
         group.handle = c10d_group(group.name)
         self.store.set(f"ports/{name}/{self.rank}", ",".join(map(str, group.ports)))
 
@@ -148,22 +174,40 @@ class Plane:
 
     def _ports_of_others(self, group: _Group) -> set[int]:
         """The ports on which the other ranks of a group listen, of those that have said so."""
-        name = f"{group.name}@{group.turn}" if group.turn else group.name
         ports: set[int] = set()
         with suppress(RuntimeError, OSError):
             for rank in group.ranks:
-                key = f"ports/{name}/{rank}"
+                key = f"ports/{group.key}/{rank}"
                 if rank != self.rank and self.store.check([key]):
                     ports.update(map(int, filter(None, self.store.get(key).decode().split(","))))
         return ports
 
+    # --- records -----------------------------------------------------------------------------
+
+    def record(self) -> None:
+        """Writes the last calls to the folder that the environment names, if it does."""
+        folder = os.environ.get(FOLDER)
+        if folder:
+            with suppress(OSError):  # an error is on its way already
+                write(self.rank, list(self.ledgers.values()), folder)
+
     # --- the end -----------------------------------------------------------------------------
 
     def leave(self, text: str) -> None:
-        """Tells the other ranks that this process ends."""
+        """Tells the other ranks that this process ends, by `text` if it is an error."""
         for ledger in self.ledgers.values():
             if ledger.number and not ledger.failed:
                 ledger.left(text)
+        self.store.set(f"gone/{self.rank}", text)
+        self.store.set("gone", "")
+        self.store.check(["gone"])  # the process must not end before the store has it
+
+    def gone(self, ranks: Sequence[int]) -> dict[int, str]:
+        """The ranks whose processes have ended, each with the error that ended it, if any."""
+        if not self.store.check(["gone"]):
+            return {}
+        left = [rank for rank in ranks if self.store.check([f"gone/{rank}"])]
+        return {rank: self.store.get(f"gone/{rank}").decode() for rank in left}
 
 
 def plane_of() -> Plane:

@@ -68,6 +68,11 @@ class Post:
         return cls(**facts, calls=calls)
 
     @property
+    def what(self) -> str:
+        """What its last call was."""
+        return self.calls[-1].what if self.calls else ""
+
+    @property
     def call(self) -> str:
         """Its last call, in a few words."""
         last = next((call for call in reversed(self.calls) if call.number == self.number), None)
@@ -164,8 +169,9 @@ def _cause(ranks: Sequence[int], posts: Mapping[int, Post], seconds: float) -> t
         )
     gone = [post.rank for post in posts.values() if post.kind == "ended"]
     if gone:
+        by = next((f" by {posts[rank].text}" for rank in gone if posts[rank].text), "")
         return (
-            f"{_named(gone)} {_do(gone, 'has', 'have')} ended while others waited.",
+            f"{_named(gone)} {_do(gone, 'has', 'have')} ended{by} while others waited.",
             "Every rank must run the same calls, in the same order.",
         )
     last = max(post.number for post in posts.values())

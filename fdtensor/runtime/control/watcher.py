@@ -116,7 +116,8 @@ def _interrupt(plane: Plane, since: float) -> float:
         return since
     for ledger in list(plane.ledgers.values()):
         if ledger.number != ledger.done and not ledger.failed:
-            plane.abort(ledger.ranks)
+            with suppress(RuntimeError, OSError):
+                ledger.interrupted()
     return 0.0
 
 
@@ -137,11 +138,20 @@ def _look(ledger: Ledger, seen: _Seen) -> None:
         _compare(ledger, seen, number // EVERY * EVERY)
     if not seen.rung and now - seen.looked >= (TICK if is_open else 4 * TICK):
         seen.looked = now
-        if ledger.board.rings():
+        if ledger.board.rings() or (is_open and _one_has_left(ledger)):
             seen.rung = now
             ledger.told()
     if seen.rung and is_open and now - max(seen.rung, seen.since) >= PATIENCE:
         ledger.plane.abort(ledger.ranks)
+
+
+def _one_has_left(ledger: Ledger) -> bool:
+    """Whether the process of a rank has ended without the open call; tells the others."""
+    for rank, text in ledger.plane.gone(ledger.ranks).items():
+        if ledger.misses(rank, text):
+            ledger.board.ring("ended")
+            return True
+    return False
 
 
 def _compare(ledger: Ledger, seen: _Seen, number: int) -> None:
