@@ -167,6 +167,7 @@ class Ledger:
             error = self._account().error()
         except (RuntimeError, OSError) as gone:
             error = self._without_board(None, gone)
+        error.__suppress_context__ = True  # which has only the words of the network
         return error
 
     def _fail(self, kind: Kind, text: str, clean: bool) -> None:
