@@ -39,4 +39,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # checkers would take any name for one of this module
-    __getattr__, __dir__ = lazy_names(__name__, {"runtime.process_groups": ["groups"]})
+    __getattr__, __dir__ = lazy_names(__name__, {"runtime.control.plane": ["groups"]})

@@ -200,9 +200,21 @@ FAULTS = (
     ),
     Fault(
         "digests of ranks are not compared",
-        "number = int(digest[:15], 16)",
-        "number = 0",
+        "ledger.begin(int(digest[:15], 16), about)",
+        "ledger.begin(0, about)",
         "mesh",
+    ),
+    Fault(
+        "calls of ranks are not compared while they wait",
+        "if ledger.board.mark(number, record[1]) != record[1]:",
+        "if not record:",
+        "faults runtime/test_control.py",
+    ),
+    Fault(
+        "an error of one rank is not told to the others",
+        'self._fail("raised", told_of(error), clean)',
+        "pass",
+        "faults runtime/test_control.py",
     ),
     Fault(
         "biases and norms decay",

@@ -13,7 +13,7 @@ ROOT = Path(fdtensor.__file__).parent
 
 HOME = sorted((ROOT / "layouts" / "torch_private").glob("*.py"))
 
-NOT_OF_TORCH = {"_current_frames", "_exit"}
+NOT_OF_TORCH = {"_current_frames", "_exit", "_getframe"}
 """Private names of Python, which documents them."""
 
 FILES = sorted(file for file in ROOT.rglob("*.py") if file not in HOME)

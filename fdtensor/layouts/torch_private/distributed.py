@@ -15,6 +15,7 @@ __all__ = [
     "collectives_on_fakes",
     "default_group",
     "default_store",
+    "local_store",
     "dtensor_spec_module",
     "group_tables",
     "local_tensor_of",
@@ -68,6 +69,11 @@ def unregister_group(name: str) -> None:
 def default_store() -> Any:
     """The store through which the ranks of the default process group have met."""
     return _c10d()._get_default_store()
+
+
+def local_store() -> Any:
+    """A store that no other process sees."""
+    return _c10d().HashStore()
 
 
 def rendezvous(*args: Any, **kwargs: Any) -> Any:

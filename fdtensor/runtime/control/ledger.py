@@ -12,19 +12,18 @@ from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
-
 from fdtensor.layouts.errors import CommError, FdtensorError
 from fdtensor.layouts.text import spans
 from fdtensor.layouts.torch_private import current_graph_task
 from fdtensor.runtime.control.board import Board
+from fdtensor.runtime.control.causes import is_of_network, told_of
 from fdtensor.runtime.control.places import caller, line_of, running
 from fdtensor.runtime.control.posts import Account, Call, Kind, Post, account, described
 
 if TYPE_CHECKING:
     from fdtensor.runtime.control.plane import Plane
 
-__all__ = ["KEPT", "Ledger", "Record", "told_of"]
+__all__ = ["KEPT", "Ledger", "Record"]
 
 T = TypeVar("T")
 
@@ -114,7 +113,7 @@ class Ledger:
         An error of the network becomes the one error of all ranks; any other stays, and the other
         ranks are told of it. One that all ranks have raised together changes nothing.
         """
-        lost = _of_network(error)
+        lost = is_of_network(error)
         if getattr(error, "common", False) or (self.failed and not lost):
             self.end()
             return error
@@ -280,24 +279,3 @@ class Ledger:
             missing=missing,
             hint="Connect a mesh of the ranks that are left, or start all of them again.",
         )
-
-
-def told_of(error: BaseException) -> str:
-    """An error in one line."""
-    if isinstance(error, FdtensorError):
-        return f"{type(error).__name__}: {error.sentence.removesuffix('.')}"
-    first = str(error).partition("\n")[0]
-    return type(error).__name__ + (f": {first}" if first else "")
-
-
-_NETWORK = ("gloo", "nccl", "Timed out", "timed out", "Connection", "connection", "pair closure",
-            "Broken pipe", "socket", "Socket", "store")  # fmt: skip
-
-
-def _of_network(error: BaseException) -> bool:
-    """Whether an error says that other ranks cannot be reached, in the words of torch."""
-    if isinstance(error, FdtensorError) or not isinstance(error, RuntimeError):
-        return False
-    if isinstance(error, torch.distributed.DistError):
-        return True
-    return type(error) is RuntimeError and any(word in str(error) for word in _NETWORK)

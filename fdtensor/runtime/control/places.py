@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from types import CodeType, FrameType
-
-import fdtensor
 
 __all__ = ["Place", "caller", "line_of", "running"]
 
-_OURS = os.path.dirname(os.path.abspath(fdtensor.__file__)) + os.sep
+_OURS = f"{Path(__file__).parents[2]}{os.sep}"
 _TORCH = f"{os.sep}torch{os.sep}"
 
 Place = tuple[CodeType, int]
