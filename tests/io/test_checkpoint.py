@@ -409,7 +409,7 @@ def test_a_file_that_is_cut_off_is_an_error_of_ours(tmp_path):
     save_checkpoint({"x": spread(torch.arange(600), LINE.layout("x"))}, tmp_path, comm)
     (tmp_path / "__0_0.distcp").write_bytes(b"")
     said = refused(CheckpointError, load_checkpoint, tmp_path, {"x": LINE.layout()}, comm)
-    assert said.startswith("the checkpoint cannot be read.\n\n  rank 0: ")
+    assert said.startswith(f"{str(tmp_path / '__0_0.distcp')!r} has 0 bytes, which is less than")
 
 
 # --- on four ranks ---------------------------------------------------------------------------
@@ -650,7 +650,7 @@ UNFIT = """\
 A leaf is a DTensor, a tensor or an object that can be pickled."""
 
 HOLES = """\
-x is stored in part: 4 of 6 elements of a block are there.
+x is stored in part: 4 of 6 elements are there.
 
   stored: i64[6]
 

@@ -6,11 +6,15 @@ Each file defines one thing, in this order:
     stored contents  what files hold: names, shapes and dtypes
     headers          the same of safetensors files
     boxes            blocks as rectangles, the pieces that files have
+    records catalog  the metadata of a checkpoint, read without running it, and what it says
+    folder           a directory with such metadata, under its own checksum
     request          what is asked of files against what they hold; every mistake at once
     fresh            memory that is filled piece by piece
     together         how all ranks fail where one does
+    read elsewhere   pieces from files, and from what a StorageReader reads
+    load             what loads a checkpoint
     fingerprint same what ranks claim to hold alike
-    save load        the planners of torch.distributed.checkpoint, and what calls them
+    save             what saves one
 """
 
 from fdtensor.io.checkpoint.contents import checkpoint_contents

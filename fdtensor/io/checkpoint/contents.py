@@ -6,17 +6,22 @@ import os
 from pathlib import Path
 from typing import Any
 
-from fdtensor.io.checkpoint.stored import Contents, Stored
+from torch.distributed.checkpoint.storage import StorageReader
+
+from fdtensor.io.checkpoint.catalog import Catalog, catalog
+from fdtensor.io.checkpoint.folder import folder_at
+from fdtensor.io.checkpoint.stored import Contents
 from fdtensor.layouts.errors import CheckpointError
 
-__all__ = ["checkpoint_contents", "metadata_of", "of_metadata"]
+__all__ = ["checkpoint_contents", "reader_catalog"]
 
 
 def checkpoint_contents(path: Any) -> Contents:
     """The names, shapes and dtypes of what is stored at `path`.
 
     `path` is the directory of a checkpoint or a `StorageReader` of `torch.distributed.checkpoint`,
-    or what `load_safetensors` takes. Raises `CheckpointError` where nothing is stored.
+    or what `load_safetensors` takes. Nothing runs that a directory's metadata asks for; a reader
+    reads in its own way. Raises `CheckpointError` where nothing is stored.
 
     >>> import tempfile
     >>> comm = connect(Mesh(x=2))
@@ -33,7 +38,9 @@ def checkpoint_contents(path: Any) -> Contents:
         from fdtensor.io.checkpoint.headers import headers
 
         return Contents({name: header.stored for name, header in headers(path).items()})
-    return of_metadata(metadata_of(path)[1])
+    if isinstance(path, StorageReader):
+        return reader_catalog(path)[1].contents
+    return folder_at(path).catalog.contents
 
 
 def _is_safetensors(path: Path) -> bool:
@@ -41,28 +48,17 @@ def _is_safetensors(path: Path) -> bool:
     return named or (not (path / ".metadata").exists() and any(path.glob("*.safetensors")))
 
 
-def metadata_of(path: Any) -> tuple[Any, Any]:
-    """The `StorageReader` of a checkpoint and its `Metadata`."""
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
-    from torch.distributed.checkpoint.storage import StorageReader
+def reader_catalog(reader: StorageReader) -> tuple[Any, Catalog]:
+    """What a `StorageReader` of torch reads: metadata, in its own way, and what it says."""
+    metadata = _metadata_of(reader)
+    return metadata, catalog(metadata, f"the metadata of {type(reader).__name__}", files=False)
 
-    reader = path if isinstance(path, StorageReader) else FileSystemReader(path)
+
+def _metadata_of(reader: StorageReader) -> Any:
     try:
-        return reader, reader.read_metadata()
+        return reader.read_metadata()
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(
-            f"there is no checkpoint at {str(path)!r}.",
-            hint="A checkpoint is a directory with a file .metadata, which is written last; "
-            "load_safetensors reads safetensors files.",
+            f"there is no checkpoint for {type(reader).__name__}.",
+            hint="A checkpoint is a directory with a file .metadata, which is written last.",
         ) from None
-
-
-def of_metadata(metadata: Any) -> Contents:
-    """The contents that the `Metadata` of a checkpoint tells."""
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-
-    entries: dict[str, Stored | None] = {}
-    for name, entry in metadata.state_dict_metadata.items():
-        tensor = isinstance(entry, TensorStorageMetadata)
-        entries[name] = Stored(tuple(entry.size), entry.properties.dtype) if tensor else None
-    return Contents(entries, dict(metadata.planner_data or {}))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from math import prod
 from typing import Any
 
 import attrs
@@ -11,8 +10,7 @@ import torch
 
 from fdtensor.io.checkpoint.boxes import bounding, held, rectangles, shared, view
 from fdtensor.io.checkpoint.request import Asked
-from fdtensor.layouts.blocks import Box, length, whole
-from fdtensor.layouts.errors import CheckpointError
+from fdtensor.layouts.blocks import Box, whole
 from fdtensor.plans.local_tensors import empty
 from fdtensor.tensors.dtensor import DTensor
 
@@ -59,18 +57,6 @@ class Fresh:
         for box, local in self.blocks:
             for piece in rectangles(shared(box, needed)):
                 view(local, box, piece).copy_(view(read, needed, piece))
-
-    def check_covered(self, name: str, sources: list[Box]) -> None:
-        """Raises `CheckpointError` where the pieces in the files leave elements of a block out."""
-        for box, _ in self.blocks:
-            size = prod(map(length, box))
-            covered = sum(prod(map(length, shared(box, source))) for source in sources)
-            if covered < size:
-                raise CheckpointError(
-                    f"{name} is stored in part: {covered} of {size} elements of a block are there.",
-                    stored=self.asked.stored,
-                    hint="Write the checkpoint again: some rank had not written its pieces.",
-                )
 
     def value(self) -> Any:
         """The tensor, once all is read, with its terms pending as they were asked for."""

@@ -21,10 +21,13 @@ __all__ = ["gathered", "storing", "together"]
 T = TypeVar("T")
 
 
-def together(about: str, comm: Comm[Any], make: Callable[[], T]) -> T:
+def together(
+    about: str, comm: Comm[Any], make: Callable[[], T], same: Callable[[T], str] | None = None
+) -> T:
     """The result of `make` on this rank. Collective: where it raises on one rank, all ranks raise.
 
     A rank that has an error of its own raises that one, the others a `CheckpointError` about it.
+    What `same` says of the result has to be the same on all ranks.
     """
     result: Any = None
     problem: Exception | None = None
@@ -33,7 +36,8 @@ def together(about: str, comm: Comm[Any], make: Callable[[], T]) -> T:
     except Exception as error:
         problem = error
     try:
-        comm.agree(about, digest_of(about), [comm.mesh], _told(comm, problem))
+        text = same(result) if same and problem is None else about
+        comm.agree(about, digest_of(text), [comm.mesh], _told(comm, problem))
     except CommError as error:
         if problem is None:
             raise CheckpointError(

@@ -13,6 +13,7 @@ __all__ = [
     "NO_GROUPS",
     "c10d_group",
     "collectives_on_fakes",
+    "memory_format_class",
     "default_group",
     "default_store",
     "local_store",
@@ -24,6 +25,7 @@ __all__ = [
     "register_group",
     "rendezvous",
     "spec_of",
+    "storage_info_class",
     "strided_shard",
     "unregister_group",
 ]
@@ -117,3 +119,16 @@ def spec_of(dtensor: Any) -> Any:
 def local_tensor_of(dtensor: Any) -> torch.Tensor:
     """The local tensor of a torch DTensor, outside of autograd."""
     return dtensor._local_tensor
+
+
+# --- checkpoints -----------------------------------------------------------------------------
+
+
+def storage_info_class() -> Any:
+    """The record of where a piece of a checkpoint lies."""
+    return import_module("torch.distributed.checkpoint.filesystem")._StorageInfo
+
+
+def memory_format_class() -> Any:
+    """The enum that stands for memory formats in the metadata of a checkpoint."""
+    return import_module("torch.distributed.checkpoint.metadata")._MEM_FORMAT_ENCODING
