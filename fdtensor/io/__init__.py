@@ -12,15 +12,23 @@ from typing import TYPE_CHECKING
 from fdtensor.layouts.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from fdtensor.io.checkpoint import checkpoint_contents, load_checkpoint, save_checkpoint
+    from fdtensor.io.checkpoint import (
+        Saving,
+        checkpoint_contents,
+        latest_checkpoint,
+        load_checkpoint,
+        save_checkpoint,
+    )
     from fdtensor.io.interop import from_torch, to_torch
     from fdtensor.io.safetensors import load_safetensors, save_safetensors
     from fdtensor.runtime.control.flight import dump_calls
 
 __all__ = [
+    "Saving",
     "checkpoint_contents",
     "dump_calls",
     "from_torch",
+    "latest_checkpoint",
     "load_checkpoint",
     "load_safetensors",
     "save_checkpoint",
@@ -32,7 +40,13 @@ if not TYPE_CHECKING:  # checkers would take any name for one of this package
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
-            "io.checkpoint": ["checkpoint_contents", "load_checkpoint", "save_checkpoint"],
+            "io.checkpoint": [
+                "Saving",
+                "checkpoint_contents",
+                "latest_checkpoint",
+                "load_checkpoint",
+                "save_checkpoint",
+            ],
             "io.interop": ["from_torch", "to_torch"],
             "io.safetensors": ["load_safetensors", "save_safetensors"],
             "runtime.control.flight": ["dump_calls"],

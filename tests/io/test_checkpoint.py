@@ -284,7 +284,8 @@ def test_an_old_checkpoint_is_replaced_whole(tmp_path, tree):
     save_checkpoint(tree, tmp_path, SimulatedComm(SQUARE))
     (tmp_path / "__9_0.distcp").write_text("of a larger mesh")
     save_checkpoint({"w": torch.ones(1)}, tmp_path, SimulatedComm(LINE), overwrite=True)
-    assert sorted(file.name for file in tmp_path.iterdir()) == [".metadata", "__0_0.distcp"]
+    names = sorted(file.name for file in tmp_path.iterdir())
+    assert [name[:4] for name in names] == [".met", "__0_"]
     assert [*checkpoint_contents(tmp_path)] == ["w"]
 
 
@@ -407,9 +408,10 @@ def test_a_checkpoint_with_holes_is_refused(tmp_path):
 def test_a_file_that_is_cut_off_is_an_error_of_ours(tmp_path):
     comm = SimulatedComm(LINE)
     save_checkpoint({"x": spread(torch.arange(600), LINE.layout("x"))}, tmp_path, comm)
-    (tmp_path / "__0_0.distcp").write_bytes(b"")
+    (file,) = tmp_path.glob("*.distcp")
+    file.write_bytes(b"")
     said = refused(CheckpointError, load_checkpoint, tmp_path, {"x": LINE.layout()}, comm)
-    assert said.startswith(f"{str(tmp_path / '__0_0.distcp')!r} has 0 bytes, which is less than")
+    assert said.startswith(f"{str(file)!r} has 0 bytes, which is less than")
 
 
 # --- on four ranks ---------------------------------------------------------------------------

@@ -14,12 +14,25 @@ Each file defines one thing, in this order:
     read elsewhere   pieces from files, and from what a StorageReader reads
     load             what loads a checkpoint
     fingerprint same what ranks claim to hold alike
+    shares           what each rank writes
+    siblings         the checkpoints beside one: which is the newest, which are deleted
+    write background how one is written, and how while the ranks go on
     save             what saves one
 """
 
+from fdtensor.io.checkpoint.background import Saving
 from fdtensor.io.checkpoint.contents import checkpoint_contents
 from fdtensor.io.checkpoint.load import load_checkpoint
 from fdtensor.io.checkpoint.save import save_checkpoint
+from fdtensor.io.checkpoint.siblings import latest_checkpoint
 from fdtensor.io.checkpoint.stored import Contents, Stored
 
-__all__ = ["Contents", "Stored", "checkpoint_contents", "load_checkpoint", "save_checkpoint"]
+__all__ = [
+    "Contents",
+    "Saving",
+    "Stored",
+    "checkpoint_contents",
+    "latest_checkpoint",
+    "load_checkpoint",
+    "save_checkpoint",
+]

@@ -21,7 +21,7 @@ from fdtensor.io.checkpoint.catalog import Catalog, Piece, catalog
 from fdtensor.io.checkpoint.records import metadata_in
 from fdtensor.layouts.errors import CheckpointError
 
-__all__ = ["METADATA", "Folder", "folder_at", "opened", "sealed"]
+__all__ = ["METADATA", "Folder", "folder_at", "opened", "saved_at", "sealed"]
 
 METADATA = ".metadata"
 
@@ -83,6 +83,19 @@ def folder_at(path: str | os.PathLike[str]) -> Folder:
         raise CheckpointError(f"{what} does not end where it should.", hint=_DAMAGED)
     digest = hashlib.blake2b(data, digest_size=16).hexdigest()
     return Folder(place, listed, changed if saved is None else saved, digest)
+
+
+def saved_at(path: Path) -> int | None:
+    """When the checkpoint in a directory was saved; None where there is none, or a damaged one."""
+    try:
+        if path.is_symlink():
+            return None
+        with opened(path / METADATA) as file:
+            data, changed = file.read(), os.fstat(file.fileno()).st_mtime_ns
+        saved = _unsealed(data, str(path))[1]
+    except (CheckpointError, OSError):
+        return None
+    return changed if saved is None else saved
 
 
 def opened(path: Path):

@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 from torch.distributed.checkpoint.storage import StorageReader
 
+from fdtensor.io.checkpoint.background import settled
 from fdtensor.io.checkpoint.catalog import Catalog, Piece
 from fdtensor.io.checkpoint.contents import reader_catalog
 from fdtensor.io.checkpoint.elsewhere import read_elsewhere
@@ -53,6 +54,7 @@ def load_checkpoint(
     >>> state["w"].local, state["step"]
     ((tensor([0, 1]), tensor([2, 3]), tensor([4, 5])), 10)
     """
+    settled(comm)
     prepared = together(
         "load_checkpoint", comm, lambda: _prepared(path, like, comm, strict), _Prepared.same
     )

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import attrs
-import torch
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    MetadataIndex,
-    TensorProperties,
-)
-from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageWriter
 
-from fdtensor.io.checkpoint.boxes import held, rectangles, view
+from fdtensor.io.checkpoint.background import Saving, settled
+from fdtensor.io.checkpoint.folder import METADATA
 from fdtensor.io.checkpoint.names import Leaf, named
 from fdtensor.io.checkpoint.names import Path as Keys
 from fdtensor.io.checkpoint.same import differences
-from fdtensor.io.checkpoint.together import storing, together
+from fdtensor.io.checkpoint.shares import Pieces, Planner, shared_out
+from fdtensor.io.checkpoint.siblings import check_keep
+from fdtensor.io.checkpoint.together import relayed, storing, together
+from fdtensor.io.checkpoint.write import Job, Span, new_directory
 from fdtensor.layouts.errors import CheckpointError, ValueTreeError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.opaque import opaque
@@ -52,7 +47,10 @@ def save_checkpoint(
     *,
     overwrite: bool = False,
     on_difference: OnDifference = "error",
-) -> None:
+    keep: int | None = None,
+    wait: bool = True,
+    sync_files: bool = True,
+) -> Saving | None:
     """Writes a pytree of DTensors, plain tensors and other objects as a checkpoint at `path`.
 
     Collective over the ranks of `comm`; on a simulated one this process writes everything. The
@@ -66,9 +64,18 @@ def save_checkpoint(
     they do in the state of an optimizer of torch on local tensors, `on_difference` says whether
     that is an "error" on all ranks, is to "warn", or is to "ignore", which compares nothing.
 
-    `path` is a directory, or a `StorageWriter` for other places. Raises `CheckpointError` where
-    there is a checkpoint already, unless `overwrite`, or ranks differ, and `ValueTreeError` for a
-    pytree that has a name twice or leaves that cannot be stored.
+    A checkpoint appears whole or not at all, and one that is overwritten is there until then. Each
+    piece has a checksum, which is looked at when it is read. Where `sync_files`, as in torch, all
+    is on the disk before the checkpoint appears. With `keep=3` and paths such as `run/step_000100`
+    the newest 3 that differ in the number alone are left, and older ones deleted.
+
+    With `wait=False` the local tensors are copied, and written while the ranks go on; the result
+    is a `Saving`, whose `wait()` waits for the rest. So do the next save and the next load on these
+    ranks, which raise what went wrong.
+
+    `path` is a directory, or a `StorageWriter` for other places, which writes in its own way.
+    Raises `CheckpointError` where there is a checkpoint already, unless `overwrite`, or ranks
+    differ, and `ValueTreeError` for a pytree that has a name twice or leaves that cannot be stored.
 
     >>> import tempfile
     >>> mesh = Mesh(x=2)
@@ -80,35 +87,81 @@ def save_checkpoint(
     x  i64[4]
     1 entry, 32 B of tensors
     """
+    settled(comm)
     about = "save_checkpoint"
-    leaves = together(about, comm, lambda: _checked(tree, path, comm, overwrite))
-    settled = {leaf.name: leaf.value for leaf in leaves}
-    pending = {n: x for n, x in settled.items() if isinstance(x, DTensor) and x.layout.partial}
-    settled |= redistribute(pending, {name: _reduced(x.type) for name, x in pending.items()})
+    options = _Options(overwrite, keep, wait, sync_files)
+    leaves = together(about, comm, lambda: _checked(tree, path, comm, options))
+    values = {leaf.name: leaf.value for leaf in leaves}
+    pending = {n: x for n, x in values.items() if isinstance(x, DTensor) and x.layout.partial}
+    values |= redistribute(pending, {name: _reduced(x.type) for name, x in pending.items()})
     if not inside(comm):
-        return
+        return None
     if on_difference != "ignore":
-        _compared(settled, comm, on_difference)
-    own = not isinstance(path, StorageWriter)
-    if own and overwrite:
-        together(about, comm, lambda: _cleared(Path(path), comm))
-    state = {n: _Pieces.of(x) if isinstance(x, DTensor) else x for n, x in settled.items()}
-    writer = FileSystemWriter(path) if own else path
-    planner = _Planner({leaf.name: leaf.path for leaf in leaves})
-    with storing(comm, f"the checkpoint at {_place(path)} was not written") as ranks:
-        save(state, storage_writer=writer, planner=planner, **ranks)
+        _compared(values, comm, on_difference)
+    state = {n: Pieces.of(x) if isinstance(x, DTensor) else x for n, x in values.items()}
+    paths = {leaf.name: leaf.path for leaf in leaves}
+    what = f"the checkpoint at {_place(path)} was not written"
+    if isinstance(path, StorageWriter):
+        with storing(comm, what) as ranks:
+            save(state, storage_writer=path, planner=Planner(paths), **ranks)
+        return None
+    return _written(Path(path), state, paths, comm, what, options)
+
+
+@attrs.frozen
+class _Options:
+    """How a checkpoint is written."""
+
+    overwrite: bool
+    keep: int | None
+    wait: bool
+    sync_files: bool
+
+
+def _written(
+    folder: Path,
+    state: Mapping[str, Any],
+    paths: Mapping[str, Keys],
+    comm: Comm[Any],
+    what: str,
+    options: _Options,
+) -> Saving | None:
+    """Writes the directory, or begins to."""
+
+    def begin() -> None:
+        new_directory(folder, options.sync_files)
+
+    share, whole = shared_out(state, paths, comm, what, begin)
+    job = Job(folder, share, whole, options.keep, options.sync_files)
+    if not options.wait:
+        job = attrs.evolve(job, share=together("save_checkpoint", comm, share.copied))
+        return Saving(job, comm, what)
+
+    def finish(spans: Sequence[Sequence[Span]]) -> Sequence[None]:
+        job.finish(spans)
+        return [None] * len(spans)
+
+    try:
+        relayed(comm, what, job.write, finish)
+    except CheckpointError:
+        job.clean()
+        raise
+    return None
 
 
 # --- what is wrong ---------------------------------------------------------------------------
 
 
-def _checked(tree: Any, path: Any, comm: Comm[Any], overwrite: bool) -> list[Leaf]:
+def _checked(tree: Any, path: Any, comm: Comm[Any], options: _Options) -> list[Leaf]:
     """The named leaves of a pytree that can be stored."""
-    if (
-        isinstance(path, (str, os.PathLike))
-        and not overwrite
-        and (Path(path) / ".metadata").exists()
-    ):
+    check_keep(path, options.keep)
+    if isinstance(path, StorageWriter):
+        if not options.wait:
+            raise CheckpointError(
+                f"a {type(path).__name__} cannot write in the background.",
+                hint="Pass a directory, or leave wait=True.",
+            )
+    elif not options.overwrite and (Path(path) / METADATA).exists():
         raise CheckpointError(
             f"there is a checkpoint at {str(path)!r} already.",
             hint="Save to another directory, or pass overwrite=True.",
@@ -169,13 +222,6 @@ def _place(path: Any) -> str:
     return repr(str(path)) if isinstance(path, (str, os.PathLike)) else type(path).__name__
 
 
-def _cleared(path: Path, comm: Comm[Any]) -> None:
-    """Takes away what makes an old checkpoint one, and its files, before new ones are written."""
-    if comm.rank in (None, min(comm.mesh.order)):
-        for file in [path / ".metadata", *path.glob("*.distcp")]:
-            file.unlink(missing_ok=True)
-
-
 def _reduced(type: TensorType) -> Layout:
     """The layout in which terms are reduced: every partial axis cuts the longest dim."""
     layout = type.layout
@@ -184,62 +230,3 @@ def _reduced(type: TensorType) -> Layout:
         layout = layout.placed(axis, Replicate())
         layout = layout if longest is None else layout.split(axis, longest)
     return layout
-
-
-# --- what is written -------------------------------------------------------------------------
-
-
-@attrs.frozen
-class _Pieces:
-    """The rectangles of a tensor on this process: a checkpointable value, in the words of DCP."""
-
-    type: TensorType
-    pieces: Mapping[tuple[int, ...], torch.Tensor]
-    """Views of local tensors, each by its first index in every dim."""
-
-    @classmethod
-    def of(cls, x: DTensor[Any]) -> _Pieces:
-        """The pieces of all blocks here, each once; a tensor without elements is one piece."""
-        pieces: dict[tuple[int, ...], torch.Tensor] = {}
-        for box, local in held(x):
-            for piece in rectangles(box):
-                pieces.setdefault(
-                    tuple(start for start, _ in piece), view(local.detach(), box, piece)
-                )
-            if not x.type.numel:
-                pieces[(0,) * len(x.shape)] = local.new_empty(x.shape)
-        return cls(x.type, pieces)
-
-    def __create_write_items__(self, name: str, _: object) -> list[WriteItem]:
-        size = torch.Size(self.type.shape)
-        items = []
-        for offset, piece in self.pieces.items():
-            chunk = ChunkStorageMetadata(torch.Size(offset), piece.shape)
-            properties = TensorProperties.create_from_tensor(piece)
-            data = TensorWriteData(chunk, properties, size)
-            index = MetadataIndex(name, torch.Size(offset))
-            items.append(WriteItem(index, WriteItemType.SHARD, tensor_data=data))
-        return items
-
-
-class _Planner(DefaultSavePlanner):
-    """The default planner, but that names are given and DTensors are sets of pieces.
-
-    It writes what several ranks hold on the one of them that has least to write.
-    """
-
-    def __init__(self, paths: Mapping[str, Keys]) -> None:
-        super().__init__()
-        self.paths = paths
-
-    def set_up_planner(
-        self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False
-    ) -> None:
-        self.state_dict, self.mappings = state_dict, dict(self.paths)
-        self.is_coordinator = is_coordinator
-
-    def lookup_object(self, index: MetadataIndex) -> Any:
-        value = self.state_dict[index.fqn]
-        if isinstance(value, _Pieces):
-            return value.pieces[tuple(index.offset or ())]
-        return super().lookup_object(index)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import attrs
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -16,9 +17,10 @@ from fdtensor.runtime.comm import Comm
 from fdtensor.runtime.control.plane import group_of
 from fdtensor.runtime.interpreter import digest_of
 
-__all__ = ["gathered", "storing", "together"]
+__all__ = ["gathered", "relayed", "storing", "together"]
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 def together(
@@ -56,6 +58,59 @@ def gathered(value: T, comm: Comm[Any]) -> list[T]:
     values: list[Any] = [None] * len(ranks)
     dist.all_gather_object(values, value, group=_group(ranks))
     return values
+
+
+def relayed(
+    comm: Comm[Any], what: str, make: Callable[[], T], spread: Callable[[list[T]], Sequence[U]]
+) -> U:
+    """What comes to this rank of what the first rank spreads, of what every rank makes.
+
+    `[a] [b] [c] -> spread([a, b, c]) -> [x] [y] [z]`, on the ranks of `comm` in their order. Where
+    something raises on a rank, all ranks raise a `CheckpointError` that begins with `what`.
+    """
+    ranks = tuple(sorted(comm.mesh.order))
+    if comm.rank is None or len(ranks) == 1:
+        own = _tried(lambda: spread([make()])[0])
+        return _settled({ranks[0]: own}, own, what)
+    group, first = _group(ranks), ranks[0]
+    own = _tried(make)
+    made: list[Any] | None = [None] * len(ranks) if comm.rank == first else None
+    dist.gather_object(own, made, dst=first, group=group)
+    out: list[Any] | None = None
+    if made is not None:
+        failed = {r: m for r, m in zip(ranks, made, strict=True) if m.problem is not None}
+        spreading = _tried(lambda: spread([m.value for m in made])) if not failed else None
+        if spreading is not None and spreading.problem is not None:
+            failed = {first: spreading}
+        values = spreading.value if spreading and not failed else [None] * len(ranks)
+        out = [(failed, value) for value in values]
+    box: list[Any] = [None]
+    dist.scatter_object_list(box, out, src=first, group=group)
+    failed, value = box[0]
+    return _settled(failed, _Tried(value), what)
+
+
+@attrs.frozen
+class _Tried:
+    """The result of a call, or the words of what it raised."""
+
+    value: Any = None
+    problem: str | None = None
+
+
+def _tried(make: Callable[[], Any]) -> _Tried:
+    try:
+        return _Tried(make())
+    except Exception as error:
+        told = error.sentence if isinstance(error, FdtensorError) else repr(error)
+        return _Tried(problem=told)
+
+
+def _settled(tried: Mapping[int, _Tried], own: _Tried, what: str) -> Any:
+    problems = {f"rank {r}": t.problem for r, t in tried.items() if t.problem is not None}
+    if problems:
+        raise CheckpointError(f"{what}.", **problems)
+    return own.value
 
 
 def _told(comm: Comm[Any], problem: Exception | None) -> str | None:
