@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +19,9 @@ from fdtensor.io.checkpoint.headers import DTYPES, Header, headers, opened
 from fdtensor.io.checkpoint.names import Leaf, named
 from fdtensor.io.checkpoint.request import Request, request
 from fdtensor.io.checkpoint.stored import Contents, Stored
-from fdtensor.io.checkpoint.together import together
+from fdtensor.io.checkpoint.sums import KEY, Sums
+from fdtensor.io.checkpoint.together import relayed, together
+from fdtensor.io.checkpoint.write import sync_directory
 from fdtensor.layouts.dtypes import dtype_name
 from fdtensor.layouts.errors import CheckpointError, ValueTreeError
 from fdtensor.layouts.layout import Layout
@@ -75,8 +79,11 @@ def _read(where: Mapping[str, Header], fresh: Mapping[str, Fresh]) -> None:
             for name, x in fresh.items():
                 if where[name].file != file:
                     continue
+                boxes = list(dict.fromkeys(box for box, _ in x.blocks))
+                if (sums := where[name].sums) is not None:
+                    sums.check(file, name, where[name].stored, boxes)
                 source = tensors.get_slice(name)
-                for box in dict.fromkeys(box for box, _ in x.blocks):
+                for box in boxes:
                     same = [local for other, local in x.blocks if other == box]
                     for piece in rectangles(box):
                         part = source[tuple(slice(*ends) for ends in piece) or ...]
@@ -92,7 +99,9 @@ def save_safetensors(tree: Any, path: Any, comm: Comm[Any], *, overwrite: bool =
 
     Collective over the ranks of `comm`. To a path that ends with `.safetensors` its first rank
     writes one file; to a directory each rank writes the tensors that come to it, of about as many
-    bytes as any other's, beside an index that is written last. Names are keys joined by dots.
+    bytes as any other's, beside an index that is written last. Names are keys joined by dots. One
+    file is replaced in one step; of several, those of two saves are never taken for one set. Their
+    headers have checksums, which `load_safetensors` looks at, of what it reads.
     Each tensor is redistributed to the rank that writes it, which holds its share at once. Raises
     `CheckpointError` where there are such files already, unless `overwrite`, and `ValueTreeError`
     for leaves that are no tensors, or of a dtype that the format lacks.
@@ -118,9 +127,12 @@ def save_safetensors(tree: Any, path: Any, comm: Comm[Any], *, overwrite: bool =
     whole = redistribute(spread, {name: _alone(owner[name]) for name in spread})
     if not inside(comm):
         return
-    together(about, comm, lambda: _cleared(target, comm))
+    what = f"the safetensors files at {str(target)!r} were not written"
+    count = 1 if comm.rank is None else comm.mesh.size
+    save = relayed(comm, what, lambda: None, lambda _: [uuid.uuid4().hex[:8]] * count)
     mine = [f for f in files if comm.rank in (None, f.rank)]
-    together(about, comm, lambda: _write(mine, {**tensors, **whole}))
+    together(about, comm, lambda: _write(mine, {**tensors, **whole}, save))
+    together(about, comm, lambda: _put_in_place(mine))
     together(about, comm, lambda: _index(target, files, leaves, comm))
 
 
@@ -209,21 +221,29 @@ def _is_first(comm: Comm[Any]) -> bool:
     return comm.rank in (None, min(comm.mesh.order))
 
 
-def _cleared(target: Path, comm: Comm[Any]) -> None:
-    if _is_first(comm):
-        for file in _old(target):
-            file.unlink()
-
-
-def _write(files: Sequence[_File], values: Mapping[str, Any]) -> None:
+def _write(files: Sequence[_File], values: Mapping[str, Any], save: str) -> None:
+    """Writes files beside old ones, to the disk."""
     from safetensors.torch import save_file
 
     for file in files:
         file.path.parent.mkdir(parents=True, exist_ok=True)
         tensors = {name: _whole(values[name]) for name in file.names}
-        draft = file.path.with_name(f"{file.path.name}.tmp")
-        save_file(tensors, draft, metadata={"format": "pt"})
-        draft.replace(file.path)
+        stored = {name: Stored(tuple(x.shape), x.dtype) for name, x in tensors.items()}
+        sums = Sums.of(tensors, save).text(stored)
+        save_file(tensors, _draft(file.path), metadata={"format": "pt", KEY: sums})
+        with open(_draft(file.path), "rb") as written:
+            os.fsync(written.fileno())
+
+
+def _put_in_place(files: Sequence[_File]) -> None:
+    """Renames the files over old ones."""
+    for file in files:
+        os.replace(_draft(file.path), file.path)
+        sync_directory(file.path.parent)
+
+
+def _draft(path: Path) -> Path:
+    return path.with_name(f"{path.name}.tmp")
 
 
 def _whole(value: Any) -> torch.Tensor:
@@ -234,12 +254,24 @@ def _whole(value: Any) -> torch.Tensor:
 
 
 def _index(target: Path, files: Sequence[_File], leaves: Sequence[Leaf], comm: Comm[Any]) -> None:
-    """Writes which file has which tensor, where there are several files."""
-    if len(files) == 1 or not _is_first(comm):
+    """Writes which of several files has which tensor, and removes files of old saves."""
+    if not _is_first(comm):
         return
+    index = target / "model.safetensors.index.json"
+    kept = {file.path for file in files} | ({index} if len(files) > 1 else set())
+    if len(files) > 1:
+        _write_index(index, files, leaves)
+    for file in set(_old(target)) - kept:
+        file.unlink()
+
+
+def _write_index(index: Path, files: Sequence[_File], leaves: Sequence[Leaf]) -> None:
     total = sum(kind.nbytes for leaf in leaves if (kind := _kind(leaf.value)))
     weights = {name: file.path.name for file in files for name in file.names}
     text = json.dumps({"metadata": {"total_size": total}, "weight_map": weights}, indent=2)
-    draft = target / "model.safetensors.index.json.tmp"
-    draft.write_text(text + "\n")
-    draft.replace(target / "model.safetensors.index.json")
+    with open(_draft(index), "w", encoding="utf-8") as file:
+        file.write(text + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(_draft(index), index)
+    sync_directory(index.parent)

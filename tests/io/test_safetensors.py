@@ -68,6 +68,9 @@ def reads(monkeypatch):
         def keys(self):
             return self.inner.keys()
 
+        def metadata(self):
+            return self.inner.metadata()
+
         def get_slice(self, name):
             return Slice(name, self.inner.get_slice(name))
 

@@ -189,6 +189,7 @@ NO_VALUES = {
     fd.Comm: "a protocol",
     Entry: "what an spmd function keeps of a call, for itself",
     Rule: "functions in the registry",
+    fd.io.Saving: "a thread of this process",
     fd.FuncolComm: "on real ranks, below",
     fd.LocalCluster: "the processes of a caller, below",
     testing.GlooPool: "the processes of a caller, below",

@@ -14,6 +14,7 @@ import stat
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from typing import BinaryIO
 
 import attrs
 
@@ -65,16 +66,15 @@ def folder_at(path: str | os.PathLike[str]) -> Folder:
     """The checkpoint in a directory. Raises `CheckpointError` for anything else."""
     place = Path(path)
     what = f"the metadata of {str(path)!r}"
-    try:
-        with opened(place / METADATA) as file:
-            data = file.read()
-            changed = os.fstat(file.fileno()).st_mtime_ns
-    except (FileNotFoundError, NotADirectoryError):
+    if not os.path.exists(place / METADATA):
         raise CheckpointError(
             f"there is no checkpoint at {str(path)!r}.",
             hint="A checkpoint is a directory with a file .metadata, which is written last; "
             "load_safetensors reads safetensors files.",
-        ) from None
+        )
+    with opened(place / METADATA) as file:
+        data = file.read()
+        changed = os.fstat(file.fileno()).st_mtime_ns
     size, saved = _unsealed(data, what)
     metadata, end = metadata_in(data[:size], what)
     listed = catalog(metadata, what, files=True)
@@ -98,11 +98,17 @@ def saved_at(path: Path) -> int | None:
     return changed if saved is None else saved
 
 
-def opened(path: Path):
-    """A file that is one: opening something else may wait, or never end."""
-    if not stat.S_ISREG(os.stat(path).st_mode):
-        raise CheckpointError(f"{str(path)!r} is no file.", hint="Pass the path of a checkpoint.")
-    return open(path, "rb")
+def opened(path: Path) -> BinaryIO:
+    """A file to read. Raises `CheckpointError` for what is none: that may wait, or never end."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise OSError("it is no plain file")
+        return open(path, "rb")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{str(path)!r} cannot be read: {error}.",
+            hint="Every rank needs all files of a checkpoint: is the directory shared?",
+        ) from None
 
 
 def sealed(pickle: bytes, saved: int) -> bytes:

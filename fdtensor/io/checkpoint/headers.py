@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,10 @@ import attrs
 import torch
 from safetensors import SafetensorError, safe_open
 
+from fdtensor.io.checkpoint.catalog import check_inside
+from fdtensor.io.checkpoint.folder import opened as _open
 from fdtensor.io.checkpoint.stored import Stored
+from fdtensor.io.checkpoint.sums import Sums, json_of, sums_in
 from fdtensor.layouts.dtypes import parse_dtype
 from fdtensor.layouts.errors import CheckpointError, LayoutError
 
@@ -62,6 +64,8 @@ class Header:
 
     file: Path
     stored: Stored
+    sums: Sums | None = None
+    """The checksums of the file, where it has some."""
 
 
 def headers(path: Any) -> dict[str, Header]:
@@ -74,17 +78,22 @@ def headers(path: Any) -> dict[str, Header]:
     files, index = _files(path)
     known: dict[str, Header] = {}
     problems: dict[str, str] = {}
+    saves: dict[str, Path] = {}
     for file in files:
-        with opened(file) as tensors:
-            for name in tensors.keys():  # noqa: SIM118
-                part = tensors.get_slice(name)
-                dtype = _dtype(part.get_dtype())
-                if name in known:
-                    problems[name] = f"is in {known[name].file} and in {file}"
-                elif dtype is None:
-                    problems[name] = f"has dtype {part.get_dtype()}, which torch has not"
-                else:
-                    known[name] = Header(file, Stored(tuple(part.get_shape()), dtype))
+        own = _headers_in(file, problems)
+        for name, header in own.items():
+            if name in known:
+                problems[name] = f"is in {known[name].file} and in {file}"
+            else:
+                known[name] = header
+            if header.sums is not None:
+                saves[header.sums.save] = file
+    if len(saves) > 1 and index:
+        raise CheckpointError(
+            f"the files at {str(path)!r} are of {len(saves)} saves.",
+            **{f"save {save}": file for save, file in saves.items()},
+            hint="A save was cut off. Name the files that you want.",
+        )
     for name, file in index.items():
         if name not in problems and (name not in known or known[name].file != file):
             problems[name] = f"is not in {file}, where the index has it"
@@ -97,9 +106,25 @@ def headers(path: Any) -> dict[str, Header]:
     return {name: known[name] for name in index} if index else known
 
 
+def _headers_in(file: Path, problems: dict[str, str]) -> dict[str, Header]:
+    """The tensors of one file; those that cannot be are told among `problems`."""
+    known: dict[str, Stored] = {}
+    with opened(file) as tensors:
+        for name in tensors.keys():  # noqa: SIM118
+            part = tensors.get_slice(name)
+            dtype = _dtype(part.get_dtype())
+            if dtype is None:
+                problems[name] = f"has dtype {part.get_dtype()}, which torch has not"
+            else:
+                known[name] = Stored(tuple(part.get_shape()), dtype)
+        sums = sums_in(tensors.metadata(), known, file)
+    return {name: Header(file, stored, sums) for name, stored in known.items()}
+
+
 @contextmanager
 def opened(file: Path) -> Iterator[Any]:
     """A safetensors file; its tensors are mapped to memory, and read where they are touched."""
+    _open(file).close()  # what is no plain file may wait for ever
     try:
         with safe_open(os.fspath(file), "pt") as tensors:
             yield tensors
@@ -128,12 +153,14 @@ def _files(path: Any) -> tuple[list[Path], dict[str, Path]]:
         place = indices[0]
     if place.suffix == ".json":
         try:
-            weights = json.loads(place.read_text())["weight_map"]
+            weights = json_of(place.read_text())["weight_map"]
+            if type(weights) is not dict or not weights:
+                raise ValueError("it has no names")
+            index = {name: place.parent / check_inside(file) for name, file in weights.items()}
         except (OSError, ValueError, KeyError) as error:
             raise CheckpointError(
                 f"{str(place)!r} is no index of safetensors files: {error!r}.",
                 hint='An index is JSON with the file of each name under "weight_map".',
             ) from None
-        index = {name: place.parent / file for name, file in weights.items()}
         return sorted(set(index.values())), index
     return [place], {}

@@ -60,15 +60,12 @@ def read(
 
 def _mapped(place: Path) -> memoryview:
     """The bytes of a file, read where they are touched; what is written to them stays here."""
-    try:
-        with opened(place) as file:
-            size = os.fstat(file.fileno()).st_size
+    with opened(place) as file:
+        size = os.fstat(file.fileno()).st_size
+        try:
             return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_COPY))
-    except (OSError, ValueError) as error:  # an empty file cannot be mapped
-        raise CheckpointError(
-            f"{str(place)!r} cannot be read: {error}.",
-            hint="Every rank needs all files of a checkpoint: is the directory shared?",
-        ) from None
+        except (OSError, ValueError) as error:  # an empty file cannot be mapped
+            raise CheckpointError(f"{str(place)!r} cannot be read: {error}.") from None
 
 
 def _fill(x: Fresh, piece: Piece, value: Any, what: str) -> None:
