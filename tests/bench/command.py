@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fdtensor.layouts.progress import busy
 from fdtensor.testing.pool import GlooPool
-from tests.bench import choice, compute, draws, estimates, overlap, planning, tables
+from tests.bench import checkpoints, choice, compute, draws, estimates, overlap, planning, tables
 from tests.bench import overhead as overheads
 from tests.bench.cases import CASES, LARGE, SMALL, Shape
 from tests.bench.overhead import OVERHEADS, Overhead
@@ -74,9 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="fdtensor beside PyTorch: redistribute on 4 gloo processes of this machine, "
         "with DTensor and calls by hand; compute with DTensor; random with torch's own draws; "
         "choice with a textbook and others; estimate with what a calibrated cost model says; "
-        "overlap with the same lines in the order of the function.",
+        "overlap with the same lines in the order of the function; checkpoint with torch's own.",
     )
-    choices = ["redistribute", "compute", "random", "choice", "estimate", "overlap"]
+    choices = ["redistribute", "compute", "random", "choice", "estimate", "overlap", "checkpoint"]
     parser.add_argument("what", choices=choices, help="what to measure")
     parser.add_argument("--json", metavar="FILE", help="write all that was measured")
     parser.add_argument("--quick", action="store_true", help="less than a minute, rougher")
@@ -97,6 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _estimate(options)
     if options.what == "overlap":
         return _overlap(options)
+    if options.what == "checkpoint":
+        return _checkpoint(options)
     effort = QUICK if options.quick else FULL
     if options.rounds:
         rounds = tuple((size, options.rounds) for size, _ in effort.rounds)
@@ -140,6 +142,13 @@ def _overlap(options: argparse.Namespace) -> int:
     effort = attrs.evolve(effort, calls=options.rounds or effort.calls)
     total = len(effort.cases) + 1
     return _ran(options, effort, total, overlap.measure, overlap.show, ranks=4)
+
+
+def _checkpoint(options: argparse.Namespace) -> int:
+    effort = checkpoints.QUICK if options.quick else checkpoints.FULL
+    effort = attrs.evolve(effort, rounds=options.rounds or effort.rounds)
+    total = len(effort.states)
+    return _ran(options, effort, total, checkpoints.measure, checkpoints.show, ranks=4)
 
 
 def _ran(

@@ -34,6 +34,14 @@ class Saving:
     """A save that is under way; `save_checkpoint(..., wait=False)` gives one.
 
     The next save or load on the same ranks waits for it, and so does the end of Python.
+
+    >>> import tempfile
+    >>> comm = SimulatedComm(Mesh(x=2))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     saving = fd.save_checkpoint({"step": 3}, folder, comm, wait=False)
+    ...     saving.wait()
+    ...     print(saving.done, fd.load_checkpoint(folder, {"step": 0}, comm))
+    True {'step': 3}
     """
 
     def __init__(self, job: Job, comm: Comm[Any], what: str) -> None:
