@@ -89,6 +89,13 @@ def save(has: SimpleNamespace) -> None:
     fd.save_checkpoint({"x": has.x}, has.path, has.comm, overwrite=True)
 
 
+def save_behind(has: SimpleNamespace) -> None:
+    saving = fd.save_checkpoint({"x": has.x}, has.path, has.comm, overwrite=True, wait=False)
+    assert saving is not None
+    has.y = fd.call(torch.relu, has.x)
+    saving.wait()
+
+
 def load(has: SimpleNamespace) -> None:
     has.loaded = fd.load_checkpoint(has.path, {"x": has.mesh.layout("x")}, has.comm)
 
@@ -97,7 +104,8 @@ PHASES: dict[str, Phase] = {
     f.__name__: f
     for f in (
         connect, distribute, first_call, cached_call, other_call, local_call, redistribute,
-        redistribute_back, full, item, backward, shard_map, optimizer, random, save, load,
+        redistribute_back, full, item, backward, shard_map, optimizer, random, save, save_behind,
+        load,
     )
 }  # fmt: skip
 """By name, in order."""

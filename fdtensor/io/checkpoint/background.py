@@ -18,8 +18,9 @@ from typing import Any
 
 from fdtensor.io.checkpoint.together import relayed
 from fdtensor.io.checkpoint.write import Job, Span
-from fdtensor.layouts.errors import CheckpointError
+from fdtensor.layouts.errors import CheckpointError, FdtensorError
 from fdtensor.runtime.comm import Comm
+from fdtensor.runtime.control.plane import plane_of
 
 __all__ = ["Saving", "settled"]
 
@@ -46,12 +47,14 @@ class Saving:
 
     def __init__(self, job: Job, comm: Comm[Any], what: str) -> None:
         self._job, self._comm, self._what = job, comm, what
+        ranks = _ranks(comm)
+        self._ledger = None if ranks is None else plane_of().ledger(ranks)
         self._spans: list[Span] = []
         self._problem: BaseException | None = None
-        self._outcome: CheckpointError | bool | None = None
+        self._outcome: FdtensorError | bool | None = None
         self._written, self._stop = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="fdtensor-save", daemon=False)
-        _UNDER_WAY[_ranks(comm)] = self
+        _UNDER_WAY[ranks] = self
         self._thread.start()
 
     def __repr__(self) -> str:
@@ -65,20 +68,21 @@ class Saving:
     def wait(self) -> None:
         """Waits until the checkpoint is in its place. Collective, but for the second time.
 
-        Raises `CheckpointError` on all ranks if it could not be written on one.
+        Raises `CheckpointError` on all ranks if it could not be written on one, and `CommError` if
+        one is gone.
         """
         if self._outcome is None:
             _UNDER_WAY.pop(_ranks(self._comm), None)
             try:
                 relayed(self._comm, self._what, self._own, self._all)
                 self._outcome = True
-            except CheckpointError as error:
+            except FdtensorError as error:
                 self._outcome = error
                 self._stop.set()
                 self._thread.join()
                 self._job.clean()
                 _note(self._job, self._job.share.place).unlink(missing_ok=True)
-        if isinstance(self._outcome, CheckpointError):
+        if isinstance(self._outcome, FdtensorError):
             raise self._outcome
 
     def warn(self) -> None:
@@ -135,9 +139,13 @@ class Saving:
                     "done.",
                     hint="Has a rank ended? Do all ranks write to one directory that they share?",
                 )
-            if missing[-1] not in spans and self._stop.wait(0.01):
+            if missing[-1] not in spans and (self._stop.wait(0.01) or self._is_told()):
                 raise CheckpointError("another rank could not write.")
         return [spans[place] for place in places]
+
+    def _is_told(self) -> bool:
+        """Whether the ranks have an error, so that not all of them will write."""
+        return self._ledger is not None and self._ledger.stop
 
 
 def settled(comm: Comm[Any]) -> None:

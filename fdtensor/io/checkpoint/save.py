@@ -21,7 +21,7 @@ from fdtensor.io.checkpoint.shares import Pieces, Planner, shared_out
 from fdtensor.io.checkpoint.siblings import check_keep
 from fdtensor.io.checkpoint.together import relayed, storing, together
 from fdtensor.io.checkpoint.write import Job, Span, new_directory
-from fdtensor.layouts.errors import CheckpointError, ValueTreeError
+from fdtensor.layouts.errors import CheckpointError, FdtensorError, ValueTreeError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.placement import Replicate
@@ -143,7 +143,7 @@ def _written(
 
     try:
         relayed(comm, what, job.write, finish)
-    except CheckpointError:
+    except FdtensorError:
         job.clean()
         raise
     return None

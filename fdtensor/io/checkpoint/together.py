@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from fdtensor.layouts.errors import CheckpointError, CommError, FdtensorError
 from fdtensor.layouts.torch_private import c10d_group
 from fdtensor.runtime.comm import Comm
-from fdtensor.runtime.control.plane import group_of
+from fdtensor.runtime.control.plane import group_of, plane_of
 from fdtensor.runtime.interpreter import digest_of
 
 __all__ = ["gathered", "relayed", "storing", "together"]
@@ -56,7 +56,11 @@ def gathered(value: T, comm: Comm[Any]) -> list[T]:
     """The values of all ranks of a real Comm, in the order of ranks. Collective."""
     ranks = tuple(sorted(comm.mesh.order))
     values: list[Any] = [None] * len(ranks)
-    dist.all_gather_object(values, value, group=_group(ranks))
+
+    def gather() -> None:
+        dist.all_gather_object(values, value, group=_group(ranks))
+
+    _noted(ranks, "a gather of what ranks have", gather)
     return values
 
 
@@ -72,9 +76,17 @@ def relayed(
     if comm.rank is None or len(ranks) == 1:
         own = _tried(lambda: spread([make()])[0])
         return _settled({ranks[0]: own}, own, what)
-    group, first = _group(ranks), ranks[0]
     own = _tried(make)
-    made: list[Any] | None = [None] * len(ranks) if comm.rank == first else None
+    failed, value = _noted(ranks, f"wait: {what}", lambda: _relayed(ranks, own, spread))
+    return _settled(failed, _Tried(value), what)
+
+
+def _relayed(
+    ranks: Sequence[int], own: _Tried, spread: Callable[[list[Any]], Sequence[Any]]
+) -> tuple[dict[int, _Tried], Any]:
+    """The ranks that failed, and what the first one has for this rank if none did."""
+    group, first = _group(tuple(ranks)), ranks[0]
+    made: list[Any] | None = [None] * len(ranks) if dist.get_rank() == first else None
     dist.gather_object(own, made, dst=first, group=group)
     out: list[Any] | None = None
     if made is not None:
@@ -86,8 +98,12 @@ def relayed(
         out = [(failed, value) for value in values]
     box: list[Any] = [None]
     dist.scatter_object_list(box, out, src=first, group=group)
-    failed, value = box[0]
-    return _settled(failed, _Tried(value), what)
+    return box[0]
+
+
+def _noted(ranks: tuple[int, ...], what: str, function: Callable[[], T]) -> T:
+    """The result of a function that waits for the other ranks, as a call that all ranks make."""
+    return plane_of().ledger(ranks).noted(0, what, function)
 
 
 @attrs.frozen

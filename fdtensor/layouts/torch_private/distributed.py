@@ -75,7 +75,7 @@ def default_store() -> Any:
 
 def local_store() -> Any:
     """A store that no other process sees."""
-    return _c10d().HashStore()
+    return import_module("torch.distributed").HashStore()
 
 
 def rendezvous(*args: Any, **kwargs: Any) -> Any:
