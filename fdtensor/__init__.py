@@ -220,7 +220,8 @@ if not TYPE_CHECKING:  # checkers would take any name for one of fdtensor
                 value = getattr(module, name)
                 setattr(sys.modules[__name__], name, value)
                 return value
-        raise AttributeError(f"module 'fdtensor' has no attribute {name!r}", name=name)
+        own = sys.modules[__name__]  # Python says which of its names was meant, perhaps
+        raise AttributeError(f"module 'fdtensor' has no attribute {name!r}", name=name, obj=own)
 
 
 def __dir__() -> list[str]:

@@ -11,6 +11,7 @@ All are of the kind `FdtensorError`, and all ranks raise them before anything is
 from __future__ import annotations
 
 from fdtensor.layouts.errors import (
+    ArgumentError,
     CheckpointError,
     CommError,
     DataDependentError,
@@ -19,6 +20,7 @@ from fdtensor.layouts.errors import (
     IndexRangeError,
     LayoutError,
     MeshError,
+    NotTorchError,
     OperandError,
     PlanError,
     RuleError,
@@ -27,6 +29,7 @@ from fdtensor.layouts.errors import (
 )
 
 __all__ = [
+    "ArgumentError",
     "CheckpointError",
     "CommError",
     "DataDependentError",
@@ -35,6 +38,7 @@ __all__ = [
     "IndexRangeError",
     "LayoutError",
     "MeshError",
+    "NotTorchError",
     "OperandError",
     "PlanError",
     "RuleError",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import pickle
 import sys
 import threading
 import weakref
@@ -21,6 +22,8 @@ from fdtensor.cluster.worker import State, join, this_rank
 from fdtensor.layouts.errors import CommError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.progress import working
+from fdtensor.layouts.signatures import named_arguments
+from fdtensor.layouts.words import first_sentence
 from fdtensor.runtime.comm import Check
 from fdtensor.runtime.simulator import SimulatedComm
 
@@ -35,6 +38,7 @@ C = TypeVar("C", bound="LocalCluster")
 _START_SECONDS = 180.0
 
 
+@named_arguments
 def local_cluster(
     n: int,
     *,
@@ -168,7 +172,13 @@ class LocalCluster:
                 f"the ranks call a function, not a {type(fn).__name__}.",
                 hint="Write cluster.run(fn, *args): each rank calls fn(*args).",
             )
-        call = packed(fn, args)
+        try:
+            call = packed(fn, args)
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
+            raise CommError(
+                f"a function or an argument of it cannot travel: {first_sentence(error)}.",
+                hint="Pass values that can be pickled, or make the others on the rank.",
+            ) from error
         self._comms |= call.comms  # what comes back on their mesh is on them again
         return call
 

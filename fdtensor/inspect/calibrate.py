@@ -15,6 +15,7 @@ from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Partial, Placement, Replicate, Shard
 from fdtensor.layouts.progress import working
+from fdtensor.layouts.signatures import named_arguments
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.collectives import (
     AllGather,
@@ -31,6 +32,7 @@ from fdtensor.plans.planner import Plan
 from fdtensor.plans.traffic import most_received
 from fdtensor.programs.program import Program
 from fdtensor.programs.timeline import timeline
+from fdtensor.runtime.comm import refuse_no_comm
 from fdtensor.runtime.interpreter import run
 
 __all__ = ["calibrate", "estimate"]
@@ -48,6 +50,7 @@ MEASURED = {"": torch.float32, "bf16": torch.bfloat16, "f64": torch.float64}
 aten = torch.ops.aten
 
 
+@named_arguments
 def estimate(x: Plan | Fused | Program, cost: CostModel) -> float:
     """The seconds that a plan takes by `cost`, which need not be the one it was made for.
 
@@ -77,6 +80,7 @@ def estimate(x: Plan | Fused | Program, cost: CostModel) -> float:
     return sum(seconds(step, cost) for part in plans for step in part.steps)
 
 
+@named_arguments
 def calibrate(comm: Any, *, rounds: int = 3) -> CostModel:
     """A cost model of the processes and links of `comm`, by timing what they do.
 
@@ -92,6 +96,7 @@ def calibrate(comm: Any, *, rounds: int = 3) -> CostModel:
     >>> ours == theirs, ours.latency > 0
     (True, True)
     """
+    refuse_no_comm(comm)
     mesh = comm.mesh
     axes = [axis for axis in mesh.axes if mesh.axis_size(axis) > 1]
     if comm.rank is None or not axes:

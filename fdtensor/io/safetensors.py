@@ -27,6 +27,7 @@ from fdtensor.layouts.errors import CheckpointError, ValueTreeError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Replicate
+from fdtensor.layouts.signatures import named_arguments
 from fdtensor.runtime.comm import Comm, inside
 from fdtensor.runtime.interpreter import digest_of
 from fdtensor.tensors.connect import redistribute
@@ -35,6 +36,7 @@ from fdtensor.tensors.dtensor import DTensor
 __all__ = ["load_safetensors", "save_safetensors"]
 
 
+@named_arguments
 def load_safetensors(path: Any, layouts: Any, comm: Comm[Any], *, strict: bool = True) -> Any:
     """DTensors from safetensors files, as a pytree like `layouts`; a rank reads only its blocks.
 
@@ -94,6 +96,7 @@ def _read(where: Mapping[str, Header], fresh: Mapping[str, Fresh]) -> None:
 # --- writing ---------------------------------------------------------------------------------
 
 
+@named_arguments
 def save_safetensors(tree: Any, path: Any, comm: Comm[Any], *, overwrite: bool = False) -> None:
     """Writes a pytree of DTensors and plain tensors as safetensors files of whole tensors.
 

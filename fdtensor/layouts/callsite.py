@@ -24,6 +24,9 @@ _OWN = (
 )
 """How the names of files begin whose lines nobody has to mend."""
 
+_CELL = os.sep + "ipykernel_"
+"""A part of the name of the file that a cell of a notebook is for Python."""
+
 _PYTHON = sysconfig.get_path("stdlib") + os.sep
 _PACKAGES = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
 
@@ -68,5 +71,7 @@ def _text(frame: FrameType, number: int) -> str:
     file = frame.f_code.co_filename
     code = linecache.getline(file, number, frame.f_globals).strip()
     near = os.path.relpath(file) if os.path.isabs(file) else file
+    if _CELL in file:  # a name that says nothing, and another one each time
+        near = "cell"
     place = f"{min(near, file, key=len)}:{number}"
     return f"{place}: {code}" if code else place

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 __all__ = [
+    "ArgumentError",
     "CheckpointError",
     "CommError",
     "DataDependentError",
@@ -15,6 +16,7 @@ __all__ = [
     "IndexRangeError",
     "LayoutError",
     "MeshError",
+    "NotTorchError",
     "OperandError",
     "PlanError",
     "RuleError",
@@ -180,6 +182,30 @@ class OperandError(FdtensorError, torch.linalg.LinAlgError):  # type: ignore[att
     Traceback (most recent call last):
         ...
     fdtensor.OperandError: 1 entry where it must not be: matrix of linalg.inv, regular.
+    ...
+    """
+
+
+class ArgumentError(FdtensorError, TypeError):
+    """A call without an argument that a function needs, or with one that it does not have.
+
+    >>> spmd(torch.relu, out_layout=None)
+    Traceback (most recent call last):
+        ...
+    fdtensor.ArgumentError: spmd has no argument 'out_layout'.
+    ...
+    """
+
+
+class NotTorchError(FdtensorError, TypeError, AttributeError):
+    """A record of this library used as what torch has: a DTensor as a tensor, an optimizer.
+
+    >>> mesh = Mesh(x=2)
+    >>> x = distribute(torch.arange(4), mesh.layout("x"), connect(mesh))
+    >>> torch.relu(x)
+    Traceback (most recent call last):
+        ...
+    fdtensor.NotTorchError: torch.relu takes tensors, and a DTensor is a record of them.
     ...
     """
 

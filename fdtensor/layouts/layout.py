@@ -9,7 +9,8 @@ from typing import Any
 import attrs
 
 from fdtensor.layouts.errors import LayoutError
-from fdtensor.layouts.kinds import is_iterable, is_list, is_tuple
+from fdtensor.layouts.expected import no_axes, no_mesh, no_placement, no_reduce_ops
+from fdtensor.layouts.kinds import is_iterable, is_list, is_mapping, is_tuple
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import (
     Partial,
@@ -35,20 +36,19 @@ Order = (
 
 def _mesh(value: object) -> Mesh:
     if not isinstance(value, Mesh):
-        raise LayoutError(f"{value!r} is not a Mesh.", hint="Write Mesh(dp=2, tp=4).")
+        raise no_mesh(value)
     return value
 
 
 def _placements(value: object) -> tuple[Placement, ...]:
     placements: tuple[Any, ...] = tuple(value) if is_iterable(value) else (value,)
-    for placement in placements:
-        if not isinstance(placement, Placement):
-            raise LayoutError(
-                f"{placement!r} is not a placement.",
-                hint="Use Replicate(), Shard(dim), StridedShard(dim, split_factor), "
-                "Ragged(dim, sizes) or Partial(reduce_op).",
-            )
-    return placements
+    return tuple(map(_placement, placements))
+
+
+def _placement(value: object) -> Placement:
+    if not isinstance(value, Placement):
+        raise no_placement(value)
+    return value
 
 
 def _order(value: Order | None) -> tuple[tuple[int, tuple[str, ...]], ...]:
@@ -75,10 +75,7 @@ def _axes(entry: object) -> tuple[str, ...]:
         names = [axis for axis in axes if isinstance(axis, str)]
         if len(names) == len(axes):
             return tuple(names)
-    raise LayoutError(
-        f"{entry!r} names no mesh axes.",
-        hint="Write an axis, a tuple of axes from major to minor, or None.",
-    )
+    raise no_axes(entry)
 
 
 @attrs.frozen(eq=False, repr=False, init=False)
@@ -163,7 +160,7 @@ class Layout(Record):
         A new cut comes where the axis stands in the mesh, or last on a dim whose order is its own.
         """
         index = self.mesh.axis(axis)
-        if placement == self.placements[index]:
+        if _placement(placement) == self.placements[index]:
             return self
         placements = (*self.placements[:index], placement, *self.placements[index + 1 :])
         order = {d: tuple(a for a in axes if a != axis) for d, axes in self.order}
@@ -299,6 +296,8 @@ def _layout(
         order[dim] = _axes(entry)
         for axis in order[dim]:
             place(axis, Shard(dim))
+    if partial is not None and not is_mapping(partial):
+        raise no_reduce_ops(partial)
     for axis, reduce_op in (partial or {}).items():
         place(axis, Partial(reduce_op))  # type: ignore[arg-type]
     full = [placements.get(axis, Replicate()) for axis in self.axes]

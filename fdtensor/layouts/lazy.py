@@ -17,7 +17,10 @@ def lazy_names(
 
     def get(name: str) -> object:
         if name not in home_of:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name)
+            own = sys.modules[package]  # Python says which of its names was meant, perhaps
+            raise AttributeError(
+                f"module {package!r} has no attribute {name!r}", name=name, obj=own
+            )
         value = getattr(import_module(home_of[name]), name)
         setattr(sys.modules[package], name, value)
         return value

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from fdtensor.layouts.errors import MeshError
+from fdtensor.layouts.expected import no_device_mesh, no_rank
 from fdtensor.layouts.kinds import is_mapping
 from fdtensor.layouts.mesh_fields import (
     Coord,
@@ -128,6 +129,8 @@ class Mesh(Record):
     @classmethod
     def from_device_mesh(cls, device_mesh: Any) -> Mesh:
         """The mesh of a torch DeviceMesh; axes without names are called `dim_0`, `dim_1`, ..."""
+        if not hasattr(device_mesh, "mesh_dim_names"):
+            raise no_device_mesh(device_mesh)
         ranks = device_mesh.mesh
         names = device_mesh.mesh_dim_names or tuple(f"dim_{i}" for i in range(ranks.ndim))
         return cls.from_ranks(ranks.tolist(), tuple(names))
@@ -160,9 +163,12 @@ class Mesh(Record):
 
     def position(self, rank: int) -> int | None:
         """The place of `rank` in `ranks`, or None where the mesh does not have it."""
-        if isinstance(self.order, range):
-            return rank if 0 <= rank < len(self.order) else None
-        return _positions(self).get(rank)
+        try:
+            if isinstance(self.order, range):
+                return rank if 0 <= rank < len(self.order) else None
+            return _positions(self).get(rank)
+        except TypeError:  # asked here, it costs those nothing that give an int
+            raise no_rank(rank) from None
 
     def rank_at(self, coord: Sequence[int]) -> int:
         """The rank at `coord`."""

@@ -11,6 +11,8 @@ from weakref import WeakValueDictionary
 
 import attrs
 
+from fdtensor.layouts.signatures import misfit_of
+
 __all__ = ["Record", "fields_of", "integer", "intern", "natural"]
 
 R = TypeVar("R", bound="Record")
@@ -23,7 +25,14 @@ class _Interned(type):
     if not TYPE_CHECKING:  # checkers read the signature of __init__ instead
 
         def __call__(cls, /, *args: object, **kwargs: object) -> object:
-            return intern(super().__call__(*args, **kwargs))
+            try:
+                record = super().__call__(*args, **kwargs)
+            except TypeError as error:
+                fault = misfit_of(error, cls.__name__, cls, args, kwargs)
+                if fault is None:
+                    raise
+                raise fault from None
+            return intern(record)
 
     @property
     def __signature__(cls) -> inspect.Signature:

@@ -13,6 +13,7 @@ from fdtensor.layouts.blocks import Box, Intervals, cut, length, whole
 from fdtensor.layouts.display import display
 from fdtensor.layouts.dtypes import dtype_name, reducible
 from fdtensor.layouts.errors import LayoutError
+from fdtensor.layouts.expected import no_layout
 from fdtensor.layouts.free_type import FreeType, check_size, shape_of
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Coord, Mesh
@@ -199,7 +200,7 @@ def _held(type: TensorType, dim: int, coord: Coord) -> Intervals:
 
 def _check_layout(layout: object) -> None:
     if not isinstance(layout, Layout):
-        raise LayoutError(f"{layout!r} is not a Layout.", hint="Write Layout(mesh, placements).")
+        raise no_layout(layout)
 
 
 def _check_type(type: TensorType) -> None:

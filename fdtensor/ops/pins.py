@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import torch
 
-from fdtensor.layouts.errors import LayoutError
+from fdtensor.layouts.expected import no_layout, refuse_no_tensor
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Cut, Partial, Ragged, Replicate, Shard, StridedShard
@@ -69,9 +69,10 @@ def constrain(x: Any, layout: Layout) -> Any:
     2 collectives, 48 B received per rank
     """
     if not isinstance(layout, Layout):
-        raise LayoutError(f"{layout!r} is not a Layout.", hint="Write Layout(mesh, placements).")
+        raise no_layout(layout)
     if not recording():
         return x
+    refuse_no_tensor(x)
     whole = TensorType(tuple(x.shape), x.dtype, layout)
     return _Constrain.apply(x, layout, whole.cotangent().layout)
 

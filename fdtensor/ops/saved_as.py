@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fdtensor.layouts.errors import LayoutError
+from fdtensor.layouts.expected import no_layout, refuse_no_tensor
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.pins import behind
@@ -72,8 +72,9 @@ def saved_as(x: Any, layout: Layout) -> Any:
     1 collective, 32 B received per rank
     """
     if not isinstance(layout, Layout):
-        raise LayoutError(f"{layout!r} is not a Layout.", hint="Write Layout(mesh, placements).")
+        raise no_layout(layout)
     if not recording():
         return x
+    refuse_no_tensor(x)
     TensorType(tuple(x.shape), x.dtype, layout)  # raises where the layout does not fit
     return _SavedAs.apply(x, layout)

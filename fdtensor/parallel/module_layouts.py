@@ -11,7 +11,9 @@ from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Placement, Replicate, Shard, StridedShard
+from fdtensor.layouts.signatures import named_arguments
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.words import shown
 from fdtensor.parallel.roles import Role, roles_in
 from fdtensor.parallel.styles import (
     Colwise,
@@ -77,6 +79,7 @@ def pin(end: End, ndim: int, mesh: Mesh, axes: Iterable[str], name: str) -> Layo
     return Layout(mesh, [along.get(axis) or Replicate() for axis in mesh.axes])
 
 
+@named_arguments
 def layouts_for(
     module: torch.nn.Module,
     mesh: Mesh,
@@ -102,6 +105,11 @@ def layouts_for(
     2.bias (tp=R)
     """
     axes = axes_of(mesh, axis)
+    if not isinstance(module, torch.nn.Module):
+        raise TraceError(
+            f"{shown(module)} is no module.",
+            hint="Give the torch.nn.Module itself; its tensors may be on the meta device.",
+        )
     modules = dict(module.named_modules(remove_duplicate=False))
     tensors: dict[str, torch.Tensor] = {
         **dict(module.named_parameters(remove_duplicate=False)),

@@ -20,12 +20,13 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from fdtensor.layouts.errors import CommError, LayoutError, MeshError, TraceError
 from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.signatures import named_arguments
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.torch_private import forward_hooks, transforms_active
 from fdtensor.layouts.tree import flatten
 from fdtensor.ops.transparent import recording
 from fdtensor.parallel.kept import Kept, kept_block, kept_whole, type_of_blocks, unpacked
-from fdtensor.runtime.comm import Comm
+from fdtensor.runtime.comm import Comm, refuse_no_comm
 from fdtensor.runtime.interpreter import digest_of
 from fdtensor.runtime.replication import known, leave, mark, same_along, storage_of, watched
 
@@ -34,6 +35,7 @@ __all__ = ["input_reshard", "remove_input_reshard"]
 M = TypeVar("M", bound=torch.nn.Module)
 
 
+@named_arguments
 def input_reshard(
     module: M, comm: Comm[Any], *, axis: str, dim: int | None, check: bool = False
 ) -> M:
@@ -64,8 +66,7 @@ def input_reshard(
     >>> model[0].weight.grad.shape
     torch.Size([8, 4])
     """
-    if not hasattr(comm, "agree"):
-        raise CommError(f"{comm!r} is not a Comm.", hint="Pass connect(mesh).")
+    refuse_no_comm(comm)
     if axis not in comm.mesh.axes:
         raise MeshError(
             f"the Comm has no axis {axis!r}.",

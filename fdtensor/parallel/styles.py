@@ -18,9 +18,12 @@ from typing import Any
 
 import attrs
 
-from fdtensor.layouts.errors import MeshError, TraceError
+from fdtensor.layouts.errors import LayoutError, MeshError, TraceError
+from fdtensor.layouts.expected import no_mesh
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Partial, Placement, Replicate
+from fdtensor.layouts.record import natural
+from fdtensor.layouts.words import shown
 
 __all__ = [
     "Colwise",
@@ -45,6 +48,14 @@ def _short(self: Any) -> str:
     return f"{type(self).__name__}({words})"
 
 
+def _count(_: Any, attribute: attrs.Attribute[Any], value: object) -> None:
+    if not natural(value):
+        raise LayoutError(
+            f"{attribute.name}={value!r} is no number of layers.",
+            hint="Write how many lie side by side in the weight: parts=3 for q, k and v.",
+        )
+
+
 @attrs.frozen(repr=False)
 class Colwise:
     """The weight is cut by what it gives: a linear layer's rows, a convolution's channels out, an
@@ -61,7 +72,7 @@ class Colwise:
 
     input: End = None
     output: End = None
-    parts: int = attrs.field(default=1, validator=attrs.validators.ge(1))
+    parts: int = attrs.field(default=1, validator=_count)
 
     __repr__ = _short
 
@@ -169,6 +180,8 @@ def _only(layouts: Sequence[Any]) -> End:
 
 def axes_of(mesh: Mesh, axis: str | Sequence[str] | None) -> tuple[str, ...]:
     """The axes that modules are split along: those that are named, else the one there is, or tp."""
+    if not isinstance(mesh, Mesh):
+        raise no_mesh(mesh)
     if axis is None:
         if mesh.ndim != 1 and "tp" not in mesh.axes:
             raise MeshError(
@@ -194,6 +207,11 @@ def matched(styles: Mapping[str, Any], names: Collection[str]) -> dict[str, Styl
     A `*` stands for a part between dots. Raises `TraceError` for what means no module, and where
     globs give a module two styles.
     """
+    if not isinstance(styles, Mapping):
+        raise TraceError(
+            f"styles are {shown(styles)}, which names no modules.",
+            hint='Write {"layers.*.mlp.up": Colwise()}: styles by the names of modules, or globs.',
+        )
     matches: dict[str, tuple[bool, str, Style]] = {}
     missing: dict[str, str] = {}
     for pattern, given in styles.items():

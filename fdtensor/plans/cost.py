@@ -12,7 +12,16 @@ from fdtensor.layouts.dtypes import dtype_name
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.record import Record
 from fdtensor.plans.collectives import Step, is_local
-from fdtensor.plans.cost_fields import by_dtype, duration, flag, rate, table, text
+from fdtensor.plans.cost_fields import (
+    by_dtype,
+    duration,
+    flag,
+    no_link,
+    no_model,
+    rate,
+    table,
+    text,
+)
 from fdtensor.plans.traffic import most_received
 
 __all__ = [
@@ -31,6 +40,7 @@ __all__ = [
     "Link",
     "in_order",
     "linked",
+    "model_of",
     "overlapped",
     "seconds",
 ]
@@ -100,6 +110,8 @@ class CostModel(Record):
         >>> pods.axes
         (('dp', 1e-05, 40000000000.0),)
         """
+        for axis, link in links.items():
+            _check_link(axis, link)
         rest = [row for row in self.axes if row[0] not in links]
         rows = [(axis, link.latency, link.bandwidth) for axis, link in links.items()]
         return attrs.evolve(self, axes=(*rest, *rows))
@@ -110,6 +122,18 @@ class CostModel(Record):
         links = [own[axis] for axis in axes or own if axis in own]
         plain = [(self.latency, self.bandwidth)] if not axes or len(links) < len(axes) else []
         return max(a for a, _ in links + plain), min(b for _, b in links + plain)
+
+
+def _check_link(axis: str, link: object) -> None:
+    if not isinstance(link, Link):
+        raise no_link(axis, link)
+
+
+def model_of(cost: object) -> CostModel:
+    """A cost model; that of NCCL for None. Raises `PlanError` for anything else."""
+    if cost is None or isinstance(cost, CostModel):
+        return cost or NCCL
+    raise no_model(cost)
 
 
 def _accelerator(

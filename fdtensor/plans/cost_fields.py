@@ -7,8 +7,27 @@ from collections.abc import Callable
 from typing import Any
 
 from fdtensor.layouts.errors import PlanError
+from fdtensor.layouts.mesh_fields import LINKS
+from fdtensor.layouts.words import shown
 
-__all__ = ["by_dtype", "duration", "flag", "rate", "table", "text"]
+__all__ = ["by_dtype", "duration", "flag", "no_link", "no_model", "rate", "table", "text"]
+
+
+def no_model(value: object) -> PlanError:
+    """The error for what is no cost model."""
+    return PlanError(
+        f"{shown(value)} is not a cost model.",
+        hint="Pass fd.cost.NCCL, GLOO, A100, H100, H200 or TPU_V5P, or what calibrate(comm) gives.",
+    )
+
+
+def no_link(axis: str, value: object) -> PlanError:
+    """The error for what connects no ranks."""
+    name = str(value).upper() if value in LINKS else "INFINIBAND"
+    return PlanError(
+        f"{axis}={shown(value)} is not a Link.",
+        hint=f"Write with_links({axis}=fd.cost.{name}), or Link(latency, bandwidth).",
+    )
 
 
 def duration(value: object) -> float:

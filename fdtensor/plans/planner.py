@@ -12,13 +12,13 @@ import attrs
 from fdtensor.layouts.display import display
 from fdtensor.layouts.dtypes import dtype_name
 from fdtensor.layouts.errors import FdtensorError, PlanError
-from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.json_fields import Malformed, parsed, shown
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.record import Record
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.plans.arguments import check_ends, check_prices
 from fdtensor.plans.bound import least_total, lower_bound
 from fdtensor.plans.check import check_steps
 from fdtensor.plans.collectives import Exchange, Step, by_exchange, is_local
@@ -202,21 +202,19 @@ def plan(
       all_to_all[axis=x dim=0->1]  f32[4,6@x]  24 B
     1 step, 24 B received per rank
     """
-    return _plan(src, dst, cost or NCCL, max_bytes)
+    try:
+        return _plan(src, dst, cost or NCCL, max_bytes)
+    except TypeError:  # what cannot be hashed, a list of placements say, is no type
+        check_ends(src, dst)
+        raise
 
 
 @functools.lru_cache(maxsize=65536)
 def _plan(src: object, dst: object, cost: CostModel, max_bytes: int | None) -> Plan:
-    for end in (src, dst):
-        if isinstance(end, FreeType):
-            raise end.unchosen()
-    if not isinstance(src, TensorType) or not isinstance(dst, (TensorType, Layout)):
-        raise PlanError(
-            "a plan goes from a TensorType to a TensorType or Layout.",
-            src=repr(src),
-            dst=repr(dst),
-            hint="Write plan(TensorType(shape, dtype, layout), layout); a DTensor has its .type.",
-        )
+    check_ends(src, dst)
+    assert isinstance(src, TensorType)
+    assert isinstance(dst, (TensorType, Layout))
+    check_prices(cost, max_bytes)
     if isinstance(dst, Layout):
         dst = src.with_layout(dst)
     if src.shape != dst.shape or src.dtype != dst.dtype:

@@ -10,6 +10,7 @@ import torch
 
 from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.tree import flatten
+from fdtensor.layouts.words import near
 from fdtensor.programs.as_if import Scale
 from fdtensor.programs.program import Program
 
@@ -35,16 +36,25 @@ def _one_of(kind: Any) -> Callable[[Any, attrs.Attribute[Any], object], None]:
         if value not in choices and not (value is None and attribute.default is None):
             raise TraceError(
                 f"{attribute.name}={value!r} is no option.",
-                hint=f"Write {attribute.name}= one of {', '.join(map(repr, choices))}.",
+                hint=f"{near(value, choices)}Write {attribute.name}= one of "
+                f"{', '.join(map(repr, choices))}.",
             )
 
     return check
 
 
+def _flag(_: Any, attribute: attrs.Attribute[Any], value: object) -> None:
+    if not isinstance(value, bool):
+        raise TraceError(
+            f"{attribute.name}={value!r} is no option.",
+            hint=f"Write {attribute.name}=True or {attribute.name}=False.",
+        )
+
+
 def _wider(_: Any, attribute: attrs.Attribute[Any], value: object) -> None:
     if value not in (torch.float32, torch.float64, None):
         raise TraceError(
-            f"{attribute.name}={value} is no option.",
+            f"{attribute.name}={value!r} is no option.",
             hint="Write torch.float32, torch.float64, or None for the dtype of each sum.",
         )
 
@@ -102,7 +112,7 @@ class Options:
 
     out_layouts: object = attrs.field(default=None, eq=_as_key)
     """A prefix of what the function returns, with a Layout, None or `like(...)` at each leaf."""
-    regather: bool = False
+    regather: bool = attrs.field(default=False, validator=_flag)
     """Whether gathered parameters are freed after each use and gathered again."""
     on_missing_rule: OnMissingRule = attrs.field(
         default="replicate", validator=_one_of(OnMissingRule)
@@ -113,7 +123,7 @@ class Options:
     plain: Plain = attrs.field(default="error", validator=_one_of(Plain))
     check: Check | None = attrs.field(default=None, validator=_one_of(Check))
     """None for the choice of the Comm."""
-    check_indices: bool = True
+    check_indices: bool = attrs.field(default=True, validator=_flag)
     """Whether programs check indices, and other operands that ops refuse for their values."""
     reduce_dtype: torch.dtype | None = attrs.field(default=torch.float32, validator=_wider)
     """The dtype in which pending sums of half precision are held; None for their own."""

@@ -8,6 +8,7 @@ from typing import Any
 import optree
 
 from fdtensor.layouts.errors import ValueTreeError
+from fdtensor.layouts.expected import refuse_no_layouts
 from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.tensor_type import TensorType
@@ -95,6 +96,7 @@ def _of_leaves(
         return x is None or isinstance(x, (Layout, Tied, Like))
 
     whole = unflatten(out_tree, [0] * out_tree.num_leaves)
+    refuse_no_layouts(out_layouts, leaf, "out_layouts")
     try:
         return broadcast_prefix(out_layouts, whole, leaf)
     except ValueError as error:

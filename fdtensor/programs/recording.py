@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
+import re
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 import optree
 import torch
 
-from fdtensor.layouts.errors import TraceError
+from fdtensor.layouts.callsite import user_line, user_line_of
+from fdtensor.layouts.errors import FdtensorError, TraceError
 from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import argument, flatten, paths, unflatten
+from fdtensor.layouts.words import first_sentence, near, shown
 from fdtensor.ops.graph import Full, Graph
 from fdtensor.ops.recorder import record
 from fdtensor.ops.rewrite import rewritten
 
-__all__ = ["TENSOR", "filled", "name_of", "recorded"]
+__all__ = ["TENSOR", "filled", "name_of", "recorded", "refuse_no_function"]
 
 TENSOR = object()
 """The mark, among the leaves of a result, of a tensor that the program computes."""
@@ -29,6 +34,20 @@ def name_of(f: Callable[..., Any]) -> str:
     if isinstance(f, functools.partial):
         return name_of(f.func)
     return getattr(f, "__name__", None) or getattr(f, "_name", None) or type(f).__name__
+
+
+def refuse_no_function(f: object) -> None:
+    """Raises `TraceError` for what cannot be called, and for a class of modules."""
+    if not callable(f):
+        raise TraceError(
+            f"{shown(f)} is no function.",
+            hint="Give a function first, then its arguments: call(f, x), spmd(f)(x), trace(f, x).",
+        )
+    if inspect.isclass(f) and issubclass(f, torch.nn.Module):
+        raise TraceError(
+            f"{f.__name__} is a class of modules, and no module.",
+            hint=f"Make one first: call({f.__name__}(...), x).",
+        )
 
 
 def filled(
@@ -81,11 +100,27 @@ def recorded(
     record_these = functools.partial(
         record, device=device, requires_grad=requires_grad, checks=checks, of_caller=True
     )
-    try:
+    with _told(f, spec, types):
         graph = rewritten(record_these(flat, fulls))
+    return graph, *result
+
+
+@contextlib.contextmanager
+def _told(
+    f: Callable[..., Any], spec: optree.PyTreeSpec, types: Sequence[TensorType | FreeType | None]
+) -> Generator[None]:
+    """A context in which what a function raises names the line of the user, and the types."""
+    __tracebackhide__ = True
+    try:
+        yield
+    except FdtensorError as error:
+        error.facts.setdefault("line", _line_of(error))
+        raise
     except (RuntimeError, TypeError, IndexError, AttributeError) as error:
         nested = _raised_below(error, "/torch/nested/")
         if isinstance(error, AttributeError) and not nested:
+            if error.name in OF_RECORDS and isinstance(error.obj, torch.Tensor):
+                raise _plain_inside(f, error) from error
             raise
         if nested:
             raise TraceError(
@@ -93,7 +128,6 @@ def recorded(
                 hint="Write it with the values and the offsets as two tensors, or padded.",
             ) from error
         raise _failure(f, spec, types, error) from error
-    return graph, *result
 
 
 def _failure(
@@ -105,11 +139,46 @@ def _failure(
     """The error for a function that fails on full tensors of these types."""
     names = map(argument, paths(spec, "args"))
     facts = {name: t for name, t in zip(names, types, strict=True) if t is not None}
+    text = first_sentence(error)
     return TraceError(
-        f"{name_of(f)} fails on these types: {str(error).splitlines()[0].rstrip('.')}.",
+        f"{name_of(f)} fails on these types: {text}.",
         **facts,
-        hint="It gets full tensors of these shapes; see the error above for where it fails.",
+        line=_line_of(error),
+        hint=_misspelled(text)
+        or "It gets full tensors of these shapes; see the error above for where it fails.",
     )
+
+
+def _line_of(error: BaseException) -> str:
+    """The line of the user where a function fails, or that which calls it."""
+    return user_line_of(error) or user_line() or "not known"
+
+
+def _misspelled(text: str) -> str:
+    """A hint for an argument that no function has, where an option of this library is near."""
+    unknown = re.search(r"unexpected keyword argument '(\w+)'|(\w+)=\w+\)$", text)
+    meant = near(unknown[1] or unknown[2], OPTIONS) if unknown else ""
+    return f"{meant}It is an option of spmd, call and trace, and no argument." if meant else ""
+
+
+def _plain_inside(f: Callable[..., Any], error: AttributeError) -> TraceError:
+    """The error for a function that takes its arguments for DTensors."""
+    return TraceError(
+        f"{name_of(f)} asks a tensor for {error.name!r}, which only a DTensor has.",
+        line=_line_of(error),
+        hint="A traced function computes with full tensors of torch: constrain(x, layout) pins a "
+        "layout inside, out_layouts those of results; redistribute and full() come outside.",
+    )
+
+
+OF_RECORDS = ("comm", "full", "local", "mesh", "plan_to", "redistribute", "to_local")
+"""What a DTensor has, and no tensor of torch."""
+
+OPTIONS = (
+    *("out_layouts", "regather", "on_missing_rule", "on_data_dependent", "plain", "check"),
+    *("check_indices", "reduce_dtype", "max_bytes", "as_if", "cost", "mesh"),
+)
+"""The names of options that stand beside the arguments of a function."""
 
 
 def _raised_below(error: BaseException, folder: str) -> bool:

@@ -11,7 +11,10 @@ from operator import add
 
 import attrs
 
-from fdtensor.plans.cost import CostModel
+from fdtensor.layouts.errors import TraceError
+from fdtensor.layouts.signatures import named_arguments
+from fdtensor.layouts.words import shown
+from fdtensor.plans.cost import CostModel, model_of
 from fdtensor.programs.eqn import Eqn
 from fdtensor.programs.program import Program
 from fdtensor.programs.seconds import line_seconds
@@ -74,6 +77,7 @@ class Timeline:
         return max(0.0, self.seconds - self.computing)
 
 
+@named_arguments
 def timeline(program: Program, cost: CostModel | None = None) -> Timeline:
     """The times of each line of a program by `cost`, or by the cost model that it was made with.
 
@@ -83,11 +87,20 @@ def timeline(program: Program, cost: CostModel | None = None) -> Timeline:
     >>> fd.cost.timeline(program).seconds < fd.cost.timeline(program, fd.cost.GLOO).seconds
     True
     """
-    eqns, price = program.eqns, cost or program.cost
+    _check_program(program)
+    eqns, price = program.eqns, program.cost if cost is None else model_of(cost)
     seconds = [line_seconds(program.types, eqn, price) for eqn in eqns]
     sends = [eqn.is_collective for eqn in eqns]
     begins = starts(range(len(eqns)), seconds, sends, operands_of(eqns))
     return Timeline(tuple(map(Timed, eqns, begins, map(add, begins, seconds))))
+
+
+def _check_program(value: object) -> None:
+    if not isinstance(value, Program):
+        raise TraceError(
+            f"{shown(value)} is no program, so it has no lines.",
+            hint="Write timeline(trace(f, *types)); plan.seconds is the time of a plan.",
+        )
 
 
 def operands_of(eqns: Sequence[Eqn]) -> list[list[int]]:

@@ -11,6 +11,7 @@ import optree
 import torch
 
 from fdtensor.layouts.errors import TraceError
+from fdtensor.layouts.expected import no_mesh
 from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
@@ -22,7 +23,7 @@ from fdtensor.ops.ambient import neutral
 from fdtensor.ops.graph import Graph
 from fdtensor.ops.pins import pinned
 from fdtensor.ops.random_key import is_key, key_type, with_random_key
-from fdtensor.plans.cost import NCCL, CostModel
+from fdtensor.plans.cost import CostModel, model_of
 from fdtensor.programs.arguments import arguments_of
 from fdtensor.programs.as_if import Scale, as_in, at_scale
 from fdtensor.programs.assembly import assembled
@@ -32,7 +33,7 @@ from fdtensor.programs.ends import Wanted, numbered
 from fdtensor.programs.options import OnMissingRule, Options
 from fdtensor.programs.out_layouts import resolved, wanted_layouts
 from fdtensor.programs.program import Program
-from fdtensor.programs.recording import TENSOR, name_of, recorded
+from fdtensor.programs.recording import TENSOR, name_of, recorded, refuse_no_function
 
 __all__ = ["Traced", "is_typed", "one_mesh", "trace", "traced", "type_of"]
 
@@ -120,6 +121,8 @@ def trace(
     Layout(Mesh(x=2), (Shard(1),))
     """
     __tracebackhide__ = True
+    refuse_no_function(f)
+    _check_mesh(mesh)
     if "key" in kwargs and is_key(f, kwargs["key"]):
         leaves, _ = flatten((args, kwargs), is_leaf=is_typed)
         mesh = one_mesh([t for t in map(type_of, leaves) if t is not None], mesh)
@@ -136,7 +139,12 @@ def trace(
         as_if=as_if if like is None else like,
     )
     with working(f"tracing {name_of(f)}"):
-        return traced(f, spec, leaves, types, options, cost=cost or NCCL, mesh=mesh).program
+        return traced(f, spec, leaves, types, options, cost=model_of(cost), mesh=mesh).program
+
+
+def _check_mesh(mesh: object) -> None:
+    if mesh is not None and not isinstance(mesh, Mesh):
+        raise no_mesh(mesh)
 
 
 def is_typed(leaf: object) -> bool:
@@ -250,12 +258,15 @@ def one_mesh(types: Sequence[TensorType | FreeType], mesh: Mesh | None = None) -
             arguments=", ".join(map(str, types)),
             hint="Write trace(f, ..., mesh=mesh), or give one argument a layout.",
         )
-    if len(meshes) != 1:
+    if not meshes:
+        raise TraceError(
+            "no argument is a DTensor or a TensorType, so there is no mesh to run on.",
+            hint="Pass at least one: trace(f, TensorType(shape, dtype, layout)).",
+        )
+    if len(meshes) > 1:
         raise TraceError(
             f"the arguments are on {len(meshes)} meshes, a traced function runs on one.",
             **{f"mesh {i}": m for i, m in enumerate(meshes)},
-            hint="Redistribute them to one mesh first."
-            if meshes
-            else "Pass at least one DTensor or TensorType.",
+            hint="Redistribute them to one mesh first.",
         )
     return meshes[0]

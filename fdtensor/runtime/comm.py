@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, get_args
 
 import torch
 
 from fdtensor.layouts.errors import CommError
+from fdtensor.layouts.expected import no_comm, no_mesh
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.torch_private import FakeTensor, plain_dispatch
+from fdtensor.layouts.words import near
 from fdtensor.plans.collectives import Step
-from fdtensor.plans.cost import CostModel
+from fdtensor.plans.cost import CostModel, model_of
 from fdtensor.programs.options import Check
 
 __all__ = [
@@ -22,9 +24,12 @@ __all__ = [
     "Value",
     "contained",
     "inside",
+    "kind_of",
     "misfit",
     "mistakes",
     "other_kind",
+    "refuse_no_comm",
+    "refuse_no_place",
     "ranks_here",
     "speaker",
 ]
@@ -136,6 +141,25 @@ class Comm(Protocol[Value]):
         ...
 
 
+def refuse_no_comm(value: object) -> None:
+    """Raises `CommError` for what is no Comm: a mesh, a layout, nothing."""
+    if not hasattr(value, "agree"):
+        raise no_comm(value)
+
+
+def refuse_no_place(mesh: object, cost: object, check: object) -> None:
+    """Raises for a Comm on what is no mesh, with what is no cost model or no way to check."""
+    if not isinstance(mesh, Mesh):
+        raise no_mesh(mesh)
+    model_of(cost)
+    if check not in get_args(Check):
+        raise CommError(
+            f"check={check!r} is no option.",
+            hint=f"{near(check, get_args(Check))}Write check= one of "
+            f"{', '.join(map(repr, get_args(Check)))}.",
+        )
+
+
 def ranks_here(comm: Comm[Any], mesh: Mesh) -> Sequence[int]:
     """The ranks of `mesh` whose local tensors a value in this process has, in its order."""
     if comm.rank is None:
@@ -183,7 +207,7 @@ def mistakes(local: object, type: TensorType, rank: int, device: torch.device) -
     if expected is None:
         return None
     if not isinstance(local, torch.Tensor):
-        return f"rank {rank} has {_name(local)}, expected a tensor of shape {expected}"
+        return f"rank {rank} has {kind_of(local)}, expected a tensor of shape {expected}"
     if other_kind(local):
         return f"rank {rank} has {other_kind(local)}, expected a plain tensor"
     if local.shape != expected:
@@ -217,5 +241,6 @@ def _on(found: torch.device, device: torch.device) -> bool:
     return found.type == device.type and device.index is None
 
 
-def _name(value: object) -> str:
+def kind_of(value: object) -> str:
+    """What a value is, in a few words."""
     return "None" if value is None else f"a {type(value).__name__}"

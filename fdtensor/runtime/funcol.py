@@ -27,7 +27,7 @@ from fdtensor.plans.collectives.exchange import members
 from fdtensor.plans.cost import NCCL, CostModel
 from fdtensor.plans.local_tensors import copied
 from fdtensor.programs.program import Program
-from fdtensor.runtime.comm import Check, Comm, contained, misfit, mistakes
+from fdtensor.runtime.comm import Check, Comm, contained, misfit, mistakes, refuse_no_place
 from fdtensor.runtime.control.agreement import agree
 from fdtensor.runtime.control.ledger import Ledger
 from fdtensor.runtime.control.plane import group_of, plane_of
@@ -90,6 +90,7 @@ class FuncolComm(Comm[torch.Tensor]):
         check: Check = "first",
         timeout: float = SECONDS,
     ) -> None:
+        refuse_no_place(mesh, cost, check)
         self.backend: str = _backend(mesh, torch.device(device))
         self.mesh = mesh
         self.device = torch.device(device)

@@ -12,12 +12,13 @@ from fdtensor.layouts.errors import CommError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.words import shown
 from fdtensor.plans.collectives import Exchange
 from fdtensor.plans.fused import Fused
 from fdtensor.plans.planner import Plan
 from fdtensor.programs.program import Program
 from fdtensor.runtime.autograd import differentiable, plans_of, tracked
-from fdtensor.runtime.comm import Check, Comm, Value, inside
+from fdtensor.runtime.comm import Check, Comm, Value, inside, kind_of, refuse_no_comm
 from fdtensor.runtime.replication import mark, watching
 from fdtensor.runtime.runner import run_locally
 
@@ -63,7 +64,11 @@ def run(plan: Any, value: Any, comm: Any, *, check: Check | None = None) -> Any:
             return run_program(plan, value, comm, check)
         case Fused():
             return run_fused(plan, value, comm, check=check)
-    admit(plan, comm, [plan.src], [value], check)
+    try:
+        types = [plan.src]
+    except AttributeError:
+        raise _no_plan(plan) from None
+    admit(plan, comm, types, [value], check)
     if tracked([value]) and not _absent(plan, comm):
         out = differentiable(plan, [value], comm, _go)[0]
     else:
@@ -71,6 +76,14 @@ def run(plan: Any, value: Any, comm: Any, *, check: Check | None = None) -> Any:
     if watching():
         mark(comm.leaves(out), plan.dst)
     return out
+
+
+def _no_plan(value: object) -> CommError:
+    """The error for what no Comm runs."""
+    return CommError(
+        f"{shown(value)} is neither a plan nor a program.",
+        hint="Write run(plan(src, dst), value, comm); call(f, x) runs a function of DTensors.",
+    )
 
 
 def run_fused(
@@ -92,6 +105,11 @@ def run_program(
     program: Program, values: Sequence[Any], comm: Any, check: Check | None = None
 ) -> list[Any]:
     """The outputs of a program for these inputs, on a Comm."""
+    if not isinstance(values, (tuple, list)):
+        raise CommError(
+            f"{program.name} takes a list of values, not {kind_of(values)}.",
+            hint="Give the local value of each input: [x.local], or write spmd(f)(x) of DTensors.",
+        )
     if len(values) != len(program.inputs):
         raise CommError(
             f"{program.name} takes {len(program.inputs)} values, not {len(values)}.",
@@ -132,7 +150,11 @@ def admit(
     check: Check | None = None,
 ) -> None:
     """Agrees with the other ranks on the first use of a plan; later looks at the values only."""
-    check = check or comm.check
+    try:
+        check = check or comm.check
+    except AttributeError:
+        refuse_no_comm(comm)
+        raise
     if check == "always" or (check == "first" and found not in comm.agreed):
         wrong = [m for m in map(comm.mistake, values, types) if m]
         about, digest = _KINDS[found.__class__], found.digest

@@ -17,7 +17,7 @@ from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.collectives import Step, is_local
 from fdtensor.plans.cost import NCCL, CostModel
 from fdtensor.plans.local_tensors import copied
-from fdtensor.runtime.comm import Check, Comm, contained, misfit, mistakes
+from fdtensor.runtime.comm import Check, Comm, contained, kind_of, misfit, mistakes, refuse_no_place
 
 __all__ = ["SimulatedComm"]
 
@@ -44,6 +44,7 @@ class SimulatedComm(Comm[tuple[torch.Tensor, ...]]):
     device: None = None
 
     def __init__(self, mesh: Mesh, *, cost: CostModel = NCCL, check: Check = "first") -> None:
+        refuse_no_place(mesh, cost, check)
         self.mesh = mesh
         self.cost = cost
         self.check: Check = check
@@ -75,7 +76,10 @@ class SimulatedComm(Comm[tuple[torch.Tensor, ...]]):
     def mistake(self, value: object, type: TensorType) -> str | None:
         count = type.mesh.size
         if not isinstance(value, (tuple, list)) or len(value) != count:
-            return f"a simulated value is a tuple of {count} tensors, one a rank"
+            has = kind_of(value)
+            if isinstance(value, (tuple, list)):
+                has = f"{has} of {len(value)}"
+            return f"a simulated value is a tuple of {count} tensors, one a rank, not {has}"
         for rank, local in zip(type.mesh.order, value, strict=True):
             mistake = mistakes(local, type, rank, _device(value))
             if mistake:

@@ -7,10 +7,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from fdtensor.layouts.errors import FdtensorError, LayoutError, ValueTreeError
+from fdtensor.layouts.errors import FdtensorError, ValueTreeError
+from fdtensor.layouts.expected import no_layout, refuse_no_layouts
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.opaque import opaque
+from fdtensor.layouts.signatures import named_arguments
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import broadcast_prefix, flatten, mismatches, paths, unflatten
 from fdtensor.plans.cost import NCCL, CostModel
@@ -32,6 +34,7 @@ FUSED_BYTES = 4 << 20
 
 
 @opaque
+@named_arguments
 def connect(
     mesh: Mesh,
     device: str | torch.device | None = None,
@@ -61,6 +64,7 @@ def connect(
     return FuncolComm(mesh, device or default_device(), check=check, cost=cost, timeout=timeout)
 
 
+@named_arguments
 def redistribute(tree: Tree, layouts: Any, *, max_bytes: int | None = None) -> Tree:
     """A DTensor, or a pytree of them, under other layouts. Differentiable.
 
@@ -84,6 +88,7 @@ def redistribute(tree: Tree, layouts: Any, *, max_bytes: int | None = None) -> T
     try:
         wanted = broadcast_prefix(layouts, skeleton, _is_target)
     except ValueError as error:
+        refuse_no_layouts(layouts, _is_target, "layouts")
         raise ValueTreeError(
             "the layouts do not have the structure of the tree.",
             **(mismatches(layouts, skeleton, _is_target, "layouts") or {"problem": error}),
@@ -117,7 +122,7 @@ def _plans(
             continue
         try:
             if not _is_target(to):
-                raise LayoutError(f"{to!r} is not a Layout.")
+                raise no_layout(to)
             plans[i] = plan(leaf.type, to, cost=leaf.comm.cost, max_bytes=max_bytes)
         except FdtensorError as error:
             problems[places[i]] = error.sentence

@@ -10,16 +10,27 @@ import torch
 
 from fdtensor.layouts.dtypes import parse_dtype
 from fdtensor.layouts.errors import CommError, LayoutError
+from fdtensor.layouts.expected import no_layout, no_type
 from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.placement import Replicate
+from fdtensor.layouts.signatures import named_arguments
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.tree import flatten
 from fdtensor.plans.local_tensors import empty, plain
 from fdtensor.plans.planner import plan
 from fdtensor.runtime.autograd import shared, spread, tracked, zeros
-from fdtensor.runtime.comm import Check, Comm, inside, other_kind, ranks_here, speaker
+from fdtensor.runtime.comm import (
+    Check,
+    Comm,
+    inside,
+    other_kind,
+    ranks_here,
+    refuse_no_comm,
+    speaker,
+)
 from fdtensor.runtime.interpreter import digest_of, run
 from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.tensors.dtensor import DTensor
@@ -28,6 +39,7 @@ __all__ = ["agree", "distribute", "from_local", "local_blocks", "shards"]
 
 
 @opaque
+@named_arguments
 def from_local(
     local: Any, type: TensorType, comm: Comm[Any], *, check: Check | None = None
 ) -> DTensor[Any]:
@@ -45,12 +57,11 @@ def from_local(
     >>> from_local((torch.tensor([1, 2]), torch.tensor([3])), rows, SimulatedComm(mesh)).full()
     tensor([1, 2, 3])
     """
+    refuse_no_comm(comm)
     if isinstance(type, FreeType):
         raise type.unchosen()
     if not isinstance(type, TensorType):
-        raise LayoutError(
-            f"{type!r} is not a TensorType.", hint="Write TensorType(shape, dtype, layout)."
-        )
+        raise no_type(type)
     _held_once(type.layout)
     agree("from_local", type, comm, comm.mistake(local, type), check)
     local = _plain(local, comm) if inside(comm, type.mesh) else _vacant(type, comm, local)
@@ -67,6 +78,7 @@ def _held_once(layout: Layout) -> None:
 
 
 @opaque
+@named_arguments
 def distribute(
     tensor: torch.Tensor | None,
     layout: Layout,
@@ -91,8 +103,9 @@ def distribute(
     >>> x.local
     (tensor([0, 1, 2]), tensor([3, 4]))
     """
+    refuse_no_comm(comm)
     if not isinstance(layout, Layout):
-        raise LayoutError(f"{layout!r} is not a Layout.", hint="Write Layout(mesh, placements).")
+        raise no_layout(layout)
     _held_once(layout)
     if src_rank is not None:
         return _scattered(tensor, layout, comm, src_rank, check)
@@ -113,14 +126,30 @@ def distribute(
     return DTensor(run(slicing, value, comm, check="never"), type, comm)
 
 
+def _as_tensor(value: object) -> str:
+    """What to pass in place of a value that is no tensor."""
+    if isinstance(value, DTensor):
+        return "It is distributed already: write x.redistribute(layout)."
+    if isinstance(value, torch.nn.Module):
+        return (
+            "Distribute its tensors: {n: distribute(p.detach(), layout, comm) for n, p in "
+            "module.named_parameters()}."
+        )
+    if hasattr(value, "__array__"):
+        return "Write torch.as_tensor(array)."
+    leaves = [leaf for leaf in flatten(value)[0] if leaf is not value]
+    if leaves and all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        return "Distribute each: optree.tree_map(lambda t: distribute(t, layout, comm), tree)."
+    if leaves or isinstance(value, (int, float, complex)):
+        return "Write torch.tensor(value)."
+    return "Pass a torch.Tensor, or src_rank=... where only one rank has it."
+
+
 def _everywhere(tensor: object, mesh: Mesh) -> TensorType:
     """The type of a tensor that every rank holds."""
     if not isinstance(tensor, torch.Tensor):
         name = "None" if tensor is None else f"a {type(tensor).__name__}"
-        raise LayoutError(
-            f"{name} is not a tensor.",
-            hint="Pass a torch.Tensor, or src_rank=... where only one rank has it.",
-        )
+        raise LayoutError(f"{name} is not a tensor.", hint=_as_tensor(tensor))
     kind = other_kind(tensor)
     if kind is not None:
         raise LayoutError(
@@ -238,6 +267,7 @@ def local_blocks(value: Any, mesh: Mesh, comm: Comm[Any]) -> list[tuple[int, tor
     return list(zip(ranks, comm.leaves(value), strict=True)) if ranks else []
 
 
+@named_arguments
 def shards(tensor: torch.Tensor, layout: Layout) -> tuple[torch.Tensor, ...]:
     """The blocks of `tensor` by rank, in the order of the mesh: a value for a SimulatedComm.
 
@@ -246,5 +276,7 @@ def shards(tensor: torch.Tensor, layout: Layout) -> tuple[torch.Tensor, ...]:
             [3, 4]]), tensor([[2],
             [5]]))
     """
+    if not isinstance(layout, Layout):
+        raise no_layout(layout)
     value: Sequence[torch.Tensor] = distribute(tensor, layout, SimulatedComm(layout.mesh)).local
     return tuple(value)

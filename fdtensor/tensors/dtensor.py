@@ -14,12 +14,14 @@ from fdtensor.layouts.errors import CommError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.opaque import opaque
+from fdtensor.layouts.signatures import named_arguments
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import register
 from fdtensor.plans.planner import Plan, plan
 from fdtensor.runtime.autograd import shared, tracked
 from fdtensor.runtime.comm import Comm, Value
 from fdtensor.runtime.interpreter import run
+from fdtensor.tensors.no_tensor import NoTensor, unchanging
 
 __all__ = ["DTensor", "is_dtensor"]
 
@@ -28,9 +30,10 @@ _STATIC = {"pytree_node": False}
 if TYPE_CHECKING:  # `spmd(f)` takes a DTensor where `f` itself says that it takes a tensor
     from torch import Tensor as _LikeTensor
 else:
-    _LikeTensor = object
+    _LikeTensor = NoTensor
 
 
+@unchanging
 @attrs.frozen(eq=False, repr=False)
 class DTensor(Generic[Value], _LikeTensor):
     """A distributed tensor: a plain record and a pytree node, no tensor subclass.
@@ -84,6 +87,7 @@ class DTensor(Generic[Value], _LikeTensor):
         return plan(self.type, to, cost=self.comm.cost)
 
     @opaque
+    @named_arguments
     def redistribute(
         self, to: Layout | TensorType, *, max_bytes: int | None = None
     ) -> DTensor[Value]:

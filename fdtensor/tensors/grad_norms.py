@@ -16,6 +16,7 @@ from fdtensor.layouts.errors import FdtensorError, ValueTreeError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.placement import Partial, ReduceOp, Replicate
+from fdtensor.layouts.signatures import named_arguments
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.torch_private import foreach_mul_, foreach_norm
 from fdtensor.layouts.tree import flatten, paths, unflatten
@@ -93,6 +94,7 @@ def _gradient(x: DTensor[Any]) -> DTensor[Any] | None:
     return DTensor(x.comm.value(grads), x.type.cotangent(), x.comm)
 
 
+@named_arguments
 def total_norm(
     tree: Any, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
 ) -> torch.Tensor:
@@ -112,6 +114,7 @@ def total_norm(
     return _norm(_settled(tree, "total_norm"), norm_type, error_if_nonfinite)
 
 
+@named_arguments
 def clip_grad_norm(
     grads: Tree, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
 ) -> tuple[Tree, torch.Tensor]:
@@ -146,6 +149,7 @@ def clip_grad_norm(
     return unflatten(spec, results), norm
 
 
+@named_arguments
 def clip_grad_norm_(
     params: Any, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
 ) -> torch.Tensor:
@@ -276,10 +280,10 @@ def _block(x: DTensor[Any], rank: int, replicas: bool) -> torch.Tensor | None:
 def _norm(
     tensors: Sequence[DTensor[Any]], norm_type: float, error_if_nonfinite: bool
 ) -> torch.Tensor:
-    p = float(norm_type)
+    p = float(norm_type) if isinstance(norm_type, (int, float)) else 0.0
     if not p > 0:
         raise FdtensorError(
-            f"there is no norm of type {norm_type}.", hint="Give a number above 0, or inf."
+            f"there is no norm of type {norm_type!r}.", hint="Give a number above 0, or inf."
         )
 
     def numbers(blocks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -309,4 +313,9 @@ def _block_norms(blocks: Sequence[torch.Tensor], p: float) -> list[torch.Tensor]
 
 def _factor(norm: torch.Tensor, max_norm: float) -> torch.Tensor:
     """The factor of gradients with this norm, as torch computes it."""
+    if not isinstance(max_norm, (int, float, torch.Tensor)):
+        raise FdtensorError(
+            f"max_norm={max_norm!r} is no number.",
+            hint="Give the largest norm: max_norm=1.0.",
+        )
     return (max_norm / (norm + 1e-6)).clamp(max=1.0)

@@ -11,6 +11,7 @@ import torch
 from fdtensor.layouts.errors import TraceError, ValueTreeError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.signatures import named_arguments
 from fdtensor.layouts.torch_private import RESETS, module_tensors
 from fdtensor.layouts.tree import flatten
 from fdtensor.ops.random_bits import Key
@@ -18,13 +19,14 @@ from fdtensor.ops.random_bits.keys import AnyKey, words_of
 from fdtensor.ops.random_key import key_type
 from fdtensor.programs.options import Options
 from fdtensor.programs.program import Program
-from fdtensor.runtime.comm import Comm
+from fdtensor.runtime.comm import Comm, refuse_no_comm
 from fdtensor.tensors.calls.function import Spmd
 from fdtensor.tensors.distribution import distribute
 
 __all__ = ["initialize"]
 
 
+@named_arguments
 def initialize(
     model: torch.nn.Module | Callable[[], Any], layouts: Any, key: AnyKey, comm: Comm[Any]
 ) -> Any:
@@ -52,6 +54,7 @@ def initialize(
     {'weight': 'f32[6@x,4]', 'bias': 'f32[6]'}
     """
     words_of(key)
+    refuse_no_comm(comm)
     device = comm.device or torch.device("cpu")
     names: dict[str, str] = {}
 

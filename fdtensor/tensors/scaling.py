@@ -19,7 +19,7 @@ from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.torch_private import ScalerWithHook
 from fdtensor.layouts.tree import flatten, unflatten
 from fdtensor.plans.planner import plan
-from fdtensor.runtime.comm import Comm
+from fdtensor.runtime.comm import Comm, refuse_no_comm
 from fdtensor.runtime.interpreter import run
 from fdtensor.tensors.call import call
 from fdtensor.tensors.dtensor import DTensor, is_dtensor
@@ -53,7 +53,10 @@ class LossScale:
     """How many steps in a row have had neither inf nor nan."""
 
     def __attrs_post_init__(self) -> None:
-        if not (self.value > 0 and self.growth >= 1 and 0 < self.backoff <= 1 <= self.interval):
+        fields = (self.value, self.growth, self.backoff, self.interval)
+        if not all(isinstance(n, (int, float)) for n in fields) or not (
+            self.value > 0 and self.growth >= 1 and 0 < self.backoff <= 1 <= self.interval
+        ):
             raise FdtensorError(
                 f"{self!r} cannot be.",
                 hint="Let value be above 0, growth 1 or more, backoff 1 or less, interval an int.",
@@ -106,6 +109,7 @@ class GradScaler(ScalerWithHook):
     """
 
     def __init__(self, comm: Comm[Any], **options: Any) -> None:
+        refuse_no_comm(comm)
         device = comm.device or torch.device("cpu")
         super().__init__(device.type, **options)
         self.comm = comm

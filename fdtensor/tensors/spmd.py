@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypedDict, TypeVar, 
 
 import torch
 
+from fdtensor.layouts.signatures import named_arguments
 from fdtensor.programs.as_if import Scale
 from fdtensor.programs.options import Check, OnDataDependent, OnMissingRule, Options, Plain
 from fdtensor.programs.program import Program
@@ -84,6 +85,7 @@ def spmd(f: Callable[P, Any], **options: Unpack[_Options]) -> Spmd[P, Any]: ...
 def spmd(f: None = None, **options: Unpack[_Options]) -> _Decorator: ...
 
 
+@named_arguments
 def spmd(
     f: Callable[..., Any] | None = None,
     *,

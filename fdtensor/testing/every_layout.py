@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fdtensor.layouts.errors import LayoutError
+from fdtensor.layouts.expected import no_mesh
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import ReduceOp
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.words import shown
 from fdtensor.ops.random_bits import Key
 from fdtensor.programs.options import OnMissingRule
 from fdtensor.testing.case import Case
@@ -74,6 +76,8 @@ def assert_same_on_every_layout(
     >>> fd.testing.assert_same_on_every_layout(lambda x: x.cumsum(0), torch.arange(6))
     """
     __tracebackhide__ = True
+    if mesh is not None and not isinstance(mesh, Mesh):
+        raise no_mesh(mesh)
     case = Case.of(
         f, args, kwargs, spread=spread, grad=grad, key=key, on_missing_rule=on_missing_rule
     )
@@ -124,6 +128,7 @@ def assert_same_on_layouts(
     case = Case.of(
         f, args, kwargs, spread=spread, grad=grad, key=key, on_missing_rule=on_missing_rule
     )
+    _check_list(layouts)
     if len(layouts) != len(case.places):
         raise LayoutError(
             f"{len(layouts)} layouts for {len(case.places)} tensors.",
@@ -140,6 +145,14 @@ def assert_same_on_layouts(
         raise _told(checker, setting, problem, real)
     if ranks is not None:
         _assert_on(ranks, checker, setting)
+
+
+def _check_list(layouts: object) -> None:
+    if not isinstance(layouts, (list, tuple)):
+        raise LayoutError(
+            f"layouts={shown(layouts)} is no list of layouts.",
+            hint="Give a list with one layout for each tensor among the arguments.",
+        )
 
 
 def _drawn(

@@ -16,6 +16,7 @@ from fdtensor.layouts.placement import Partial, Replicate
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.text import Text
 from fdtensor.layouts.torch_private import OpOverload, OpOverloadPacket, jit_overload, overload_in
+from fdtensor.layouts.words import first_sentence, shown
 from fdtensor.ops.graph import Call, Full, Graph, Var, op_by_name, substituted, tensors_of
 from fdtensor.ops.lowering import local_graph, lowered
 from fdtensor.ops.notation.core import rule_of
@@ -73,11 +74,20 @@ def verify(
             )
         call, tensors, whole = call_of(op, args, kwargs)
         types = [*(Full(tuple(t.shape), t.dtype) for t in (*tensors, *whole))]
-        for row in rows if rows is not None else rows_of(call, types, count):
+        for row in rows_of(call, types, count) if rows is None else map(_row, rows):
             fault = check_row(call, row, tensors, whole, count)
             if fault is not None:
                 wrong.append(Wrong(op, row, _said(call, tensors), fault))
     return wrong
+
+
+def _row(value: Any) -> Row:
+    if not isinstance(value, Row):
+        raise RuleError(
+            f"{shown(value)} is no row.",
+            hint="Write Row((Shard(0),), (Shard(0),)): placements of operands, and of results.",
+        )
+    return value
 
 
 def _said(call: Call, tensors: Sequence[torch.Tensor]) -> str:
@@ -92,9 +102,15 @@ def _said(call: Call, tensors: Sequence[torch.Tensor]) -> str:
 
 def arguments_of(sample: Any) -> tuple[Any, dict[str, Any]]:
     """The arguments of a sample and those by name: a tuple of arguments, or `(args, kwargs)`."""
-    if len(sample) == 2 and isinstance(sample[0], tuple) and isinstance(sample[1], dict):
-        return sample
-    return tuple(sample), {}
+    if not isinstance(sample, (tuple, list)):
+        raise RuleError(
+            f"a sample is {shown(sample)}, which is no tuple of arguments.",
+            hint="Write the arguments of a call in a tuple: (x,) or (x, y), or (args, kwargs).",
+        )
+    args: tuple[Any, ...] = tuple(sample)
+    if len(args) == 2 and isinstance(args[0], tuple) and isinstance(args[1], dict):
+        return args
+    return args, {}
 
 
 def overload_of(op: Any, args: Any, kwargs: Any) -> Any:
@@ -118,7 +134,15 @@ def call_of(op: Any, args: Any, kwargs: Any) -> tuple[Call, list[torch.Tensor], 
         return tree
 
     frozen = numbered(tuple(args)), tuple((k, numbered(v)) for k, v in kwargs.items())
-    output = op(*args, **kwargs)
+    try:
+        output = op(*args, **kwargs)
+    except (TypeError, RuntimeError) as error:
+        if isinstance(error, FdtensorError):
+            raise
+        raise RuleError(
+            f"{op} does not take this sample: {first_sentence(error)}.",
+            hint="Give it the arguments of a call that works: plain tensors, with values.",
+        ) from error
     results = tensors_of(output)
     outs = tuple(Var(len(tensors) + i) for i in range(len(results)))
     return Call(op, *frozen, outs), tensors, results

@@ -647,7 +647,7 @@ UNFIT = """\
   a.b:    is the name of ('a', 'b') and of ('a.b',)
   layout: is a Layout, not a value
   model:  is a Linear: pass its state_dict()
-  odd:    a simulated value is a tuple of 3 tensors, one a rank
+  odd:    a simulated value is a tuple of 3 tensors, one a rank, not a tuple of 2
 
 A leaf is a DTensor, a tensor or an object that can be pickled."""
 

@@ -302,7 +302,7 @@ Convert it, or view it as uint8 first.
     "TensorType((8,), torch.float32, [Shard(0)])": """\
 LayoutError: [Shard(0)] is not a Layout.
 
-Write Layout(mesh, placements).
+Write Layout(mesh, [Shard(0)]), with one placement for each axis of the mesh.
 """,
     "TensorType((), torch.float32, rows)": """\
 LayoutError: mesh axis 'dp' shards dim 0 of a tensor that has 0 dims.

@@ -264,7 +264,7 @@ def test_a_result_that_is_marked_is_the_value():
 def test_what_is_no_layout_is_refused():
     with pytest.raises(LayoutError) as error:
         saved_as(torch.randn(3), "tp")
-    assert str(error.value) == "'tp' is not a Layout.\n\nWrite Layout(mesh, placements)."
+    assert str(error.value) == "'tp' is not a Layout.\n\nWrite mesh.layout('tp')."
     with pytest.raises(LayoutError, match="shards dim 2 of a tensor that has 2 dims"):
         trace(lambda x: saved_as(x, LINE.layout(None, None, "tp")), types(LINE)[0])
     with pytest.raises(TraceError, match="on another mesh than the arguments"):

@@ -617,7 +617,9 @@ fused=True is not for SGD on DTensors: a program is made of ops that say what th
 
 Leave fused out.""",
     "value": """\
-AdamW(eps=1e-06, lr=-1.0) cannot be: Invalid learning rate: -1.0.""",
+AdamW(eps=1e-06, lr=-1.0) cannot be: Invalid learning rate: -1.0.
+
+Give it the values that torch.optim.AdamW takes.""",
     "derivative": """\
 differentiable=True is not for ASGD on DTensors: torch overwrites the rate that derivatives need.
 

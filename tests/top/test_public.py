@@ -28,10 +28,11 @@ NAMESPACES = (
 )
 
 IMPORTABLE = """
-AllGather AllReduce AllToAll Broadcast CheckpointError Collective Colwise Comm CommError
+AllGather AllReduce AllToAll ArgumentError Broadcast CheckpointError Collective Colwise Comm
+CommError
 CostModel DTensor DataDependentError Discovered Eqn Exchange FallbackWarning FdtensorError
 FuncolComm Fused GLOO GradScaler IndexRangeError Layout LayoutError LocalCluster LossScale Mask
-Mesh MeshError NCCL OperandError Pad Partial Placement Plan PlanError Program Ragged
+Mesh MeshError NCCL NotTorchError OperandError Pad Partial Placement Plan PlanError Program Ragged
 ReduceScatter Replicate Rowwise RuleError Scale SequenceParallel Shard SimulatedComm Slice Step
 StridedShard TensorType TraceError ValueTreeError VocabParallel WorkerError all_gather
 all_to_all axis_index axis_size calibrate call checkpoint_contents clip_grad_norm

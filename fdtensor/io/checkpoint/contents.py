@@ -10,12 +10,14 @@ from torch.distributed.checkpoint.storage import StorageReader
 
 from fdtensor.io.checkpoint.catalog import Catalog, catalog
 from fdtensor.io.checkpoint.folder import folder_at
-from fdtensor.io.checkpoint.stored import Contents
+from fdtensor.io.checkpoint.stored import Contents, checked_path
 from fdtensor.layouts.errors import CheckpointError
+from fdtensor.layouts.signatures import named_arguments
 
 __all__ = ["checkpoint_contents", "reader_catalog"]
 
 
+@named_arguments
 def checkpoint_contents(path: Any) -> Contents:
     """The names, shapes and dtypes of what is stored at `path`.
 
@@ -40,7 +42,7 @@ def checkpoint_contents(path: Any) -> Contents:
         return Contents({name: header.stored for name, header in headers(path).items()})
     if isinstance(path, StorageReader):
         return reader_catalog(path)[1].contents
-    return folder_at(path).catalog.contents
+    return folder_at(checked_path(path)).catalog.contents
 
 
 def _is_safetensors(path: Path) -> bool:

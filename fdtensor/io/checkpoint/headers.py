@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from fdtensor.io.checkpoint.catalog import check_inside
 from fdtensor.io.checkpoint.folder import opened as _open
-from fdtensor.io.checkpoint.stored import Stored
+from fdtensor.io.checkpoint.stored import Stored, checked_path
 from fdtensor.io.checkpoint.sums import Sums, json_of, sums_in
 from fdtensor.layouts.dtypes import parse_dtype
 from fdtensor.layouts.errors import CheckpointError, LayoutError
@@ -139,7 +139,7 @@ def _files(path: Any) -> tuple[list[Path], dict[str, Path]]:
     """The files, each once, and the file of each name where there is an index."""
     if isinstance(path, (list, tuple)):
         return [Path(file) for file in dict.fromkeys(path)], {}
-    place = Path(path)
+    place = Path(checked_path(path))
     if place.is_dir():
         indices = sorted(place.glob("*.safetensors.index.json"))
         files = sorted(place.glob("*.safetensors"))

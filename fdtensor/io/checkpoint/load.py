@@ -16,15 +16,18 @@ from fdtensor.io.checkpoint.folder import Folder, folder_at
 from fdtensor.io.checkpoint.fresh import Fresh
 from fdtensor.io.checkpoint.read import read
 from fdtensor.io.checkpoint.request import Request, request
+from fdtensor.io.checkpoint.stored import checked_path
 from fdtensor.io.checkpoint.together import together
 from fdtensor.io.pickles import Objects
 from fdtensor.layouts.opaque import opaque
-from fdtensor.runtime.comm import Comm, inside
+from fdtensor.layouts.signatures import named_arguments
+from fdtensor.runtime.comm import Comm, inside, refuse_no_comm
 
 __all__ = ["load_checkpoint"]
 
 
 @opaque
+@named_arguments
 def load_checkpoint(
     path: Any, like: Any, comm: Comm[Any], *, strict: bool = True, objects: Objects = ()
 ) -> Any:
@@ -54,6 +57,7 @@ def load_checkpoint(
     >>> state["w"].local, state["step"]
     ((tensor([0, 1]), tensor([2, 3]), tensor([4, 5])), 10)
     """
+    refuse_no_comm(comm)
     settled(comm)
     prepared = together(
         "load_checkpoint", comm, lambda: _prepared(path, like, comm, strict), _Prepared.same
@@ -89,7 +93,7 @@ class _Prepared:
 
 def _prepared(path: Any, like: Any, comm: Comm[Any], strict: bool) -> _Prepared:
     """The request, checked against the files before memory is taken."""
-    folder = None if isinstance(path, StorageReader) else folder_at(path)
+    folder = None if isinstance(path, StorageReader) else folder_at(checked_path(path))
     listed = reader_catalog(path)[1] if folder is None else folder.catalog
     wanted = request(like, listed.contents, comm, strict, "the checkpoint")
     if folder is not None:

@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import attrs
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -19,14 +19,16 @@ from fdtensor.io.checkpoint.names import Path as Keys
 from fdtensor.io.checkpoint.same import differences
 from fdtensor.io.checkpoint.shares import Pieces, Planner, shared_out
 from fdtensor.io.checkpoint.siblings import check_keep
+from fdtensor.io.checkpoint.stored import checked_path
 from fdtensor.io.checkpoint.together import relayed, storing, together
 from fdtensor.io.checkpoint.write import Job, Span, new_directory
 from fdtensor.layouts.errors import CheckpointError, FdtensorError, ValueTreeError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.placement import Replicate
+from fdtensor.layouts.signatures import named_arguments
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.runtime.comm import Comm, inside
+from fdtensor.runtime.comm import Comm, inside, refuse_no_comm
 from fdtensor.tensors.connect import redistribute
 from fdtensor.tensors.dtensor import DTensor
 
@@ -40,6 +42,7 @@ SHOWN = 12
 
 
 @opaque
+@named_arguments
 def save_checkpoint(
     tree: Any,
     path: Any,
@@ -87,6 +90,12 @@ def save_checkpoint(
     x  i64[4]
     1 entry, 32 B of tensors
     """
+    refuse_no_comm(comm)
+    if on_difference not in get_args(OnDifference):
+        raise CheckpointError(
+            f"on_difference={on_difference!r} is no option.",
+            hint=f"Write on_difference= one of {', '.join(map(repr, get_args(OnDifference)))}.",
+        )
     settled(comm)
     about = "save_checkpoint"
     options = _Options(overwrite, keep, wait, sync_files)
@@ -154,6 +163,8 @@ def _written(
 
 def _checked(tree: Any, path: Any, comm: Comm[Any], options: _Options) -> list[Leaf]:
     """The named leaves of a pytree that can be stored."""
+    if not isinstance(path, StorageWriter):
+        checked_path(path)
     check_keep(path, options.keep)
     if isinstance(path, StorageWriter):
         if not options.wait:

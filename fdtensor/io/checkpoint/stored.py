@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from math import prod
+from typing import Any
 
 import attrs
 import torch
 
 from fdtensor.io.checkpoint.names import Path
 from fdtensor.layouts.dtypes import dtype_name
+from fdtensor.layouts.errors import CheckpointError
+from fdtensor.layouts.words import shown
 from fdtensor.plans.text import bytes_text
 
-__all__ = ["Contents", "Stored"]
+__all__ = ["Contents", "Stored", "checked_path"]
 
 
 @attrs.frozen
@@ -58,3 +62,13 @@ class Contents(Mapping[str, Stored | None]):
         nbytes = sum(entry.nbytes for entry in self.values() if entry)
         entries = "entry" if len(self) == 1 else "entries"
         return "\n".join([*lines, f"{len(self)} {entries}, {bytes_text(nbytes)} of tensors"])
+
+
+def checked_path(path: Any) -> Any:
+    """A path; raises `CheckpointError` for what is none."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise CheckpointError(
+            f"{shown(path)} is no path.",
+            hint="Pass the path of a directory, as a str or a pathlib.Path.",
+        )
+    return path

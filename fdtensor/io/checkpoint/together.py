@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from fdtensor.layouts.errors import CheckpointError, CommError, FdtensorError
 from fdtensor.layouts.torch_private import c10d_group
-from fdtensor.runtime.comm import Comm
+from fdtensor.runtime.comm import Comm, refuse_no_comm
 from fdtensor.runtime.control.plane import group_of, plane_of
 from fdtensor.runtime.interpreter import digest_of
 
@@ -31,6 +31,7 @@ def together(
     A rank that has an error of its own raises that one, the others a `CheckpointError` about it.
     What `same` says of the result has to be the same on all ranks.
     """
+    refuse_no_comm(comm)
     result: Any = None
     problem: Exception | None = None
     try:
@@ -150,7 +151,9 @@ def storing(comm: Comm[Any], what: str) -> Iterator[dict[str, Any]]:
             yield {"process_group": group, "no_dist": alone}
         except CheckpointException as failed:
             errors = {f"rank {r}": repr(error) for r, (error, _) in failed.failures.items()}
-            raise CheckpointError(f"{what}.", **errors) from failed
+            raise CheckpointError(
+                f"{what}.", **errors, hint="Mend what each rank says of itself, and try again."
+            ) from failed
 
 
 def _group(ranks: tuple[int, ...]) -> Any:

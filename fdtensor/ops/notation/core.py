@@ -265,7 +265,18 @@ def rule(
     1 collective, 8 B received per rank
     """
 
+    if not ops:
+        raise RuleError(
+            "a rule is of no op.",
+            hint="Name the overload: @rule(torch.ops.mylib.scaled.default).",
+        )
+
     def register(rows: Callable[..., Iterable[Any]]) -> Callable[..., Iterable[Any]]:
+        if not callable(rows):
+            raise RuleError(
+                f"{rows!r} is no function that yields rows.",
+                hint="Decorate a generator: def rows(x): yield (Shard(0),), Shard(0).",
+            )
         new = Rule(rows, dict(sizes or {}), local, contiguous, whole)
         for op in ops:
             for overload in _overloads(op):

@@ -17,6 +17,7 @@ import attrs
 import torch.distributed as dist
 
 from fdtensor.layouts.errors import CommError
+from fdtensor.layouts.expected import no_mesh
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.torch_private import c10d_group, default_store, local_store, prefixed
 from fdtensor.runtime.control.causes import told_of
@@ -24,7 +25,7 @@ from fdtensor.runtime.control.flight import FOLDER, write
 from fdtensor.runtime.control.ledger import Ledger
 from fdtensor.runtime.control.sockets import listening_ports, shut
 from fdtensor.runtime.control.watcher import watch
-from fdtensor.runtime.process_groups import SECONDS, group_name, make_group, renamed
+from fdtensor.runtime.process_groups import SECONDS, group_name, initialized, make_group, renamed
 
 __all__ = ["Plane", "group_of", "groups", "plane_of"]
 
@@ -241,6 +242,14 @@ def groups(mesh: Mesh, *axes: str) -> dict[str, tuple[int, ...]]:
     >>> names[0] == names[1], list(names[0].values())
     (True, [(0, 1)])
     """
+    if not isinstance(mesh, Mesh):
+        raise no_mesh(mesh)
+    if not initialized():
+        raise CommError(
+            "there is no process group, and so there are no groups to make.",
+            mesh=mesh,
+            hint="Start with torchrun and call connect(mesh) first.",
+        )
     coord = mesh.coord(dist.get_rank())
     if coord is None:
         return {}

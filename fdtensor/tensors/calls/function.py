@@ -23,7 +23,7 @@ from fdtensor.ops.random_bits.keys import AnyKey
 from fdtensor.ops.random_key import is_key, with_random_key
 from fdtensor.programs.options import Options
 from fdtensor.programs.program import Program
-from fdtensor.programs.recording import name_of
+from fdtensor.programs.recording import name_of, refuse_no_function
 from fdtensor.programs.tracer import is_typed, trace
 from fdtensor.tensors.calls.arguments import distributed, distributed_key, refuse_untraceable, tell
 from fdtensor.tensors.calls.entry import Entry, agree, agreed_entry, traced_call
@@ -46,6 +46,7 @@ class Spmd(Generic[P, R]):
     """A function of DTensors made of a plain torch function; one program for each set of types."""
 
     def __init__(self, f: Callable[P, Any], options: Options | None = None) -> None:
+        refuse_no_function(f)
         self.f = f
         self.options = options or Options()
         self.reads = reader_of(f)

@@ -10,6 +10,8 @@ import torch
 from fdtensor.layouts.errors import CommError, TraceError
 from fdtensor.layouts.tree import argument, paths
 from fdtensor.ops.ambient import ambient
+from fdtensor.ops.transparent import recording
+from fdtensor.runtime.comm import kind_of
 from fdtensor.tensors.calls.python_state import argument_key
 from fdtensor.tensors.calls.text import shown
 from fdtensor.tensors.dtensor import DTensor
@@ -41,10 +43,7 @@ def call_key(
         else:
             key.append(argument_key(leaf))
     if comm is None:
-        raise TraceError(
-            f"no argument of {shown(f)} is a DTensor.",
-            hint="Make one with distribute(tensor, layout, comm), or call the function itself.",
-        )
+        raise _none_distributed(f, leaves)
     grads = grads and torch.is_grad_enabled()
     if grads:
         key += [requires_grad(leaf.local) for leaf in leaves if leaf.__class__ is DTensor]
@@ -69,3 +68,12 @@ def _other_comm(
         second=leaf.comm,
         hint="Make all DTensors with one Comm: connect(mesh) once, then pass it on.",
     )
+
+
+def _none_distributed(f: Callable[..., Any], leaves: Sequence[Any]) -> TraceError:
+    """The error for a call that has no DTensor to say where it runs."""
+    hint = "Make one with distribute(tensor, layout, comm), or call the function itself."
+    if recording():
+        hint = "Call the function itself: a traced function computes with full tensors of torch."
+    given = ", ".join(map(kind_of, leaves)) or "none"
+    return TraceError(f"no argument of {shown(f)} is a DTensor.", arguments=given, hint=hint)

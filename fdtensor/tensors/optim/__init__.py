@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from fdtensor.layouts.errors import ArgumentError
 from fdtensor.tensors.optim.optimizer import Optimizer
 from fdtensor.tensors.optim.options import defaults_of
 from fdtensor.tensors.optim.special import special_of
@@ -53,7 +54,12 @@ __all__ = [
 def _of(kind: type[torch.optim.Optimizer]) -> Callable[..., Optimizer]:
     """A function of the options of an optimizer of torch that gives an `Optimizer`."""
 
-    def make(**options: Any) -> Optimizer:
+    def make(*params: Any, **options: Any) -> Optimizer:
+        if params:
+            raise ArgumentError(
+                f"{kind.__name__} takes options by name, and no parameters.",
+                hint=f"Write opt = {kind.__name__}(lr=...), then state = opt.init(params).",
+            )
         return Optimizer(kind, options)
 
     keyword = inspect.Parameter.KEYWORD_ONLY

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 import torch
 
-from fdtensor.layouts.errors import FdtensorError
+from fdtensor.layouts.errors import FdtensorError, NotTorchError
 from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.opaque import opaque
+from fdtensor.layouts.signatures import named_arguments
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import unflatten
 from fdtensor.tensors.agreement import told
@@ -61,11 +62,20 @@ class Optimizer:
     def __attrs_post_init__(self) -> None:
         checked(self.kind, self.options)
 
+    if not TYPE_CHECKING:  # checkers know that these are not there
+
+        def __getattr__(self, name: str) -> object:
+            raise NotTorchError(
+                f"an optimizer of fdtensor has no attribute {name!r}, as it holds no state.",
+                hint=_INSTEAD.get(name, "It has init(params) and step(params, grads, state)."),
+            )
+
     def __repr__(self) -> str:
         text = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
         return f"{self.kind.__name__}({text})"
 
     @opaque
+    @named_arguments
     def init(self, params: Any) -> Any:
         """The state before the first step: in place of each parameter a dict of tensors.
 
@@ -92,6 +102,7 @@ class Optimizer:
         return fresh(self.kind, options, x)
 
     @opaque
+    @named_arguments
     def step(self, params: Tree, grads: Any, state: Any, **numbers: Any) -> tuple[Tree, Any]:
         """The parameters and the state after a step. Collective, where parameters are DTensors.
 
@@ -154,3 +165,14 @@ class Optimizer:
     def _all(self) -> dict[str, Any]:
         """All options, given or not."""
         return {**defaults_of(self.kind), **self.options}
+
+
+_STATE = "State is a value: opt.init(params) gives it, opt.step another; save_checkpoint stores it."
+_INSTEAD = {
+    "zero_grad": "Leave it out: gradients are values too, and none is added to another.",
+    "state_dict": _STATE,
+    "load_state_dict": _STATE,
+    "state": _STATE,
+    "param_groups": "Options may be pytrees by parameter, and numbers change in step(..., lr=...).",
+}
+"""What to write in place of what the optimizers of torch have."""

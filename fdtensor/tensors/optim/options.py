@@ -11,6 +11,7 @@ import torch
 
 from fdtensor.layouts.errors import FdtensorError, ValueTreeError
 from fdtensor.layouts.tree import broadcast_prefix, flatten, mismatches, unflatten
+from fdtensor.layouts.words import first_sentence, near, shown
 from fdtensor.tensors.optim.special import special_of
 from fdtensor.tensors.optim.update import Kind, built
 
@@ -44,6 +45,11 @@ def numbers_of(kind: Kind) -> list[str]:
 
 def checked(kind: Kind, options: Mapping[str, Any]) -> None:
     """Raises `FdtensorError` for an optimizer or options that cannot be."""
+    if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)):
+        raise FdtensorError(
+            f"{shown(kind)} is no optimizer of torch.",
+            hint="Pass its class and its options: Optimizer(torch.optim.AdamW, {'lr': 1e-3}).",
+        )
     name, special, defaults = kind.__name__, special_of(kind), defaults_of(kind)
     if special.refused:
         raise FdtensorError(
@@ -54,7 +60,8 @@ def checked(kind: Kind, options: Mapping[str, Any]) -> None:
             raise FdtensorError(
                 f"{name} has no option {option!r}.",
                 options=", ".join(defaults),
-                hint="Parameters are not among them: opt.init(params) takes those.",
+                hint=f"{near(option, defaults)}Parameters are not among them: opt.init(params) "
+                "takes those.",
             )
         reason = {**LAUNCHES, **special.without}.get(option)
         if reason is not None and value:
@@ -67,7 +74,10 @@ def checked(kind: Kind, options: Mapping[str, Any]) -> None:
             built(kind, chosen, torch.zeros(2, 2))
         except (ValueError, TypeError, RuntimeError) as error:
             text = ", ".join(f"{n}={v!r}" for n, v in chosen.items())
-            raise FdtensorError(f"{name}({text}) cannot be: {str(error).rstrip('.')}.") from error
+            raise FdtensorError(
+                f"{name}({text}) cannot be: {first_sentence(error)}.",
+                hint=f"Give it the values that torch.optim.{name} takes.",
+            ) from error
 
 
 def _combinations(

@@ -8,8 +8,10 @@ from typing import Any
 import attrs
 import torch
 
+from fdtensor.layouts.errors import FdtensorError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.words import shown
 from fdtensor.tensors.agreement import agreed
 from fdtensor.tensors.connect import redistribute
 from fdtensor.tensors.dtensor import DTensor
@@ -138,6 +140,11 @@ def _everywhere(value: Any, param: DTensor[Any]) -> DTensor[Any]:
         return value
     comm = param.comm
     device = comm.device or comm.leaves(param.local)[0].device
+    if not isinstance(value, (torch.Tensor, int, float)):
+        raise FdtensorError(
+            f"{shown(value)} is no number that changes from step to step.",
+            hint="Give a Python number or a tensor of one element, as in lr=1e-3.",
+        )
     if not isinstance(value, torch.Tensor):
         value = torch.full((), float(value), dtype=torch.float64, device=device)
     value = value.to(device, torch.float64).reshape(())

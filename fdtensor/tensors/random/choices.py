@@ -10,6 +10,7 @@ import torch
 from fdtensor.layouts.dtypes import dtype_name
 from fdtensor.layouts.errors import FdtensorError, LayoutError
 from fdtensor.layouts.record import integer, natural
+from fdtensor.layouts.signatures import named_arguments
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.random_bits import Places, filled, split, uniform_of
 from fdtensor.ops.random_bits.floats import FLOATS, width_of
@@ -32,6 +33,7 @@ from fdtensor.tensors.random.target import (
 __all__ = ["bernoulli", "categorical", "dropout", "permutation"]
 
 
+@named_arguments
 def bernoulli(
     key: AnyKey,
     p: Any = 0.5,
@@ -97,6 +99,7 @@ def _below(key: AnyKey, limit: torch.Tensor, places: Places, device: Device) -> 
     return filled(key, places, dtype, width_of(dtype), uniform_of(dtype), device) < limit
 
 
+@named_arguments
 def categorical(key: AnyKey, logits: Any, dim: int = -1) -> Any:
     """The index along `dim` of one of its categories, with probability `softmax(logits, dim)`.
 
@@ -121,6 +124,7 @@ def categorical(key: AnyKey, logits: Any, dim: int = -1) -> Any:
     return call(torch.argmax, call(torch.add, settled, noise), dim)
 
 
+@named_arguments
 def permutation(
     key: AnyKey, x: Any, comm: Comm[Any] | None = None, *, dim: int = 0, device: Device = None
 ) -> Any:
@@ -161,6 +165,7 @@ def permutation(
     return _order(key, count, device)
 
 
+@named_arguments
 def dropout(key: AnyKey, x: Any, p: float = 0.5) -> Any:
     """`x / (1 - p)` where an element is kept, with probability `1 - p`, and 0 elsewhere.
 

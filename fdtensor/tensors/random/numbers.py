@@ -10,6 +10,7 @@ import torch
 from fdtensor.layouts.dtypes import dtype_name
 from fdtensor.layouts.errors import FdtensorError
 from fdtensor.layouts.record import integer
+from fdtensor.layouts.signatures import named_arguments
 from fdtensor.ops.random_bits import (
     Places,
     exponential_of,
@@ -32,6 +33,7 @@ _INTEGERS = (
 )  # fmt: skip
 
 
+@named_arguments
 def bits(
     key: AnyKey,
     shape: Where,
@@ -56,6 +58,7 @@ def bits(
     return drawn(key, shape, comm, draw, device)
 
 
+@named_arguments
 def uniform(
     key: AnyKey,
     shape: Where,
@@ -84,6 +87,7 @@ def uniform(
     return floats("uniform", law, key, shape, comm, dtype, device)
 
 
+@named_arguments
 def normal(
     key: AnyKey,
     shape: Where,
@@ -100,6 +104,7 @@ def normal(
     return floats("normal", normal_of, key, shape, comm, dtype, device)
 
 
+@named_arguments
 def truncated_normal(
     key: AnyKey,
     lower: float,
@@ -123,6 +128,7 @@ def truncated_normal(
     return floats("truncated_normal", law, key, shape, comm, dtype, device)
 
 
+@named_arguments
 def exponential(
     key: AnyKey,
     shape: Where,
@@ -139,6 +145,7 @@ def exponential(
     return floats("exponential", exponential_of, key, shape, comm, dtype, device)
 
 
+@named_arguments
 def gumbel(
     key: AnyKey,
     shape: Where,
@@ -155,6 +162,7 @@ def gumbel(
     return floats("gumbel", gumbel_of, key, shape, comm, dtype, device)
 
 
+@named_arguments
 def randint(
     key: AnyKey,
     shape: Where,

@@ -17,7 +17,7 @@ from fdtensor.ops.random_bits.fill import Convert
 from fdtensor.ops.random_bits.floats import FLOATS, width_of
 from fdtensor.ops.random_bits.keys import AnyKey, words_of
 from fdtensor.plans.local_tensors import empty
-from fdtensor.runtime.comm import Comm, contained
+from fdtensor.runtime.comm import Comm, contained, refuse_no_comm
 from fdtensor.tensors.dtensor import DTensor
 
 __all__ = ["Device", "Where", "blockwise", "checked_dtype", "drawn", "floats"]
@@ -47,6 +47,7 @@ def drawn(
         raise FdtensorError(
             f"{shape} is drawn on a Comm.", hint="Pass one: connect(mesh), or SimulatedComm(mesh)."
         )
+    refuse_no_comm(comm)
     if shape.layout.partial:
         raise LayoutError(
             f"{shape} has pending terms, which cannot be drawn one by one.",

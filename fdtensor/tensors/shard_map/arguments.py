@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fdtensor.layouts.errors import LayoutError, ValueTreeError
+from fdtensor.layouts.expected import no_layout
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tree import broadcast_prefix, flatten, mismatches, paths, unflatten
@@ -82,10 +83,7 @@ def opened(layouts: Any, mesh: Mesh, name: str) -> Any:
     leaves, spec = flatten(layouts, is_leaf=lambda node: node is None)
     for leaf, where in zip(leaves, paths(spec, name), strict=True):
         if leaf is not None and not isinstance(leaf, Layout):
-            raise LayoutError(
-                f"{where} is {leaf!r}, which is not a Layout.",
-                hint="Write mesh.layout('dp', None), or None.",
-            )
+            raise no_layout(leaf, where)
         if leaf is not None and leaf.mesh is not mesh:
             raise LayoutError(
                 f"{where} is a layout on another mesh than that of shard_map.",

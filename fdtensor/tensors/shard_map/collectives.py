@@ -13,6 +13,7 @@ import torch
 
 from fdtensor.layouts.dtypes import dtype_name, reducible
 from fdtensor.layouts.errors import CommError, FdtensorError, LayoutError
+from fdtensor.layouts.kinds import is_iterable
 from fdtensor.layouts.placement import Partial, Ragged, ReduceOp, Replicate
 from fdtensor.layouts.record import integer
 from fdtensor.layouts.torch_private import transforms_active
@@ -232,7 +233,7 @@ def _here(name: str, axis: Axis, *tensors: object) -> tuple[Place, tuple[str, ..
             f"{name} is called outside of shard_map.",
             hint="Call it in the function that you give to shard_map(f, mesh, ...).",
         )
-    axes = (axis,) if isinstance(axis, str) else tuple(axis)
+    axes: Any = (axis,) if isinstance(axis, str) or not is_iterable(axis) else tuple(axis)
     for axis_name in axes:
         place.mesh.axis(axis_name)
     if not axes or len(set(axes)) < len(axes):
@@ -257,9 +258,9 @@ def _ranks(place: Place, axes: tuple[str, ...], rank: int) -> tuple[int, ...]:
 
 def _dim(name: str, dim: int, ndim: int) -> int:
     """The dim counted from the front."""
-    if not -ndim <= dim < ndim:
+    if not isinstance(dim, int) or not -ndim <= dim < ndim:
         raise LayoutError(
-            f"{name} along dim {dim} of a tensor that has {ndim} dims.",
+            f"{name} along dim {dim!r} of a tensor that has {ndim} dims.",
             hint=f"Use a dim from 0 to {ndim - 1}." if ndim else "Unsqueeze it first.",
         )
     return dim % ndim

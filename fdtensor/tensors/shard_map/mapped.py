@@ -10,16 +10,18 @@ from weakref import WeakKeyDictionary
 import attrs
 import torch
 
-from fdtensor.layouts.errors import CommError, LayoutError, ValueTreeError
+from fdtensor.layouts.errors import CommError, ValueTreeError
+from fdtensor.layouts.expected import no_mesh
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.placement import Replicate
+from fdtensor.layouts.signatures import named_arguments
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.torch_private import transforms_active
 from fdtensor.layouts.tree import flatten, paths, unflatten
 from fdtensor.plans.local_tensors import own
-from fdtensor.programs.recording import name_of
+from fdtensor.programs.recording import name_of, refuse_no_function
 from fdtensor.runtime.autograd import shared
 from fdtensor.runtime.comm import Comm
 from fdtensor.runtime.interpreter import Deed, digest_of
@@ -56,6 +58,7 @@ def shard_map(
 ) -> Callable[P, Any]: ...
 
 
+@named_arguments
 def shard_map(
     f: Callable[..., Any], mesh: Mesh, in_layouts: Any = None, out_layouts: Any = None
 ) -> Callable[..., Any]:
@@ -84,7 +87,8 @@ def shard_map(
     tensor(6)
     """
     if not isinstance(mesh, Mesh):
-        raise LayoutError(f"{mesh!r} is not a Mesh.", hint="Write Mesh(dp=2, tp=4).")
+        raise no_mesh(mesh)
+    refuse_no_function(f)
     ins, outs = opened(in_layouts, mesh, "in_layouts"), opened(out_layouts, mesh, "out_layouts")
     known: WeakKeyDictionary[Any, dict[Any, Sequence[Table]]] = WeakKeyDictionary()
 
