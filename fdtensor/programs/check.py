@@ -20,9 +20,11 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Placement, Replicate, Shard
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.torch_private import has_kernel, packet_name, schema_of
+from fdtensor.layouts.words import first_sentence
 from fdtensor.ops.graph import Call, Full, Var, tensors_of
 from fdtensor.ops.lift import lifted
 from fdtensor.ops.notation.core import Row, rule_of
+from fdtensor.ops.randomness import DRAW
 from fdtensor.ops.recorder import record
 from fdtensor.ops.rows import CallKey, arguments, rows_of, variants
 from fdtensor.ops.saved_values import ALIAS, CONSTRAIN, SAVED, SAVED_AS
@@ -30,6 +32,7 @@ from fdtensor.ops.value_checks import CHECK
 from fdtensor.plans.check import check_step
 from fdtensor.plans.cost import CostModel
 from fdtensor.programs.eqn import Eqn
+from fdtensor.programs.unchecked import refuse_unchecked
 
 if TYPE_CHECKING:
     from fdtensor.programs.program import Program
@@ -51,18 +54,23 @@ def check_program(program: Program) -> None:
     """Raises `TraceError` where the types of a line do not follow from its op."""
     _check_values(program)
     fulls = tuple([Full(t.shape, t.dtype) for t in program.types])
+    full_of = {Var(i): full for i, full in enumerate(fulls)}
+    makers: dict[Var, Eqn] = {}
     device = _device(program)
     for i, eqn in enumerate(program.eqns):
         try:
             _check_line(program, eqn, fulls, device)
+            if not eqn.steps:
+                refuse_unchecked(eqn.call, full_of, makers)
+            makers.update((v, eqn) for v in eqn.outs if v is not None)
         except FdtensorError as error:
             raise TraceError(
                 f"line {i} of {program.name}: {error.sentence}", **error.facts, hint=HINT
             ) from error
         except Exception as error:  # kernels and rules raise any exception for other arguments
-            text = (str(error).splitlines() or [type(error).__name__])[0].removesuffix(".")
             raise TraceError(
-                f"line {i} of {program.name}: {eqn.op} does not take these arguments: {text}.",
+                f"line {i} of {program.name}: {eqn.op} does not take these arguments: "
+                f"{first_sentence(error)}.",
                 hint=HINT,
             ) from error
 
@@ -151,9 +159,11 @@ _COMPOSITE = "CompositeImplicitAutograd"
 _APART = {
     "_c10d_functional", "_c10d_functional_autograd", "c10d", "c10d_functional", "symm_mem",
     "_dtensor", "fsdp", "streams", "profiler", "inductor", "inductor_prims", "_inductor_test",
-    "rngprims", "debugprims", "debug_mode_ops", "export", "static_runtime", "_test",
+    "rngprims", "debugprims", "debug_mode_ops", "export", "static_runtime", "_test", "quantized",
+    "_quantized", "quantization", "onednn", "mkldnn", "mkldnn_prepacked", "mkl", "sparse",
+    "_native", "prepacked", "xnnpack", "fbgemm",
 }  # fmt: skip
-"""Namespaces of torch whose ops are no functions of tensors: they send, keep a state or draw."""
+"""Namespaces of torch whose ops are no functions of dense tensors, or trust what they get."""
 
 
 def _check_op(call: Call, fulls: Sequence[Full]) -> None:
@@ -170,6 +180,8 @@ def _check_op(call: Call, fulls: Sequence[Full]) -> None:
     names = [a.name for a in schema.arguments]
     if len(call.args) > len(names) or any(name not in names for name, _ in call.kwargs):
         raise TraceError(f"{op} takes other arguments.", schema=schema)
+    if op is DRAW and "box" in (*names[: len(call.args)][6:], *dict(call.kwargs)):
+        raise TraceError(f"{op} draws a block, and lines draw the whole.")
     _check_count(call, fulls)
 
 

@@ -20,14 +20,17 @@ from fdtensor import (
     TensorType,
     TraceError,
     run,
+    saved_as,
     trace,
 )
 from fdtensor.ops.graph import substituted, tensors_of
 from fdtensor.plans.collectives import Step
 from fdtensor.programs.eqn import Together
 from fdtensor.programs.json import _argument, _encoded
+from fdtensor.random import key
 from fdtensor.runtime.operand_memory import RESHAPES
 from fdtensor.testing.values import gather_full, scatter
+from tests.support.audit import nothing_runs
 from tests.support.depth import times
 from tests.support.mutants import mutants
 from tests.support.programs import CASES
@@ -45,6 +48,58 @@ SMALL = 4096
 MESHES = (Mesh(dp=2, tp=2), Mesh(x=3), Mesh.from_ranks([[2, 0], [1, 3]], ("a", "b")))
 
 
+def noisy(x):
+    """Three draws from one key."""
+    return torch.nn.functional.dropout(x, 0.5) + torch.rand_like(x) + torch.randn_like(x)
+
+
+def kept(x, w):
+    """A gradient with a value that waits in shards."""
+    wait = MESHES[0].layout("dp", "tp")
+    return torch.func.grad(lambda w: saved_as((x @ w).tanh(), wait).square().sum())(w)
+
+
+def experts(x, gate, up, down):
+    """Two experts for each row, and the gradients of their weights."""
+
+    def loss(gate, up, down):
+        top, which = torch.softmax(x @ gate, -1).topk(2, -1)
+        chosen = torch.nn.functional.one_hot(which, gate.shape[1]).to(x.dtype)
+        mixed = (top.unsqueeze(-1) * chosen).sum(1)
+        inner = torch.relu(torch.einsum("ti,eih->teh", x, up))
+        return torch.einsum("te,teh,eho->to", mixed, inner, down).square().sum()
+
+    return torch.func.grad(loss, argnums=(0, 1, 2))(gate, up, down)
+
+
+def pooled(x):
+    """The gradient of a pooling, which reads its indices."""
+    return torch.func.grad(lambda x: torch.nn.functional.max_pool2d(x, 2).square().sum())(x)
+
+
+def on_square(*shape, cut=(), dtype=torch.float64):
+    return TensorType(shape, dtype, MESHES[0].layout(*cut))
+
+
+OTHERS = [
+    (noisy, [on_square(4, 6, cut=["dp", "tp"])], {"key": key(0)}),
+    (noisy, [on_square(5, 3, cut=[("tp", "dp")])], {"key": key(0)}),
+    (kept, [on_square(4, 4, cut=["dp"]), on_square(4, 4, cut=[None, "tp"])], {}),
+    (
+        experts,
+        [
+            on_square(4, 4, cut=["dp"]),
+            on_square(4, 4),
+            on_square(4, 4, 3, cut=["tp"]),
+            on_square(4, 3, 4, cut=["tp"]),
+        ],
+        {},
+    ),
+    (pooled, [on_square(2, 2, 4, 4, cut=["dp", "tp"])], {}),
+    (torch.matmul, [on_square(4, 8, cut=[("dp", "tp")]), on_square(8, 4, cut=["tp", "dp"])], {}),
+]
+
+
 @functools.cache
 def programs():
     """Small programs on several meshes, with layouts drawn from a fixed seed, and full tensors."""
@@ -60,6 +115,9 @@ def programs():
             placed = [chance.choice(kinds) for _ in mesh.axes]
             types.append(TensorType(tuple(t.shape), t.dtype, Layout(mesh, placed)))
         found.append((trace(case.f, *types), tensors_for(case, sizes)))
+    for f, types, options in OTHERS:
+        program = trace(f, *types, **options)
+        found.append((program, [values_of(t, i) for i, t in enumerate(program.in_types)]))
     return found
 
 
@@ -89,7 +147,7 @@ def judged(program: Program) -> str:
     full = [values_of(type, i) for i, type in enumerate(program.in_types)]
     try:
         due = on_full_tensors(program, full)
-    except (RuntimeError, IndexError, ValueError):
+    except (RuntimeError, IndexError, ValueError, NotImplementedError):
         return "undefined"
     try:
         values = [scatter(t, type, i) for i, (t, type) in enumerate(zip(full, program.in_types))]
@@ -141,7 +199,10 @@ def close(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.allclose(a.to(wide), b.to(wide), loose, loose, equal_nan=True)
 
 
-@pytest.mark.parametrize("i", range(len(NAMES)), ids=NAMES)
+ALL = (*NAMES, "draws", "draws in order", "saved_as", "experts", "pooling", "two axes")
+
+
+@pytest.mark.parametrize("i", range(len(ALL)), ids=ALL)
 def test_a_program_that_is_read_back_gives_the_same(i):
     (program, full), text = programs()[i], texts()[i]
     found = Program.from_json(text)
@@ -161,8 +222,9 @@ ALLOWED = ("refused", "right", "large", "undefined")
 
 def test_a_mutant_of_a_program_is_right_or_refused():
     verdicts = collections.defaultdict(list)
-    for text in mutants(texts(), COUNT, seed=20):
-        verdicts[verdict(text)].append(text)
+    with nothing_runs():
+        for text in mutants(texts(), COUNT, seed=20):
+            verdicts[verdict(text)].append(text)
     wrong = {said: texts[0][:2000] for said, texts in verdicts.items() if said not in ALLOWED}
     assert not wrong, {said: len(texts) for said, texts in verdicts.items()}
     assert verdicts["right"]
@@ -211,6 +273,13 @@ HOSTILE = {
     "a value that is two things": {"op": "aten::relu", "args": [{"v": 0, "dtype": "f32"}]},
     "a device that is not": {"op": "aten::_to_copy", "kwargs": [["device", {"device": "x"}]]},
     "a note": {"note": "right"},
+    "indices of no pooling": {
+        "op": "aten::max_pool2d_with_indices_backward",
+        "args": [V, V, [1, 1], [1, 1], [0, 0], [1, 1], False, V],
+    },
+    "an op of quantized tensors": {"op": "quantized::relu6", "args": [V, False]},
+    "an internal op without a rule": {"op": "aten::_fused_dropout", "args": [V, 0.5]},
+    "a segment of any length": {"op": "aten::segment_reduce", "args": [V, "sum"]},
 }  # fmt: skip
 
 
@@ -277,3 +346,56 @@ def test_every_kind_of_argument_is_read_back(value):
 def test_other_arguments_are_not_written(value):
     with pytest.raises(TraceError, match="cannot be written into a text"):
         _encoded(value)
+
+
+# --- operands that kernels trust -----------------------------------------------------------------
+
+aten = torch.ops.aten
+X, ROWS = torch.ones(4, 8), torch.ones(4, 1)
+IMAGE, CHANNELS = torch.ones(2, 4, 6, 6), torch.ones(4)
+Q, LOGS = torch.ones(2, 2, 5, 8), torch.ones(2, 2, 5)
+norm, batch_norm = aten.native_layer_norm_backward, aten.native_batch_norm
+flash = aten._scaled_dot_product_flash_attention_for_cpu
+flash_back = aten._scaled_dot_product_flash_attention_for_cpu_backward
+TRUSTED = {
+    "layer norm": (norm, [X, X, [8], ROWS, ROWS, None, None, [True, False, False]], 3, (1, 1)),
+    "batch norm": (batch_norm, [IMAGE, CHANNELS, CHANNELS, None, None, True, 0.1, 1.0], 1, (1,)),
+    "keys": (flash, [Q, Q, Q, 0.0, False], 1, (1, 1, 5, 8)),
+    "values": (flash, [Q, Q, Q, 0.0, False], 2, (2, 2, 1, 8)),
+    "results": (flash_back, [Q, Q, Q, Q, Q, LOGS, 0.0, False], 4, (2, 2, 5)),
+    "logarithms": (flash_back, [Q, Q, Q, Q, Q, LOGS, 0.0, False], 5, (1, 1, 5)),
+    "distances": (aten._cdist_backward, [torch.ones(4, 4), X, X, 2.0, torch.ones(4, 4)], 4, (1, 1)),
+}
+
+
+def text_of(op: Any, args: list[Any]) -> str:
+    """A program of one op, which torch traces whatever shapes its kernel would trust."""
+    tensors = [t for t in args if isinstance(t, torch.Tensor)]
+
+    def f(*given):
+        operands = iter(given)
+        return op(*[next(operands) if isinstance(t, torch.Tensor) else t for t in args])
+
+    return trace(f, *[TensorType(t.shape, t.dtype, MESH.layout()) for t in tensors]).to_json()
+
+
+@pytest.mark.parametrize("name", TRUSTED)
+def test_what_a_kernel_would_trust_is_looked_at(name):
+    op, args, place, shape = TRUSTED[name]
+    assert verdict(text_of(op, args)) in ("right", "undefined")
+    assert verdict(text_of(op, [*args[:place], torch.ones(shape), *args[place + 1 :]])) == "refused"
+
+
+def test_a_reduction_that_there_is_not_is_refused():
+    args = [X, torch.zeros(4, dtype=torch.int64), None]
+    assert verdict(text_of(aten.nll_loss_forward, [*args, 1, -100])) == "right"
+    assert verdict(text_of(aten.nll_loss_forward, [*args, 5, -100])) == "refused"
+
+
+def test_a_draw_by_another_key_is_refused():
+    text = trace(noisy, FLAT, key=key(0)).to_json()
+    assert verdict(text) == "right"
+    for before, after in (('"uniform"', '"unifrm"'), ('"shape": [2]', '"shape": [3]')):
+        changed_text = text.replace(before, after).replace(before.replace(" ", ""), after)
+        assert changed_text != text
+        assert verdict(changed_text) == "refused"

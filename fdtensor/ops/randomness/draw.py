@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fdtensor.layouts.blocks import Box
+from fdtensor.layouts.errors import TraceError
 from fdtensor.ops.random_bits import Key, Places, filled, fold_in, normal_of, uniform_of
 from fdtensor.ops.random_bits.floats import width_of
 from fdtensor.ops.random_bits.keys import AnyKey
@@ -53,14 +54,40 @@ def _draw(
 def _(
     key: torch.Tensor,
     _stream: int,
-    _kind: str,
-    _ends: Sequence[float],
+    kind: str,
+    ends: Sequence[float],
     size: Sequence[int],
     dtype: torch.dtype,
     box: Sequence[int] = (),
 ) -> torch.Tensor:
+    _check(key, kind, ends, dtype)
     shape = _places(tuple(size), tuple(box)).local_shape
     return key.new_empty(shape, dtype=dtype)
+
+
+_HINT = "Draw by fdtensor.random, or by the random functions of torch with key=random.key(0)."
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+_WORDS = (torch.int64, torch.int32, torch.uint32)
+
+_KINDS = {
+    "uniform": (2, _FLOATS),
+    "normal": (0, _FLOATS),
+    "bernoulli": (1, (torch.bool,)),
+    "bits": (0, (torch.int32, torch.int64)),
+}
+"""How many ends each kind has, and the dtypes of its numbers."""
+
+
+def _check(key: torch.Tensor, kind: str, ends: Sequence[float], dtype: torch.dtype) -> None:
+    """Raises `TraceError` for a draw that no trace has, but a text that is read may."""
+    count, dtypes = _KINDS.get(kind, (0, ()))
+    if tuple(key.shape) != (2,) or key.dtype not in _WORDS:
+        raise TraceError("a draw is by a key that is not two words.", hint=_HINT)
+    if len(ends) != count or dtype not in dtypes:
+        raise TraceError(
+            f"a draw of {kind!r} with {len(ends)} ends and of {dtype} cannot be.", hint=_HINT
+        )
 
 
 def _filled(
