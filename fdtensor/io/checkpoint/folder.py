@@ -30,6 +30,8 @@ _SEAL = re.compile(rb"\nfdtensor saved=(\d{1,20}) blake2b=([0-9a-f]{32})\n")
 
 _DAMAGED = "Load another checkpoint: fd.io.latest_checkpoint(folder) looks for the newest one."
 
+_ON_ALL_RANKS = "Every rank needs all files of a checkpoint: is the directory shared?"
+
 
 @attrs.frozen
 class Folder:
@@ -98,7 +100,7 @@ def saved_at(path: Path) -> int | None:
     return changed if saved is None else saved
 
 
-def opened(path: Path) -> BinaryIO:
+def opened(path: Path, hint: str = _ON_ALL_RANKS) -> BinaryIO:
     """A file to read. Raises `CheckpointError` for what is none: that may wait, or never end."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
@@ -107,7 +109,7 @@ def opened(path: Path) -> BinaryIO:
     except (OSError, ValueError) as error:
         raise CheckpointError(
             f"{str(path)!r} cannot be read: {error}.",
-            hint="Every rank needs all files of a checkpoint: is the directory shared?",
+            hint=hint,
         ) from None
 
 

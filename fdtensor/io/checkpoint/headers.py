@@ -44,6 +44,8 @@ _NAMES = [
     "F8_E8M0",
 ]
 
+_HINT = "Pass a .safetensors file, several, or a directory that has some."
+
 
 def _dtype(name: str) -> torch.dtype | None:
     """The dtype that the format calls so; None where torch has none for single elements."""
@@ -124,14 +126,14 @@ def _headers_in(file: Path, problems: dict[str, str]) -> dict[str, Header]:
 @contextmanager
 def opened(file: Path) -> Iterator[Any]:
     """A safetensors file; its tensors are mapped to memory, and read where they are touched."""
-    _open(file).close()  # what is no plain file may wait for ever
+    _open(file, _HINT).close()  # what is no plain file may wait for ever
     try:
         with safe_open(os.fspath(file), "pt") as tensors:
             yield tensors
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
             f"{str(file)!r} cannot be read: {error}.",
-            hint="Pass a .safetensors file, several, or a directory that has some.",
+            hint=_HINT,
         ) from None
 
 

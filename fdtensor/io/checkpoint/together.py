@@ -126,7 +126,9 @@ def _tried(make: Callable[[], Any]) -> _Tried:
 def _settled(tried: Mapping[int, _Tried], own: _Tried, what: str) -> Any:
     problems = {f"rank {r}": t.problem for r, t in tried.items() if t.problem is not None}
     if problems:
-        raise CheckpointError(f"{what}.", **problems)
+        raise CheckpointError(
+            f"{what}.", **problems, hint="Mend what each rank says of itself, and try again."
+        )
     return own.value
 
 
