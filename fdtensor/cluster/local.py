@@ -12,10 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
 from fdtensor.cluster.answers import listen, places
 from fdtensor.cluster.failures import Failure, WorkerError, grouped, in_step
+from fdtensor.cluster.meeting import meeting_place, remove
 from fdtensor.cluster.parcels import Block, Call, Side, assembled, loads, packed
 from fdtensor.cluster.processes import Worker, start, stop
 from fdtensor.cluster.worker import State, join, this_rank
@@ -93,10 +92,11 @@ class LocalCluster:
         self.env: dict[str, str] = dict(env or {})
         self.labels = labels
         self._workers: list[Worker] = []
-        self._store: TCPStore | None = None
+        self._places: list[str] = []
         self._comms: dict[Side, SimulatedComm] = {}
         self._lock = threading.RLock()
-        weakref.finalize(self, stop, self._workers, os.getpid())
+        weakref.finalize(self, remove, self._places, os.getpid())
+        weakref.finalize(self, stop, self._workers, os.getpid())  # runs first
 
     def run(self, fn: Callable[..., T], *args: object, timeout: float | None = None) -> list[T]:
         """The results of `fn(*args)` on each rank, in the order of the ranks.
@@ -144,7 +144,7 @@ class LocalCluster:
     def close(self) -> None:
         """Stops the ranks; the next `run` starts new ones."""
         stop(self._workers, os.getpid())
-        self._store = None
+        remove(self._places, os.getpid())
 
     def __enter__(self: C) -> C:
         return self
@@ -218,10 +218,9 @@ class LocalCluster:
             raise
 
     def _start(self) -> WorkerError | None:
-        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        place = meeting_place(self._places)
         start(self._workers, self.n, self.threads, self.env, self.labels)
-        port = self._store.port
-        joins = [packed(join, (rank, self.n, port, self.threads)) for rank in range(self.n)]
+        joins = [packed(join, (rank, self.n, place, self.threads)) for rank in range(self.n)]
         outcome = self._ask(joins, _START_SECONDS)
         if not isinstance(outcome, WorkerError):
             return None

@@ -33,11 +33,14 @@ class Worker:
 
 
 def start(workers: list[Worker], n: int, threads: int, env: Mapping[str, str], catch: bool) -> None:
-    """Starts `n` processes into `workers`; with `catch`, what they print comes here."""
+    """Starts `n` processes into `workers`; with `catch`, what they print comes here.
+
+    Their sockets are on the loopback, unless `env` names another interface.
+    """
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
     env = {
-        "GLOO_SOCKET_IFNAME": loopback,
         **os.environ,
+        "GLOO_SOCKET_IFNAME": loopback,
         "OMP_NUM_THREADS": str(threads),
         **env,
     }

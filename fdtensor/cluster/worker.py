@@ -24,9 +24,9 @@ from typing import Any
 import attrs
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from fdtensor.cluster.failures import failure
+from fdtensor.cluster.meeting import store_in
 from fdtensor.cluster.parcels import Block, Side, dumps, loads
 from fdtensor.layouts.errors import CommError
 from fdtensor.layouts.mesh import Mesh
@@ -88,12 +88,11 @@ def this_rank() -> ThisRank:
     return _here
 
 
-def join(rank: int, n: int, port: int, threads: int) -> None:
+def join(rank: int, n: int, place: str, threads: int) -> None:
     """Makes this process rank `rank` of `n`, with the default process group up."""
     global _here
     torch.set_num_threads(threads)
-    store = TCPStore("127.0.0.1", port, is_master=False)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=n)
+    dist.init_process_group("gloo", store=store_in(place), rank=rank, world_size=n)
     _here = ThisRank(rank, n)
 
 
