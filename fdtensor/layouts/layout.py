@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ from fdtensor.layouts.placement import (
     StridedShard,
 )
 from fdtensor.layouts.record import Record, integer
+from fdtensor.layouts.remembered import remembered
 
 __all__ = ["Layout"]
 
@@ -221,7 +221,7 @@ def _cutting(mesh: Mesh, placements: Sequence[Placement]) -> dict[int, tuple[str
     return axes_of
 
 
-@functools.lru_cache(maxsize=65536)
+@remembered(65536)
 def _cuts(layout: Layout) -> dict[int, tuple[str, ...]]:
     return {**_cutting(layout.mesh, layout.placements), **dict(layout.order)}
 

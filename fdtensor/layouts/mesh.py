@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from inspect import signature
@@ -27,6 +26,7 @@ from fdtensor.layouts.mesh_fields import (
     size_of,
 )
 from fdtensor.layouts.record import Record, intern
+from fdtensor.layouts.remembered import remembered
 
 if TYPE_CHECKING:
     from fdtensor.layouts.layout import Layout
@@ -247,6 +247,6 @@ def _put(place: list[int], indices: Coord, mesh: Mesh, axes: Sequence[str]) -> l
     return place
 
 
-@functools.lru_cache(maxsize=256)
+@remembered(256)
 def _positions(mesh: Mesh) -> dict[int, int]:
     return {rank: place for place, rank in enumerate(mesh.order)}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Sequence
 from math import prod
 from typing import Any
 
 from fdtensor.layouts.placement import Cut
+from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.torch_private import packet_of
 from fdtensor.ops.decompositions.grouped import GROUPED_MM, GROUPED_OUTER
 from fdtensor.ops.graph import Call, Full, is_view
@@ -84,7 +84,7 @@ def _compute(
     return flops(CallKey.of(call), ins, outs) / cost.flops_of(ins[0].dtype) if ins else 0.0
 
 
-@functools.lru_cache(maxsize=65536)
+@remembered(65536)
 def flops(key: CallKey, ins: tuple[Full, ...], outs: tuple[Full | None, ...]) -> float:
     """The floating-point operations of a call, for products and convolutions; 0 for others."""
     from torch.utils.flop_counter import flop_registry

@@ -8,7 +8,6 @@ where all axes cut evenly and the row holds for one axis of as many ranks.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from fdtensor.layouts.errors import LayoutError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Cut, Partial, Placement, Ragged, Shard, Spans
+from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Call, Full
 from fdtensor.ops.notation.core import Row
@@ -65,7 +65,7 @@ def lifted(
     return _lifted(call.op, ins, outs, mesh, along, tuple(first) or mesh.axes, share_dim)
 
 
-@functools.lru_cache(maxsize=65536)
+@remembered(65536)
 def _lifted(
     op: Any,
     ins: tuple[Full, ...],
@@ -160,7 +160,7 @@ def _dims(layout: Layout) -> int:
     return 1 + max((d for d in map(_dim, layout.placements) if d is not None), default=-1)
 
 
-@functools.lru_cache(maxsize=16384)
+@remembered(16384)
 def layout_of(mesh: Mesh, placements: tuple[Placement, ...], first: tuple[str, ...] = ()) -> Layout:
     """The layout with these placements: ragged cuts first, then `first`, then as in the mesh."""
     cuts: dict[int, list[str]] = {}

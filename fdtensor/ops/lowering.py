@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from fdtensor.layouts.mesh import Coord
+from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.torch_private import schema_of
 from fdtensor.ops.graph import Call, Full, Graph, Var, substituted, tensors_of
@@ -38,7 +38,7 @@ def lowered(
     return _lowered(CallKey.of(call), before, after, dtypes, device)
 
 
-@functools.lru_cache(maxsize=65536)
+@remembered(65536)
 def _lowered(key: CallKey, before: Any, after: Any, dtypes: Any, device: str) -> Graph:
     ins = tuple(Block(*b) for b in before)
     outs = tuple(None if a is None else Block(*a) for a in after)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import attrs
@@ -12,6 +11,7 @@ from fdtensor.layouts.expected import no_layout, refuse_no_tensor
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Cut, Partial, Ragged, Replicate, Shard, StridedShard
+from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Call
 from fdtensor.ops.saved_values import CONSTRAIN, SAVED
@@ -82,7 +82,7 @@ def pinned(call: Call) -> Layout | None:
     return parse_layout(call.args[1]) if call.op in (CONSTRAIN, SAVED) else None
 
 
-@functools.lru_cache(maxsize=1024)
+@remembered(1024)
 def parse_layout(text: str) -> Layout:
     """The layout whose repr this is."""
     return eval(text, _LAYOUT_NAMES)

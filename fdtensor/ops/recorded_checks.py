@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from weakref import ref
 
 import torch
 
@@ -38,11 +39,16 @@ class Checks:
     """The counts of faults of a function that is recorded, 0-d and float32, with their texts."""
 
     def __init__(self, recorder: Any) -> None:
-        self.recorder = recorder
+        self._recorder = ref(recorder)  # which has these: what it closes over is freed at once
         self.counts: dict[bool, list[tuple[torch.Tensor, str]]] = {False: [], True: []}
         """The counts of a forward, and of a backward, which may run later: by whether it is one."""
         self.bounded: dict[Any, torch.Tensor] = {}
         """Operands with entries in range, by value and range: a backward reads the forward's."""
+
+    @property
+    def recorder(self) -> Any:
+        """The recorder that these are of."""
+        return self._recorder()
 
     def within(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """The arguments of a call, its checked operand or operands with entries in range."""

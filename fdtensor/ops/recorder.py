@@ -15,6 +15,7 @@ import torch
 from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.torch_private import (
     FakeTensorMode,
+    forget_fakes,
     get_unwrapped,
     is_functional_tensor,
     is_gradtrackingtensor,
@@ -39,6 +40,10 @@ def draw_from(key: torch.Tensor) -> None:
     while is_gradtrackingtensor(key):
         key = get_unwrapped(key)
     Numbers.active[-1].key = _unwrapped(key)
+
+
+_FAKES = 1 << 13
+"""How many results of ops on fake tensors torch may keep, which by itself keeps all of them."""
 
 
 def record(
@@ -77,6 +82,7 @@ def record(
             raise needs_values(torch.Tensor.data_ptr, ()) from error
         raise
     _no_gradients_left(recorder)
+    forget_fakes(_FAKES)
     calls, outs = with_saved_values(recorder.calls, recorder.phases, outs, recorder.types)
     constants = tuple(recorder.constants)
     return pruned(Graph(inputs, constants, calls, outs, tuple(recorder.types)))

@@ -20,6 +20,7 @@ from fdtensor.layouts.placement import (
     Spans,
     StridedShard,
 )
+from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.torch_private import schema_of
 from fdtensor.ops.graph import Call, Full, Var, substituted
 from fdtensor.ops.notation.core import Halo, P, R, Row, Units, Window, rule_of
@@ -63,7 +64,7 @@ class CallKey:
     __slots__ = ("args", "hash", "kwargs", "op", "rule", "text", "width")
 
     @staticmethod
-    @functools.lru_cache(maxsize=65536)
+    @remembered(65536)
     def of(call: Call) -> CallKey:
         """The key of a call, in which its values are numbered in order."""
         numbers = iter(range(len(call.ins)))
@@ -87,7 +88,7 @@ class CallKey:
         )
 
 
-@functools.lru_cache(maxsize=65536)
+@remembered(65536)
 def _rows(
     key: CallKey, ins: tuple[Full, ...], outs: tuple[Full | None, ...], count: int
 ) -> tuple[Row, ...]:
@@ -186,7 +187,7 @@ def variants(row: Row, kinds: Iterable[Placement], shapes: Sequence[Full | None]
                 yield Row(ins, outs, row.exact, row.contiguous)
 
 
-@functools.lru_cache(maxsize=65536)
+@remembered(65536)
 def _recut(row: Row, kind: Ragged | StridedShard) -> Row:
     """The row with cuts of this kind in place of its S."""
 

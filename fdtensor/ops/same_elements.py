@@ -7,13 +7,13 @@ each axis has the same digits. Blocks of other cuts are compared element by elem
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from math import prod
 
 from fdtensor.layouts.blocks import whole
 from fdtensor.layouts.placement import Shard, StridedShard
+from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.notation.reshape import groups
 
@@ -26,7 +26,7 @@ Digits = list[tuple[int, int]]
 """Digits of a place, most significant first: the stride and the radix of each."""
 
 
-@functools.lru_cache(maxsize=16384)
+@remembered(16384)
 def same_elements(src: TensorType, dst: TensorType) -> bool:
     """Whether every rank holds the same elements, in the same order, before and after a reshape.
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from math import prod
 
 from fdtensor.layouts.blocks import length, whole
+from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.counts import axes_of, constant, most, summed, table, to_receive
 from fdtensor.plans.movement import movement
@@ -28,7 +28,7 @@ def lower_bound(src: TensorType, dst: TensorType) -> int:
     return least_total(src, dst) // ranks
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered(4096)
 def least_total(src: TensorType, dst: TensorType) -> int:
     """The bytes that all ranks together must receive, whatever the plan.
 

@@ -11,6 +11,7 @@ import torch
 from fdtensor.layouts.dtypes import dtype_name
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.record import Record
+from fdtensor.layouts.remembered import remembered
 from fdtensor.plans.collectives import Step, is_local
 from fdtensor.plans.cost_fields import (
     by_dtype,
@@ -240,7 +241,7 @@ def linked(cost: CostModel, mesh: Mesh) -> CostModel:
     return _linked(cost, mesh) if mesh.links else cost
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered(4096)
 def _linked(cost: CostModel, mesh: Mesh) -> CostModel:
     own = {axis for axis, _, _ in cost.axes}
     named = [(axis, NAMED_LINKS[link]) for axis, link in mesh.links if axis not in own]
@@ -273,7 +274,7 @@ def _scaled(cost: CostModel, by: float) -> CostModel:
     return attrs.evolve(cost, latency=by * cost.latency, launch=launch, axes=axes)
 
 
-@functools.lru_cache(maxsize=16384)
+@remembered(16384)
 def seconds(step: Step, cost: CostModel) -> float:
     """The seconds that `cost` gives for a step. Time: constant in the number of messages."""
     collective, moved = step.collective, most_received((step,))

@@ -7,7 +7,6 @@ go beyond 64 bits.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from math import gcd, prod
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from fdtensor.layouts.blocks import intersect, length, whole
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Shard, StridedShard
+from fdtensor.layouts.remembered import remembered
 from fdtensor.plans.movement import Movement
 from fdtensor.plans.normal_type import NormalType, overlaps
 
@@ -81,7 +81,7 @@ def _lengths(type: NormalType, d: int) -> Count:
     return table(type, axes_of((type, d)), lambda c: length(type.indices(d, tuple(c))))
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered(4096)
 def numel(type: NormalType) -> Count:
     """The elements that each rank holds."""
     total = constant(type.mesh, 1)
@@ -184,7 +184,7 @@ def _owners(type: NormalType, d: int, units: int) -> dict[int, NDArray[np.int64]
     return owners
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered(4096)
 def to_receive(moves: Movement) -> Count:
     """The elements that each destination rank must get from others."""
     wanted: Count = numel(moves.dst) * moves.terms

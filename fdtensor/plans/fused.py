@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 from collections.abc import Sequence
 
@@ -11,6 +10,7 @@ import attrs
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.placement import Placement, Ragged, Shard, StridedShard
 from fdtensor.layouts.record import Record
+from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.collectives import AllReduce, Step, by_exchange, is_local
 from fdtensor.plans.movement import movement
@@ -81,7 +81,7 @@ def fuse(plans: Sequence[Plan]) -> Fused:
     return Fused(tuple([_exchanged(p) for p in plans]))
 
 
-@functools.lru_cache(maxsize=16384)
+@remembered(16384)
 def _exchanged(found: Plan) -> Plan:
     """The same movement by at most two exchanges, and local steps."""
     steps: list[Step] = []
@@ -103,13 +103,13 @@ def _exchanged(found: Plan) -> Plan:
     return Plan(found.src, found.dst, tuple(steps), found.cost)
 
 
-@functools.lru_cache(maxsize=1024)
+@remembered(1024)
 def _digest(found: Fused) -> str:
     text = "".join(p.digest for p in found.plans)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered(4096)
 def batched(found: Plan, size: int) -> Plan:
     """The same plan for `size` tensors stacked along a new first dim."""
     return plan(_batched(found.src, size), _batched(found.dst, size), cost=found.cost)

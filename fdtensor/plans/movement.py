@@ -8,7 +8,6 @@ exactly what it lacks.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from math import prod
 
@@ -16,6 +15,7 @@ import attrs
 
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.placement import Cut, Shard, Spans
+from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.normal_type import NormalType, dim_to_cut, normalized
 
@@ -52,7 +52,7 @@ class Movement:
         return [*self.src.cut_axes, *self.reduced]
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered(4096)
 def movement(src_type: TensorType, dst_type: TensorType) -> Movement:
     """The movement between types of one shape and dtype.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
@@ -13,6 +12,7 @@ import attrs
 from fdtensor.layouts.blocks import Box, Intervals, cut, intersect, length, locate, whole
 from fdtensor.layouts.mesh import Coord, Mesh
 from fdtensor.layouts.placement import Cut, Partial, Ragged, Replicate, Shard
+from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 
 __all__ = ["Cuts", "NormalType", "Overlap", "dim_to_cut", "normalized", "overlaps"]
@@ -59,7 +59,7 @@ class NormalType:
         return tuple([self.indices(d, coord) for d in range(len(self.shape))])
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered(4096)
 def normalized(type: TensorType) -> NormalType:
     """The normal type of a type."""
     layout, mesh = type.layout, type.mesh
@@ -147,6 +147,6 @@ def _meeting(block: Intervals, placement: Cut, count: int, target: Intervals) ->
             return range(count)
 
 
-@functools.lru_cache(maxsize=256)
+@remembered(256)
 def _stops(sizes: Sequence[int]) -> list[int]:
     return list(accumulate(sizes))

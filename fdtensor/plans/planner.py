@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.record import Record
+from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.arguments import check_ends, check_prices
 from fdtensor.plans.bound import least_total, lower_bound
@@ -209,7 +209,7 @@ def plan(
         raise
 
 
-@functools.lru_cache(maxsize=65536)
+@remembered(65536)
 def _plan(src: object, dst: object, cost: CostModel, max_bytes: int | None) -> Plan:
     check_ends(src, dst)
     assert isinstance(src, TensorType)
@@ -284,23 +284,23 @@ def _some(mesh: Mesh) -> Sequence[int]:
     return [mesh.rank_at(c) for c in coords]
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered(4096)
 def _peak(found: Plan) -> int:
     meshes = {found.src.mesh: None, found.dst.mesh: None}
     ranks = {rank for mesh in meshes for rank in _some(mesh)}
     return max(found.peak_bytes_at(rank) for rank in ranks)
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered(4096)
 def _received(found: Plan) -> int:
     return most_received(found.steps)
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered(4096)
 def _sent(found: Plan) -> int:
     return most_sent(found.steps)
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered(4096)
 def _digest(found: Plan) -> str:
     return hashlib.sha256(found.to_json().encode()).hexdigest()[:32]

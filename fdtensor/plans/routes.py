@@ -5,7 +5,6 @@ Both sides know the box of each message without asking.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from itertools import product
 from math import prod
@@ -14,6 +13,7 @@ import attrs
 
 from fdtensor.layouts.blocks import Box, Intervals, intersect, length, locate, merged, whole
 from fdtensor.layouts.mesh import Coord
+from fdtensor.layouts.remembered import remembered
 from fdtensor.plans.movement import Movement
 from fdtensor.plans.normal_type import Overlap, overlaps
 
@@ -50,7 +50,7 @@ class Route:
     """In the order of their terms."""
 
 
-@functools.lru_cache(maxsize=8192)
+@remembered(8192)
 def route(moves: Movement, rank: int) -> Route:
     """The messages that `rank` sends, receives and keeps. Time: linear in their number."""
     before, after = moves.src.mesh.coord(rank), moves.dst.mesh.coord(rank)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from math import prod
 
@@ -10,6 +9,7 @@ import attrs
 import torch
 
 from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 
 __all__ = ["Tiling", "along", "join", "outermost", "split", "tiling"]
@@ -38,7 +38,7 @@ class Tiling:
     """Whether the blocks lie one after the other already."""
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered(4096)
 def tiling(full: Ints, counts: Ints, dims: Ints, stack: Ints | None = None) -> Tiling:
     """The blocks that cuts of `dims[i]` into `counts[i]` make; cuts of one dim from outer to inner.
 
@@ -72,7 +72,7 @@ def tiling(full: Ints, counts: Ints, dims: Ints, stack: Ints | None = None) -> T
     )
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered(4096)
 def along(mesh: Mesh, axes: tuple[str, ...], full: Ints, dims: Ints) -> Tiling:
     """The blocks of the ranks along `axes`, which cut `dims`, in the order of a process group.
 

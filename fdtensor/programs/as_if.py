@@ -7,7 +7,6 @@ other, on tensors of its own sizes.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ import attrs
 from fdtensor.layouts.errors import FdtensorError, TraceError
 from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Graph, Var
 from fdtensor.plans.cost import CostModel
@@ -96,7 +96,7 @@ def _scaled(type: TensorType | FreeType, scale: Scale) -> TensorType | FreeType:
         ) from error
 
 
-@functools.lru_cache(maxsize=1024)
+@remembered(1024)
 def dearer(cost: CostModel, ratio: float) -> CostModel:
     """A cost model by which a byte costs as much as `ratio` bytes do."""
     axes = tuple((axis, latency, bandwidth / ratio) for axis, latency, bandwidth in cost.axes)

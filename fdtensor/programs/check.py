@@ -7,7 +7,6 @@ dtypes of its results, and on each axis the placements of a line must be a row o
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from fdtensor.layouts.errors import FdtensorError, TraceError
 from fdtensor.layouts.kinds import is_list, is_tuple
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Placement, Replicate, Shard
+from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.torch_private import has_kernel, packet_name, schema_of
 from fdtensor.layouts.words import first_sentence
@@ -210,7 +210,7 @@ def _check_count(call: Call, fulls: Sequence[Full]) -> None:
         raise TraceError(f"{call.op} gives {count} tensors, not {len(call.outs)}.")
 
 
-@functools.lru_cache(maxsize=16384)
+@remembered(16384)
 def _results(key: CallKey, ins: tuple[Full, ...], device: str) -> tuple[Full, ...]:
     """The results of an op for operands of these shapes and dtypes, in order."""
     call = Call(key.op, key.args, key.kwargs, (None,) * key.width)

@@ -7,7 +7,6 @@ planner, and `solver.cheapest` takes the best together.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Placement
+from fdtensor.layouts.remembered import remembered
 from fdtensor.ops.decompositions import DECOMPOSITIONS, decomposition_of
 from fdtensor.ops.graph import Call, Full, Graph, Var, is_view
 from fdtensor.ops.notation.core import R, rule_of
@@ -139,7 +139,7 @@ def total_seconds(
     return sum(paid.values()) + sum(o.seconds for o in taken)
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered(4096)
 def _body_options(
     key: CallKey,
     fulls: tuple[Full, ...],
@@ -187,7 +187,7 @@ def inside(
     return dict(_inside(body.graph, body.depth, mesh, boundaries, cost, reduce_dtype))
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered(4096)
 def _inside(
     graph: Graph,
     depth: int,

@@ -8,6 +8,7 @@ import torch
 
 from fdtensor.layouts.errors import FdtensorError
 from fdtensor.layouts.kinds import is_tuple
+from fdtensor.layouts.remembered import remembered
 from fdtensor.ops.decompositions import decomposition_of
 from fdtensor.ops.graph import Call, Full, Graph, tensors_of
 from fdtensor.ops.recorder import record
@@ -17,7 +18,7 @@ from fdtensor.ops.rows import CallKey, arguments
 __all__ = ["decomposed"]
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered(4096)
 def decomposed(
     key: CallKey, fulls: tuple[Full, ...], read: tuple[bool, ...], blocks: int
 ) -> Graph | None:

@@ -6,7 +6,6 @@ caller's and stay; other memory is freed after the last line that reads a value 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
+from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Var
 from fdtensor.plans.collectives import Step
@@ -151,7 +151,7 @@ def _waits(lines: Lines) -> dict[int, int]:
     return waits
 
 
-@functools.lru_cache(maxsize=1 << 16)
+@remembered(1 << 16)
 def local_bytes(type: TensorType, ranks: tuple[int, ...]) -> Bytes:
     """The bytes of the block of each rank."""
     return _integers([type.local_nbytes(rank) for rank in ranks])
@@ -165,7 +165,7 @@ def buffer_bytes(eqn: Eqn, ranks: tuple[int, ...]) -> Bytes:
     return _working_bytes(eqn.steps, ranks) - results
 
 
-@functools.lru_cache(maxsize=1 << 16)
+@remembered(1 << 16)
 def _working_bytes(steps: tuple[Step, ...], ranks: tuple[int, ...]) -> Bytes:
     """The bytes of the results and the buffers of the steps of a line, by rank."""
     kind, (step, *others) = steps[0].collective, steps

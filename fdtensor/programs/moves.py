@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from math import prod
 
@@ -19,6 +18,7 @@ from fdtensor.layouts.placement import (
     Spans,
     StridedShard,
 )
+from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Full
 from fdtensor.ops.lift import layout_of
@@ -37,7 +37,7 @@ IMPOSSIBLE = 1e6
 """The price, in seconds, of a move to or from a placement that the tensor cannot have."""
 
 
-@functools.lru_cache(maxsize=1 << 18)
+@remembered(1 << 18)
 def move_seconds(
     full: Full,
     mesh: Mesh,
@@ -78,7 +78,7 @@ def move_seconds(
 _EXACT = (Ragged, StridedShard, Spans)
 
 
-@functools.lru_cache(maxsize=65536)
+@remembered(65536)
 def _essential(
     shape: tuple[int, ...], mesh: Mesh, src: Placements, dst: Placements
 ) -> tuple[tuple[int, ...], Placements, Placements]:
@@ -99,7 +99,7 @@ def _essential(
     return tuple(sizes), tuple(map(moved, src)), tuple(map(moved, dst))
 
 
-@functools.lru_cache(maxsize=1 << 17)
+@remembered(1 << 17)
 def _seconds(
     shape: tuple[int, ...],
     src: Placements,
@@ -147,7 +147,7 @@ def about_seconds(
     return moved / bandwidth + launch
 
 
-@functools.lru_cache(maxsize=64)
+@remembered(64)
 def fastest(cost: CostModel) -> tuple[float, float]:
     """The seconds of the cheapest message without bytes, and the most bytes in a second."""
     visible = overlapped(cost)

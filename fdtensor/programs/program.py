@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from fdtensor.layouts.display import display
 from fdtensor.layouts.errors import FdtensorError, TraceError
 from fdtensor.layouts.json_fields import Malformed, parsed, shown
 from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.remembered import while_alive
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.text import Text
 from fdtensor.layouts.tree import flatten, unflatten
@@ -265,7 +265,7 @@ def last_uses(program: Program) -> list[list[Var]]:
     return dead
 
 
-@functools.lru_cache(maxsize=1024)
+@while_alive(1024)
 def _peak(program: Program, ranks: tuple[int, ...]) -> int:
     return int(bytes_held(lines_of(program, ranks)).max())
 
@@ -274,7 +274,7 @@ def _corners(mesh: Mesh) -> tuple[int, ...]:
     return tuple(mesh.ranks) if mesh.size <= 64 else (mesh.order[0], mesh.order[-1])
 
 
-@functools.lru_cache(maxsize=1024)
+@while_alive(1024)
 def _digest(program: Program) -> str:
     text = "\n".join(
         [

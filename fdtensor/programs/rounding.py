@@ -6,7 +6,6 @@ float32 and an all_gather of halves, 3/4 of its bytes, where that takes less tim
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from math import prod
 
@@ -14,6 +13,7 @@ import attrs
 import torch
 
 from fdtensor.layouts.placement import Replicate, Shard
+from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.precision import has_pending_sum, is_sum
 from fdtensor.plans.cost import CostModel, overlapped, seconds
@@ -22,7 +22,7 @@ from fdtensor.plans.planner import Plan, plan
 __all__ = ["stages"]
 
 
-@functools.lru_cache(maxsize=65536)
+@remembered(65536)
 def stages(
     src: TensorType, dst: TensorType, wide: torch.dtype, cost: CostModel
 ) -> tuple[Plan, ...]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from math import prod
 
 from fdtensor.layouts.placement import Cut
+from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.flops import flops
 from fdtensor.ops.graph import Full
@@ -32,7 +32,7 @@ def line_seconds(types: Sequence[TensorType], eqn: Eqn, cost: CostModel) -> floa
     return _call_seconds(CallKey.of(call), tuple(ins), tuple(outs), cost)
 
 
-@functools.lru_cache(maxsize=1 << 16)
+@remembered(1 << 16)
 def _call_seconds(
     key: CallKey,
     ins: tuple[TensorType, ...],

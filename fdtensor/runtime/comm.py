@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar, get_args
 
@@ -11,6 +10,7 @@ import torch
 from fdtensor.layouts.errors import CommError
 from fdtensor.layouts.expected import no_comm, no_mesh
 from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.torch_private import FakeTensor, plain_dispatch
 from fdtensor.layouts.words import near
@@ -230,7 +230,7 @@ def other_kind(tensor: torch.Tensor) -> str | None:
     return None if plain or isinstance(tensor, FakeTensor) else f"a {kind.__name__}"
 
 
-@functools.lru_cache(maxsize=8192)
+@remembered(8192)
 def _expected(type: TensorType, rank: int) -> tuple[int, ...] | None:
     """The shape that a rank's local tensor must have; None for a rank outside."""
     return None if type.mesh.position(rank) is None else type.local_shape(rank)

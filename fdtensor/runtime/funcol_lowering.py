@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import torch
 
+from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.torch_private import collectives_on_fakes
 from fdtensor.ops.graph import Full, Graph
 from fdtensor.ops.recorder import record
@@ -49,7 +50,7 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-@functools.lru_cache(maxsize=16384)
+@remembered(16384)
 def lower_steps(
     steps: tuple[Step, ...], rank: int, backend: str = "gloo", device: str = "cpu"
 ) -> Graph:

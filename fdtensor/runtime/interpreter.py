@@ -155,14 +155,14 @@ def admit(
     except AttributeError:
         refuse_no_comm(comm)
         raise
-    if check == "always" or (check == "first" and found not in comm.agreed):
+    if check == "always" or (check == "first" and found.digest not in comm.agreed):
         wrong = [m for m in map(comm.mistake, values, types) if m]
         about, digest = _KINDS[found.__class__], found.digest
         if tracked(values):  # ranks that differ in this would wait for each other in the backward
             about, digest = f"{about} with its gradient", digest_of(f"{digest} with its gradient")
         meshes = dict.fromkeys(meshes_of(found))
         comm.agree(about, digest, list(meshes), wrong[0] if wrong else None)
-        comm.agreed.add(found)
+        comm.agreed.add(found.digest)
         return
     for value, type in zip(values, types, strict=True):
         mistake = comm.mistake(value, type)

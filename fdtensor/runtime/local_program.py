@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import attrs
 import torch
 
+from fdtensor.layouts.remembered import while_alive
 from fdtensor.ops.graph import Graph, Var, substituted
 from fdtensor.ops.line_checks import LineCheck
 from fdtensor.ops.lowering import lowered
@@ -45,7 +45,7 @@ class Spelling:
     """Whether exchanges too: a Comm has better ways to run them."""
 
 
-@functools.lru_cache(maxsize=512)
+@while_alive(512)
 def local_program(
     program: Program, rank: int, spelling: Spelling | None = None, checked: bool = False
 ) -> LocalProgram:

@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable, Sequence
 from math import isfinite
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -106,18 +107,19 @@ def _lists(tree: Any) -> Any:
 
 
 def compiled(program: Program, comm: Any) -> Callable[..., tuple[Any, ...]]:
-    """The function of local tensors that this rank runs: inputs, then constants."""
-    known = comm.compiled
+    """The function of local tensors that this rank runs: inputs, then constants.
+
+    The Comm keeps it for as long as the program lives.
+    """
+    known = comm.compiled.setdefault(compiled, WeakKeyDictionary()).setdefault(program, {})
     checked = debugging()
-    found = known.get((program, checked))
+    found = known.get(checked)
     if found is None:
         spelling = Spelling(comm.backend, str(comm.device), exchanges=False)
         _groups(program, comm.rank)
         source, names = written(local_program(program, comm.rank, spelling, checked), comm)
         exec(compile(source, f"<fdtensor {program.name}>", "exec"), names)
-        if len(known) >= 1024:
-            known.pop(next(iter(known)))
-        found = known[program, checked] = names["program"]
+        found = known[checked] = names["program"]
     return found
 
 
@@ -146,15 +148,16 @@ def run_locally(program: Program, values: Sequence[Any], comm: Any) -> Sequence[
 
 def runner_of(program: Program, comm: Any) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """The work of `run_locally` for a program on a Comm, prepared once."""
-    if comm.rank is None or not inside(comm, program.mesh) or program.constants:
+    if comm.rank is None or not inside(comm, program.mesh):
         return comm.watched(program, functools.partial(run_locally, program, comm=comm))
     function = as_traced(compiled(program, comm))
-    if len(program.eqns) < 3:
+    constants = [tensor for _, tensor in program.constants]
+    if len(program.eqns) < 3 and not constants:
         return comm.watched(program, lambda values: function(*values))
 
     def below(values: Sequence[Any]) -> Sequence[Any]:
         with below_autograd():  # a third faster where torch would look for derivatives
-            return function(*values)
+            return function(*values, *constants)
 
     return comm.watched(program, below)
 

@@ -4,10 +4,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
-from functools import partial
-from types import FunctionType, MethodType
 from typing import Any, ParamSpec, overload
 
 import attrs
@@ -16,21 +13,15 @@ import torch
 from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.torch_private import transforms_active
 from fdtensor.ops.ambient import settings, unusual
-from fdtensor.programs.options import Check, OnMissingRule, Options, Plain
-from fdtensor.tensors.calls.entry import Entry
+from fdtensor.programs.options import Check, OnMissingRule, Plain
 from fdtensor.tensors.calls.function import CACHED, Spmd
-from fdtensor.tensors.calls.python_state import reader_of
+from fdtensor.tensors.calls.functions import DEFAULT, function_of
 from fdtensor.tensors.dtensor import DTensor
 from fdtensor.tensors.foreach import by_comm, is_foreach
 
 __all__ = ["call"]
 
 P = ParamSpec("P")
-
-_FUNCTIONS: OrderedDict[Any, Spmd[..., Any]] = OrderedDict()
-
-_QUICK: dict[Any, Entry] = {}
-"""The programs of `call` for arguments without derivatives, by function, types and constants."""
 
 _CONSTANT = frozenset({int, bool, str, type(None), torch.dtype})
 
@@ -88,7 +79,7 @@ def call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     >>> total.full()
     tensor(15)
     """
-    key: list[Any] = [fn, *settings()]
+    key: list[Any] = [*settings()]
     values: list[Any] = []
     comm = _keyed(args, key, values, None)
     if comm is None or kwargs or unusual() or transforms_active():
@@ -97,33 +88,19 @@ def call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs) if parts is None else parts
     if len(values) > 1 and len(set(map(id, values))) < len(values):
         key += map([*map(id, values)].index, map(id, values))  # a write to one shows in the other
-    whole = (comm, _read(fn), *key)
-    entry = _QUICK.get(whole)
+    function = function_of(fn)
+    read, known = function.reads, function.quick
+    whole = (comm, read and read(), *key)
+    entry = known.get(whole)
     if entry is not None:
         return entry.result(entry.go(values), comm)
-    function = _spmd_of(fn, kwargs)
     result = function(*args)
     entry = function.last
     if entry is not None and entry.traced is not None and comm.check != "always":
-        if len(_QUICK) >= CACHED:
-            _QUICK.pop(next(iter(_QUICK)))
-        _QUICK[whole] = entry
+        if len(known) >= CACHED:
+            known.pop(next(iter(known)))
+        known[whole] = entry
     return result
-
-
-def _read(fn: Callable[..., Any]) -> Any:
-    """The key of what a function of the user reads besides its arguments."""
-    if fn.__class__ is not FunctionType and fn.__class__ not in (partial, MethodType):
-        return None
-    if fn not in _READERS:
-        if len(_READERS) >= CACHED:
-            _READERS.pop(next(iter(_READERS)))
-        _READERS[fn] = reader_of(fn)
-    read = _READERS[fn]
-    return read and read()
-
-
-_READERS: dict[Any, Any] = {}
 
 
 def _keyed(args: Any, key: list[Any], values: list[Any], comm: Any) -> Any:
@@ -167,16 +144,8 @@ _ANY = object()
 def _spmd_of(fn: Callable[..., Any], kwargs: dict[str, Any]) -> Spmd[..., Any]:
     """The function of DTensors that `call` has made of `fn`; takes its options out of `kwargs`."""
     named = {name: kwargs.pop(name) for name in _NAMES if name in kwargs}
-    options = attrs.evolve(_DEFAULT, **named) if named else _DEFAULT
-    function = _FUNCTIONS.get((fn, options))
-    if function is None:
-        function = _FUNCTIONS[fn, options] = Spmd(fn, options)
-        if len(_FUNCTIONS) > CACHED:
-            _FUNCTIONS.popitem(last=False)
-    return function
+    return function_of(fn, attrs.evolve(DEFAULT, **named) if named else None)
 
 
 _NAMES = ("out_layouts", "plain", "on_missing_rule", "check", "check_indices", "reduce_dtype")
 """The options that `call` takes from among the arguments."""
-
-_DEFAULT = Options(on_data_dependent="replicate", quiet=True)

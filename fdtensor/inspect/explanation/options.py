@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +10,7 @@ import attrs
 from fdtensor.layouts.errors import FdtensorError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Placement
+from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Full
 from fdtensor.ops.lift import layout_of
@@ -143,7 +143,7 @@ def _priced(option: Option, call: int, node: Node, uses: _Uses, prices: AxisPric
     return Priced(option, option.seconds, spent, received)
 
 
-@functools.lru_cache(maxsize=65536)
+@remembered(65536)
 def _bytes(
     full: Full, mesh: Mesh, src: Placements, wanted: tuple[Place, ...], cost: CostModel
 ) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from math import prod
@@ -11,6 +10,7 @@ import attrs
 
 from fdtensor.layouts.blocks import Intervals, cut, length, whole
 from fdtensor.layouts.mesh import Coord, Mesh
+from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 
 __all__ = [
@@ -51,7 +51,7 @@ class Dim:
     """How many indices the largest part has."""
 
 
-@functools.lru_cache(maxsize=256)
+@remembered(256)
 def dims_of(type: TensorType) -> tuple[Dim, ...]:
     """The dims of a type."""
     return tuple(_dim(type, d) for d in range(len(type.shape)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import torch.distributed as dist
 from fdtensor.layouts.errors import LayoutError, MeshError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Partial, Replicate
+from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.torch_private import NO_GROUPS, c10d_group
 from fdtensor.runtime.control.plane import groups, plane_of
@@ -66,7 +66,7 @@ def _group(mesh: Mesh, axis: str, ranks: tuple[int, ...]) -> Any:
     return c10d_group(name)
 
 
-@functools.lru_cache(maxsize=256)
+@remembered(256)
 def _descending(mesh: Mesh) -> frozenset[str]:
     """The axes along which some ranks do not ascend."""
     if isinstance(mesh.order, range):

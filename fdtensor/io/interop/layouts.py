@@ -10,7 +10,6 @@ first; all agree where the cuts are even:
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from fdtensor.layouts.errors import LayoutError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Partial, Placement, Ragged, Replicate, Shard, StridedShard
+from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.torch_private import spec_of, strided_shard
 
@@ -147,7 +147,7 @@ def _decoded(mesh: Mesh, placements: Sequence[Placement]) -> Layout | None:
     return Layout(mesh, plain, {dim: [mesh.axes[i] for i in axes] for dim, axes in order.items()})
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered(4096)
 def _written(type: TensorType) -> tuple[tuple[Placement, ...], bool]:
     """Placements in words that torch has, and whether their strided shards stand for an order."""
     mesh, layout = type.mesh, type.layout

@@ -30,6 +30,7 @@ __all__ = [
     "count_function_modes",
     "enable_python_dispatcher",
     "extract_tensor_metadata",
+    "forget_fakes",
     "function_modes",
     "plain_dispatch",
     "pop_function_mode",
@@ -69,6 +70,12 @@ extract_tensor_metadata = _extract_tensor_metadata
 
 FAKES_LOG = "torch._subclasses.fake_tensor"
 """The name of the log to which fake tensors write what they raise."""
+
+
+def forget_fakes(most: int) -> None:
+    """Drops what torch keeps of ops on fake tensors, where it is of more than `most` of them."""
+    if len(FakeTensorMode.cache) > most:
+        FakeTensorMode.cache_clear()
 
 
 def proxy_mode() -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 
 from fdtensor.layouts.blocks import Intervals
+from fdtensor.layouts.remembered import remembered
 from fdtensor.ops.notation.core import Block
 from fdtensor.ops.notation.local_index import subset
 
@@ -133,7 +133,7 @@ class Taps:
         return zeros.index_add(dim, tensor(outs), x)
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered(4096)
 def taps(op: Any, size: int, ndim: int, d: int, args: Any, dtype: torch.dtype) -> Taps | None:
     """The taps of `op(x, *args)` along dim `d` of the `ndim` it acts on; None if that is too long.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterator
 from math import prod
 
@@ -11,6 +10,7 @@ import numpy as np
 import torch
 
 from fdtensor.layouts.blocks import Box, Intervals, length, whole
+from fdtensor.layouts.remembered import remembered
 
 __all__ = ["Places"]
 
@@ -92,7 +92,7 @@ class Places:
         return total
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered(4096)
 def _merged(places: Places) -> tuple[int, tuple[_Dim, ...]]:
     """The number of the first element of dims held in one place, and as few dims as there can be.
 

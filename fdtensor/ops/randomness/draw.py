@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 
 from fdtensor.layouts.blocks import Box
 from fdtensor.layouts.errors import TraceError
+from fdtensor.layouts.remembered import remembered
 from fdtensor.ops.random_bits import Key, Places, filled, fold_in, normal_of, uniform_of
 from fdtensor.ops.random_bits.floats import width_of
 from fdtensor.ops.random_bits.keys import AnyKey
@@ -119,7 +119,7 @@ def boxed(box: Box) -> list[int]:
     return [n for part in box for n in (len(part), *(end for pair in part for end in pair))]
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered(4096)
 def _places(size: tuple[int, ...], box: tuple[int, ...]) -> Places:
     """The places of the block that these numbers stand for; of the whole tensor without any."""
     if not box:

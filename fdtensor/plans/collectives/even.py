@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from math import prod
@@ -13,6 +12,7 @@ import torch
 
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import ReduceOp, Shard
+from fdtensor.layouts.remembered import remembered
 from fdtensor.plans.collectives.base import Axes, Blocks, Collective, OnRank, Step, World, peers
 from fdtensor.plans.local_tensors import plain
 from fdtensor.plans.normal_type import NormalType
@@ -170,7 +170,7 @@ def is_even(type: NormalType, dims: Sequence[int]) -> bool:
     )
 
 
-@functools.lru_cache(maxsize=1024)
+@remembered(1024)
 def ascending(mesh: Mesh) -> bool:
     """Whether ranks count up along the mesh, as they do in a process group."""
     return isinstance(mesh.order, range) or list(mesh.order) == sorted(mesh.order)

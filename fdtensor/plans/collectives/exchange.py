@@ -13,6 +13,7 @@ import torch
 
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import ReduceOp
+from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.boxes import contiguous, cut, packed
 from fdtensor.plans.collectives.base import (
@@ -215,13 +216,13 @@ def rounds_of(step: Step, rank: int) -> tuple[ExchangeRound, ...]:
     return rounds(step.moves, rank, exchange.pieces, exchange.reduce_op is not None)
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered(4096)
 def members(meshes: tuple[Mesh, ...]) -> tuple[int, ...]:
     """The ranks of all meshes, ascending."""
     return tuple(sorted({rank for mesh in meshes for rank in mesh.order}))
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered(4096)
 def taking_part(steps: tuple[Step, ...], rank: int) -> tuple[int, ...]:
     """The ranks, ascending, that take part in an all-to-all of these exchanges with `rank`.
 

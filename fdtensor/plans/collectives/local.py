@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 
 import attrs
 import torch
 
 from fdtensor.layouts.blocks import Box, intersect, locate
+from fdtensor.layouts.remembered import remembered
 from fdtensor.plans.boxes import Boxes, boxes_in, cut
 from fdtensor.plans.collectives.base import Blocks, Collective, OnRank, Step, World
 from fdtensor.plans.counts import Count, constant
@@ -88,7 +88,7 @@ class Common:
         return self.boxes is not None and self.boxes[1].places == (((),),)
 
 
-@functools.lru_cache(maxsize=8192)
+@remembered(8192)
 def common(step: Step, rank: int) -> Common:
     """The elements that a rank in both meshes holds before and after a step."""
     src, dst = step.src, step.dst

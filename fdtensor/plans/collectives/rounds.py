@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Sequence
 
 import attrs
@@ -10,6 +9,7 @@ import torch
 
 from fdtensor.layouts.blocks import Box, Intervals, length, select
 from fdtensor.layouts.placement import ReduceOp
+from fdtensor.layouts.remembered import remembered
 from fdtensor.plans.boxes import Boxes, Part, Views, boxes_in, contiguous
 from fdtensor.plans.movement import Movement
 from fdtensor.plans.reductions import accumulate
@@ -66,7 +66,7 @@ class ExchangeRound:
         return [message.peer for message in self.recvs]
 
 
-@functools.lru_cache(maxsize=8192)
+@remembered(8192)
 def rounds(moves: Movement, rank: int, pieces: int, reduces: bool) -> tuple[ExchangeRound, ...]:
     """The rounds of an exchange on one rank, as many as it has pieces."""
     way, src = route(moves, rank), moves.src.type

@@ -38,6 +38,8 @@ class Adjoint:
     """The cotangents as a differentiable function of the inputs and cotangents."""
     local: bool
     """Whether neither half moves anything: then torch differentiates the lines by itself."""
+    function: Callable[[], Any]
+    """The plain function, which runs keep and this does not."""
 
     def runner(self, comm: Any) -> Callable[[Sequence[Any]], Sequence[Any]]:
         """The outputs, as values with derivatives."""
@@ -83,6 +85,10 @@ def _grouped(flat: Any, count: int, comm: Any) -> Sequence[Any]:
     return [comm.value(list(flat[i * width : (i + 1) * width])) for i in range(count)]
 
 
+_wanted_again: list[Any] = []
+"""The functions whose derivatives are computed: those of higher order read them again."""
+
+
 class _Run(torch.autograd.Function):
     """A program on the leaves of its values."""
 
@@ -96,6 +102,7 @@ class _Run(torch.autograd.Function):
             for value, type in zip(rest, adjoint.forward.out_types[len(outs) :], strict=True):
                 mark(comm.leaves(value), type)
         ctx.it, ctx.comm, ctx.backward_half = adjoint, comm, halves[1]
+        ctx.functions = (adjoint.function(), *_wanted_again)
         ctx.count, ctx.rest = count, len(rest)
         ctx.save_for_backward(*flat, *_flat(rest, comm))
         leaves = tuple(_flat(outs, comm))
@@ -113,7 +120,12 @@ class _Run(torch.autograd.Function):
         cts = _grouped(cotangents, len(adjoint.out_types), comm)
         cts = [cts[i] for i in adjoint.through]
         if torch.is_grad_enabled():
-            grads = adjoint.again(values, cts, comm)
+            before = len(_wanted_again)
+            _wanted_again.extend(ctx.functions)
+            try:
+                grads = adjoint.again(values, cts, comm)
+            finally:
+                del _wanted_again[before:]
         else:
             grads = ctx.backward_half([*(values[i] for i in adjoint.kept), *rest, *cts])
         by_input = dict(zip(adjoint.wanted, grads, strict=True))

@@ -31,6 +31,7 @@ from fdtensor.tensors.calls.key import call_key
 from fdtensor.tensors.calls.python_state import reader_of
 from fdtensor.tensors.calls.replicas import ANSWERS, on_replicas, placed
 from fdtensor.tensors.calls.text import shown
+from fdtensor.tensors.calls.weakly import weakly
 from fdtensor.tensors.dtensor import DTensor, is_dtensor
 
 __all__ = ["CACHED", "Spmd"]
@@ -38,20 +39,27 @@ __all__ = ["CACHED", "Spmd"]
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
 
-CACHED = 4096
-"""How many programs a function keeps."""
+CACHED = 1024
+"""How many programs a function keeps, the last ones."""
+
+_COMMS = 32
+"""For how many Comms it keeps them."""
 
 
 class Spmd(Generic[P, R]):
     """A function of DTensors made of a plain torch function; one program for each set of types."""
 
-    def __init__(self, f: Callable[P, Any], options: Options | None = None) -> None:
+    def __init__(
+        self, f: Callable[P, Any], options: Options | None = None, *, weak: bool = False
+    ) -> None:
         refuse_no_function(f)
-        self.f = f
+        self._f: Callable[[], Any] = weakly(f) if weak else lambda: f
         self.options = options or Options()
         self.reads = reader_of(f)
         """The values that it reads besides its arguments, as a part of the key of a program."""
         self.programs: OrderedDict[Any, Entry] = OrderedDict()
+        self.quick: dict[Any, Entry] = {}
+        """Those that `call` finds by the arguments alone."""
         self.derived: dict[Any, Spmd[..., Any]] = {}
         self.keyed: Spmd[..., Any] | None = None
         """The same of the function with a key."""
@@ -60,6 +68,13 @@ class Spmd(Generic[P, R]):
         self.reasons: set[str] = set()
         """Why it runs on replicated operands, as far as it was said."""
         functools.update_wrapper(self, f, updated=())
+        if weak:
+            del self.__dict__["__wrapped__"]
+
+    @property
+    def f(self) -> Callable[P, Any]:
+        """The plain function."""
+        return self._f()
 
     def __reduce__(self) -> Any:
         name = getattr(self, "__qualname__", "spmd")
@@ -161,17 +176,27 @@ class Spmd(Generic[P, R]):
         if entry is None:
             comm, grads = key[:2]
             entry = self.programs[key] = self._new(leaves, spec, comm, grads)
-            if len(self.programs) > CACHED:
-                self.programs.popitem(last=False)
+            self._keep_few()
         elif entry.first is not None and (self.options.check or entry.comm.check) == "always":
             agree(entry.first, leaves, entry.comm, self.options.check)
         return entry
+
+    def _keep_few(self) -> None:
+        """Drops the programs that were made first: of many, and of the Comms before the last."""
+        if len(self.programs) > CACHED:
+            self.programs.popitem(last=False)
+        comms = dict.fromkeys(key[0] for key in self.programs)
+        if len(comms) > _COMMS:
+            first = next(iter(comms))
+            for table in (self.programs, self.quick):
+                for key in [key for key in table if key[0] is first]:
+                    del table[key]
 
     def _new(self, leaves: Sequence[Any], spec: Any, comm: Any, grads: bool) -> Entry:
         """The entry of calls like this one, agreed on by all ranks."""
         __tracebackhide__ = True
         refuse_untraceable(self.f, leaves)
-        again = self._again if grads else None
+        again = functools.partial(_again, self.options, self.derived) if grads else None
         try:
             program, both = traced_call(self.f, self.options, leaves, spec, comm, again)
         except DataDependentError as error:
@@ -189,17 +214,6 @@ class Spmd(Generic[P, R]):
         self.reasons.add(reason)
         text = f"{name_of(self.f)} runs on replicated operands, whole on every rank: {reason}"
         warnings.warn(text, FallbackWarning, stacklevel=5)
-
-    def _again(
-        self, g: Any, types: Any, values: Any, ct_types: Any, cts: Any, own: Any, comm: Any
-    ) -> list[Any]:
-        """The cotangents of inputs as values with derivatives of their own."""
-        known = self.derived.get(g)
-        if known is None:
-            known = self.derived[g] = Spmd(g, attrs.evolve(self.options, **own))
-        tensors = [DTensor(v, t, comm) for v, t in zip(values, types, strict=True)]
-        cotangents = [DTensor(v, t, comm) for v, t in zip(cts, ct_types, strict=True)]
-        return [grad.local for grad in known(tensors, cotangents)[1]]
 
     def _on_replicas(self, leaves: Sequence[Any], spec: Any, comm: Any) -> Any:
         """The function on the full tensors, which every rank gathers."""
@@ -220,3 +234,23 @@ class Spmd(Generic[P, R]):
             return error
         known = next((leaf for leaf in leaves if isinstance(leaf, DTensor)), None)
         return error if known is None else known.comm.failed([known.mesh], error)
+
+
+def _again(
+    options: Options,
+    derived: dict[Any, Spmd[..., Any]],
+    g: Any,
+    types: Any,
+    values: Any,
+    ct_types: Any,
+    cts: Any,
+    own: Any,
+    comm: Any,
+) -> list[Any]:
+    """The cotangents of inputs as values with derivatives of their own."""
+    known = derived.get(g)
+    if known is None:
+        known = derived[g] = Spmd(g, attrs.evolve(options, **own))
+    tensors = [DTensor(v, t, comm) for v, t in zip(values, types, strict=True)]
+    cotangents = [DTensor(v, t, comm) for v, t in zip(cts, ct_types, strict=True)]
+    return [grad.local for grad in known(tensors, cotangents)[1]]

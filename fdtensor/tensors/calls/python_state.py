@@ -17,10 +17,12 @@ from enum import Enum
 from numbers import Number
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import torch
 
+from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.torch_private import module_tensors
 
 __all__ = ["argument_key", "reader_of"]
@@ -142,10 +144,13 @@ def _module_keys(
 
 
 def reader_of(f: Callable[..., Any]) -> Callable[[], tuple[Any, ...]] | None:
-    """A function that gives the key of what `f` reads besides its arguments; None for nothing."""
+    """A function that gives the key of what `f` reads besides its arguments; None for nothing.
+
+    It does not keep `f`, which is to be alive when it is called.
+    """
     cells: list[Any] = []
     names: list[tuple[dict[str, Any], str]] = []
-    functions: list[FunctionType] = []
+    functions: list[Callable[[], Any]] = []
     bound: list[Any] = []
     while f is not None:
         if isinstance(f, functools.partial):
@@ -158,7 +163,7 @@ def reader_of(f: Callable[..., Any]) -> Callable[[], tuple[Any, ...]] | None:
             space = f.__globals__
             cells += f.__closure__ or ()
             names += [(space, name) for name in _names_in(f.__code__) if _varies(space, name)]
-            functions.append(f)
+            functions.append(ref(f))
             f = getattr(f, "__wrapped__", None)  # type: ignore[assignment]
         else:
             bound += [f] if isinstance(f, torch.nn.Module) else []
@@ -171,7 +176,7 @@ def reader_of(f: Callable[..., Any]) -> Callable[[], tuple[Any, ...]] | None:
         values += [space.get(name) for space, name in names]
         values += bound
         for function in functions:
-            values += [function.__defaults__, function.__kwdefaults__]
+            values += [function().__defaults__, function().__kwdefaults__]
         return tuple(
             [
                 (v.__class__, v) if v.__class__ in _PLAIN else _key(v, False, 0, set())
@@ -194,7 +199,7 @@ def _contents(cell: Any) -> Any:
         return None
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered(4096)
 def _names_in(code: Any) -> tuple[str, ...]:
     """The globals that code reads, functions inside of it included."""
     reads = [i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL"]

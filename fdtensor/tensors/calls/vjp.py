@@ -19,6 +19,7 @@ from fdtensor.programs.recording import TENSOR, filled, name_of
 from fdtensor.programs.tracer import Traced
 from fdtensor.tensors.calls.adjoint import Adjoint
 from fdtensor.tensors.calls.halves import halves
+from fdtensor.tensors.calls.weakly import weakly
 
 __all__ = ["adjoint"]
 
@@ -51,7 +52,8 @@ def adjoint(
     layouts = [t.layout for t in outs], [t.layout for t in in_cts]
     options = attrs.evolve(options, out_layouts=layouts)
     still: set[int] = set()
-    flat = _flat(f, spec, leaves, types, primal.statics)
+    function = weakly(f)
+    flat = _flat(function, spec, leaves, types, primal.statics)
     joined = functools.partial(_with_cotangents, name_of(f), flat, wanted, through, still)
     joint = functools.partial(_joint_program, make, tree, all_types, options, primal, through)
     try:
@@ -67,7 +69,9 @@ def adjoint(
 
     forward, backward, kept = halves(whole, len(known), len(outs))
     local = not any(eqn.steps for eqn in whole.eqns)
-    return Adjoint(forward, backward, outs, kept, wanted, through, frozenset(still), pulled, local)
+    return Adjoint(
+        forward, backward, outs, kept, wanted, through, frozenset(still), pulled, local, function
+    )
 
 
 def _joint_program(
@@ -91,7 +95,7 @@ def _joint_program(
 
 
 def _flat(
-    f: Callable[..., Any],
+    function: Callable[[], Any],
     spec: optree.PyTreeSpec,
     leaves: Sequence[Any],
     types: Sequence[TensorType | None],
@@ -101,7 +105,7 @@ def _flat(
 
     def flat(tensors: Sequence[Any]) -> list[Any]:
         args, kwargs = unflatten(spec, filled(leaves, types, tensors))
-        results, _ = flatten(f(*args, **kwargs))
+        results, _ = flatten(function()(*args, **kwargs))
         return [r for r, leaf in zip(results, statics, strict=True) if leaf is TENSOR]
 
     return flat

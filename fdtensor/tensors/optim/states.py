@@ -22,7 +22,7 @@ __all__ = ["Settings", "fresh_program", "settings", "state_types", "step_program
 Settings = tuple[tuple[str, Any], ...]
 """Options as a key: each name and value."""
 
-CACHED = 4096
+CACHED = 256
 """How many functions of DTensors are kept."""
 
 

@@ -12,7 +12,6 @@ The transpose goes back, with P for R and R for P: each rank's cotangent is that
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import attrs
@@ -22,6 +21,7 @@ from fdtensor.layouts.blocks import chunk
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Coord, Mesh
 from fdtensor.layouts.placement import Partial, Placement, Ragged, Replicate, Shard
+from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.cost import NAMED_LINKS, CostModel
 from fdtensor.plans.planner import Plan, plan
@@ -118,7 +118,7 @@ def _slowest(axes: Sequence[str], mesh: Mesh, cost: CostModel) -> str | None:
     return min(zip(rates, named, strict=True), key=lambda pair: pair[0], default=(0.0, None))[1]
 
 
-@functools.lru_cache(maxsize=8192)
+@remembered(8192)
 def _plan(
     move: LocalCollective,
     ranks: tuple[int, ...],
