@@ -60,22 +60,20 @@ def tensor(comm, rows=4, requires_grad=False):
     return distribute(x, MESH.layout("x"), comm)
 
 
-def redistributions(count: int) -> Iterator[None]:
-    comm = connect(MESH)
-    for i in range(count):
+def redistributions(comm, numbers: range) -> Iterator[None]:
+    for i in numbers:
         yield tensor(comm, 4 + i % 3).redistribute(MESH.layout(None, "x"))
 
 
-def programs(count: int) -> Iterator[None]:
-    comm, f = connect(MESH), spmd(lambda x: torch.relu(x @ x.mT).sum(0))
-    for i in range(count):
+def programs(comm, numbers: range) -> Iterator[None]:
+    f = spmd(lambda x: torch.relu(x @ x.mT).sum(0))
+    for i in numbers:
         yield f(tensor(comm, 4 + i))
 
 
-def closures(count: int) -> Iterator[None]:
-    comm = connect(MESH)
+def closures(comm, numbers: range) -> Iterator[None]:
     x, y = tensor(comm), tensor(comm, requires_grad=True)
-    for i in range(count):
+    for i in numbers:
         by = torch.full((6,), float(i))
         yield fd.call(lambda x, by=by: x * by, x)
         yield fd.call(lambda x: x * by, x)  # noqa: B023
@@ -83,10 +81,10 @@ def closures(count: int) -> Iterator[None]:
         yield fd.call(lambda x: (x * x * by).sum(), y)  # noqa: B023
 
 
-def connects(count: int) -> Iterator[None]:
+def connects(comm, numbers: range) -> Iterator[None]:
     double, f = (lambda x: x + x), spmd(torch.sin)
-    for _ in range(count):
-        comm = connect(MESH)
+    for _ in numbers:
+        comm = connect(comm.mesh)
         x = tensor(comm)
         yield fd.call(double, x), fd.call(torch.add, x, x), f(x)
         yield x.redistribute(MESH.layout()), fd.call(torch.sum, tensor(comm, requires_grad=True))
@@ -103,13 +101,14 @@ WORK = {
 
 def growth(work, count: int) -> tuple[Held, Held]:
     """What a process holds once it has done some work, and once it has done the same again."""
-    places = ("function.CACHED", "functions.CACHED", "function._COMMS")
+    calls = "tensors.calls.function"
+    places = (f"{calls}.CACHED", f"{calls}s.CACHED", f"{calls}._COMMS", "ops.recorder._FAKES")
     with contextlib.ExitStack() as stack:
         for place in places:
-            stack.enter_context(mock.patch(f"fdtensor.tensors.calls.{place}", 4))
-        held = []
-        for _ in range(2):
-            for _ in work(count):
+            stack.enter_context(mock.patch(f"fdtensor.{place}", 4))
+        comm, held = connect(MESH), []
+        for start in (0, count):
+            for _ in work(comm, range(start, start + count)):
                 pass
             held.append(Held.now())
     return held[0], held[1]

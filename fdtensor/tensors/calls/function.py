@@ -183,14 +183,13 @@ class Spmd(Generic[P, R]):
 
     def _keep_few(self) -> None:
         """Drops the programs that were made first: of many, and of the Comms before the last."""
+        comms = list(dict.fromkeys(key[0] for key in self.programs))
+        old = [key for key in self.programs if key[0] is comms[0]] if len(comms) > _COMMS else []
         if len(self.programs) > CACHED:
-            self.programs.popitem(last=False)
-        comms = dict.fromkeys(key[0] for key in self.programs)
-        if len(comms) > _COMMS:
-            first = next(iter(comms))
-            for table in (self.programs, self.quick):
-                for key in [key for key in table if key[0] is first]:
-                    del table[key]
+            old.append(next(iter(self.programs)))
+        gone = {id(self.programs.pop(key, None)) for key in old}
+        for key in [key for key, entry in self.quick.items() if id(entry) in gone]:
+            del self.quick[key]
 
     def _new(self, leaves: Sequence[Any], spec: Any, comm: Any, grads: bool) -> Entry:
         """The entry of calls like this one, agreed on by all ranks."""
