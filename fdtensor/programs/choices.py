@@ -59,6 +59,8 @@ class Constraints:
     """Prices for the choice alone."""
     reduce_dtype: torch.dtype | None = torch.float32
     """The dtype in which pending sums of half precision are held; None for their own."""
+    deterministic: bool = False
+    """Whether calls whose bits depend on how operands are cut run on whole ones."""
     ties: Mapping[int, int] = attrs.field(factory=lambda: dict[int, int]())
     """The outputs, by number, that are to have the layout of an input which is open, and that."""
     holding: float = 0.0

@@ -59,6 +59,11 @@ def _wider(_: Any, attribute: attrs.Attribute[Any], value: object) -> None:
         )
 
 
+def _flag(_: Any, attribute: attrs.Attribute[Any], value: object) -> None:
+    if not isinstance(value, bool):
+        raise TraceError(f"{attribute.name}={value!r} is no option.", hint="Write True, or False.")
+
+
 def _count(_: Any, attribute: attrs.Attribute[Any], value: object) -> None:
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
         raise TraceError(
@@ -127,6 +132,8 @@ class Options:
     """Whether programs check indices, and other operands that ops refuse for their values."""
     reduce_dtype: torch.dtype | None = attrs.field(default=torch.float32, validator=_wider)
     """The dtype in which pending sums of half precision are held; None for their own."""
+    deterministic: bool = attrs.field(default=False, validator=_flag)
+    """Whether results are the same to the bit on every mesh and in every layout."""
     max_bytes: int | None = attrs.field(default=None, validator=_count)
     """What any rank may hold at once; None for no bound."""
     as_if: Program | Scale | None = attrs.field(default=None, validator=_program_or_scale)

@@ -24,6 +24,7 @@ from fdtensor.ops.rows import CallKey, rows_of, variants
 from fdtensor.programs.boundary import Boundary, boundary_of
 from fdtensor.programs.choices import Body, Choice, Constraints
 from fdtensor.programs.decomposed import decomposed
+from fdtensor.programs.deterministic import on_whole, on_whole_operands
 from fdtensor.programs.ends import any_place, block, input_node, open_places, output_node
 from fdtensor.programs.nodes import Node, Option, Place
 from fdtensor.programs.prices import AxisPrices, Prices
@@ -56,12 +57,12 @@ class ProblemBuilder:
         taken: Sequence[Option] = (),
     ) -> None:
         self.graph, self.axis, self.boundary = graph, axis, boundary
-        self.mesh, self.cost = prices.mesh, prices.cost
+        self.mesh, self.cost, self.count = prices.mesh, prices.cost, prices.mesh.axis_size(axis)
         self.before, self.depth, self.at_uses = before, depth, at_uses
         self.constraints, self.body_options = constraints, body_options
         self.taken = taken
+        self.whole = on_whole_operands(graph) if constraints.deterministic else frozenset[int]()
         self.like = None if constraints.like is None else constraints.like[axis]
-        self.count = self.mesh.axis_size(axis)
         self.known: dict[Hashable, tuple[Option, ...]] = {}
         self.domain: dict[Var, dict[Placement, None]] = {}
         """The placements in which a value may be computed."""
@@ -157,17 +158,16 @@ class ProblemBuilder:
         ]
         ins = tuple([tuple(self.domain[v]) for v in call.ins])
         past = tuple([choice.calls[i] for choice in self.before.values()])
-        return CallKey.of(call), tuple(sides), ins, past, self._cutters(call)
-
-    def _cutters(self, call: Call) -> Hashable:
-        """How other axes cut the operands."""
-        return tuple([tuple([c.placements.get(v) for c in self.before.values()]) for v in call.ins])
+        cuts = [tuple([c.placements.get(v) for c in self.before.values()]) for v in call.ins]
+        return CallKey.of(call), tuple(sides), ins, past, tuple(cuts), i in self.whole
 
     def _built(self, i: int, call: Call) -> list[Option]:
         graph = self.graph
         pin = pinned(call)
         if pin is not None:
             return [Option((pin[self.axis],), (pin[self.axis],), 0.0)]
+        if i in self.whole:
+            return [on_whole(call)]
         kinds: dict[Placement, None] = {}
         for v in call.ins:
             kinds.update((p, None) for p in self.domain[v] if not isinstance(p, (Replicate, Shard)))

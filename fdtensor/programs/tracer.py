@@ -68,6 +68,7 @@ def trace(
     on_missing_rule: OnMissingRule = "replicate",
     check_indices: bool = True,
     reduce_dtype: torch.dtype | None = torch.float32,
+    deterministic: bool = False,
     max_bytes: int | None = None,
     as_if: Program | Scale | None = None,
     like: Program | None = None,
@@ -86,6 +87,9 @@ def trace(
     ops refuse for their values: it raises on all ranks. Pending sums of half precision are held and
     reduced in `reduce_dtype`; with None in their own. `key`, whose value does not matter, lets the
     random ops of `f` draw from a key.
+    With `deterministic`, results have the bits that they have on one rank, on every mesh and in
+    every layout: ops of which a kernel may round blocks otherwise, such as sums and products of
+    matrices, run on whole operands, and what that moves stands in the program.
     Lines are in the order in which the least of what is sent is waited for, by `cost`. With
     `regather`, what an input is gathered to is freed after its use, and gathered again for the next
     one just before it, as FSDP does.
@@ -135,6 +139,7 @@ def trace(
         on_missing_rule=on_missing_rule,
         check_indices=check_indices,
         reduce_dtype=reduce_dtype,
+        deterministic=deterministic,
         max_bytes=max_bytes,
         as_if=as_if if like is None else like,
     )
@@ -194,7 +199,9 @@ def traced(
         regather=options.regather,
         on_missing_rule=options.on_missing_rule,
         packed=packed,
-        constraints=Constraints(reduce_dtype=options.reduce_dtype),
+        constraints=Constraints(
+            reduce_dtype=options.reduce_dtype, deterministic=options.deterministic
+        ),
         repeats=repeats,
         arguments=arguments_of(f, spec, numbered(types)),
     )

@@ -62,6 +62,10 @@ def call(
 ) -> Any: ...
 
 
+@overload
+def call(fn: Callable[..., Any], *args: Any, deterministic: bool, **kwargs: Any) -> Any: ...
+
+
 @opaque
 def call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """`fn(*args, **kwargs)` on DTensors: a torch function, an aten overload, or your own.
@@ -69,7 +73,8 @@ def call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     Its program is made once for each set of types and Python arguments, and kept. A function whose
     output shapes depend on data runs on replicated operands. `torch._foreach_*` takes tensors of
     several meshes, which it runs one after the other. `out_layouts`, `plain`,
-    `on_missing_rule`, `check`, `check_indices` and `reduce_dtype` are those of `spmd`.
+    `on_missing_rule`, `check`, `check_indices`, `reduce_dtype` and `deterministic` are those of
+    `spmd`.
 
     >>> mesh = Mesh(x=2)
     >>> x = distribute(torch.arange(6), mesh.layout("x"), SimulatedComm(mesh))
@@ -147,5 +152,8 @@ def _spmd_of(fn: Callable[..., Any], kwargs: dict[str, Any]) -> Spmd[..., Any]:
     return function_of(fn, attrs.evolve(DEFAULT, **named) if named else None)
 
 
-_NAMES = ("out_layouts", "plain", "on_missing_rule", "check", "check_indices", "reduce_dtype")
+_NAMES = (
+    *("out_layouts", "plain", "on_missing_rule", "check", "check_indices"),
+    *("reduce_dtype", "deterministic"),
+)
 """The options that `call` takes from among the arguments."""

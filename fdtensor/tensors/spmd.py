@@ -57,6 +57,7 @@ class _Options(TypedDict, total=False):
     check: Check | None
     check_indices: bool
     reduce_dtype: torch.dtype | None
+    deterministic: bool
     max_bytes: int | None
     as_if: Program | Scale | None
 
@@ -97,6 +98,7 @@ def spmd(
     check: Check | None = None,
     check_indices: bool = True,
     reduce_dtype: torch.dtype | None = torch.float32,
+    deterministic: bool = False,
     max_bytes: int | None = None,
     as_if: Program | Scale | None = None,
 ) -> Any:
@@ -123,6 +125,10 @@ def spmd(
     Sums of float16 and bfloat16 wait, and are reduced, in `reduce_dtype`, as kernels of torch add
     them up; with None in their own dtype, which moves half of the bytes and rounds each term.
 
+    Run after run a program gives the same bits, and all ranks that hold the same have the same.
+    Another mesh or layout adds sums up in another order; with `deterministic` results have the bits
+    that one rank gives, and all that is not exact is computed on whole operands.
+
     >>> mesh = Mesh(x=2)
     >>> f = spmd(lambda x: (x * x).sum())
     >>> x = distribute(torch.arange(4.0), mesh.layout("x"), SimulatedComm(mesh))
@@ -146,6 +152,7 @@ def spmd(
         check=check,
         check_indices=check_indices,
         reduce_dtype=reduce_dtype,
+        deterministic=deterministic,
         max_bytes=max_bytes,
         as_if=as_if,
     )

@@ -29,8 +29,8 @@ MESH = Mesh(x=2)
 MEGABYTES = 24
 """By how much the memory of a process may grow meanwhile: pieces of freed memory lie about."""
 
-OBJECTS = 400
-"""By how many objects."""
+OBJECTS = 1_000
+"""By how many objects: fewer than a program has for each time that the work is done."""
 
 
 @attrs.frozen

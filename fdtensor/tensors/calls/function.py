@@ -115,6 +115,7 @@ class Spmd(Generic[P, R]):
             on_missing_rule=options.on_missing_rule,
             check_indices=options.check_indices,
             reduce_dtype=options.reduce_dtype,
+            deterministic=options.deterministic,
             max_bytes=options.max_bytes,
             as_if=options.as_if,
             **kwargs,
