@@ -213,6 +213,15 @@ def test_an_exact_op_gives_a_block_the_bits_it_gives_the_whole(name, dtype):
         torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
+def test_a_value_that_lies_transposed_in_memory_does_so_on_every_mesh():
+    def f(x, y, z):
+        return [(x.t() * y * z).sum(1), (x.t() * y * z) @ x]
+
+    mesh = Mesh(x=4)
+    cut = [mesh.layout(), mesh.layout("x"), mesh.layout("x")]
+    check(f, outcome(f, cut, 1, deterministic=True), 1)
+
+
 def test_without_the_option_a_sum_along_a_cut_dim_has_other_bits():
     graph = Graph((("mm", 0, 1), ("sum", 3, 3), ("softmax", 4, 4)))
     mesh = Mesh(x=4)
