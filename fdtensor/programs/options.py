@@ -59,11 +59,6 @@ def _wider(_: Any, attribute: attrs.Attribute[Any], value: object) -> None:
         )
 
 
-def _flag(_: Any, attribute: attrs.Attribute[Any], value: object) -> None:
-    if not isinstance(value, bool):
-        raise TraceError(f"{attribute.name}={value!r} is no option.", hint="Write True, or False.")
-
-
 def _count(_: Any, attribute: attrs.Attribute[Any], value: object) -> None:
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
         raise TraceError(
