@@ -26,6 +26,7 @@ from fdtensor.layouts.torch_private import forward_hooks, transforms_active
 from fdtensor.layouts.tree import flatten
 from fdtensor.ops.transparent import recording
 from fdtensor.parallel.kept import Kept, kept_block, kept_whole, type_of_blocks, unpacked
+from fdtensor.programs.options import EVERY_CALL
 from fdtensor.runtime.comm import Comm, refuse_no_comm
 from fdtensor.runtime.interpreter import digest_of
 from fdtensor.runtime.replication import known, leave, mark, same_along, storage_of, watched
@@ -248,7 +249,7 @@ def _agree(running: _Running, name: str, error: BaseException | None) -> None:
     about, shapes = f"what {name} keeps for its backward", digest_of("\n".join(types))
     when = "always" if way.check else way.comm.check
     if error is not None:
-        if when == "always" or (when == "first" and not way.agreed):  # the others may wait for it
+        if when in EVERY_CALL or (when == "first" and not way.agreed):  # the others may wait for it
             rank = way.line.order[0] if way.comm.rank is None else way.comm.rank
             mistake = f"rank {rank}: {type(error).__name__} in forward"
             with suppress(CommError):

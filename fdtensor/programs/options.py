@@ -14,10 +14,25 @@ from fdtensor.layouts.words import near
 from fdtensor.programs.as_if import Scale
 from fdtensor.programs.program import Program
 
-__all__ = ["Check", "Like", "OnDataDependent", "OnMissingRule", "Options", "Plain", "like"]
+__all__ = [
+    "EVERY_CALL",
+    "Check",
+    "Like",
+    "OnDataDependent",
+    "OnMissingRule",
+    "Options",
+    "Plain",
+    "like",
+]
 
-Check = Literal["first", "always", "never"]
-"""When ranks compare their plans: at the first use of a plan, at every use, or never."""
+Check = Literal["first", "always", "values", "never"]
+"""When ranks compare what they run: at the first use of a plan, at every use, or never.
+
+With "values" they compare at every use, and also the bits of what they are said to hold alike.
+"""
+
+EVERY_CALL = ("always", "values")
+"""Those that compare at every use."""
 
 OnMissingRule = Literal["replicate", "error"]
 """How an op without a rule is treated: it runs on replicated operands, or is refused."""

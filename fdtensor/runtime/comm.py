@@ -90,6 +90,18 @@ class Comm(Protocol[Value]):
     def meet(self, about: str, mesh: Mesh) -> None:
         """Raises `CommError` on all ranks of a mesh if they have not made the same calls so far."""
 
+    def note(self, about: str, fact: int, mesh: Mesh) -> None:
+        """Notes a number that must be the same on all ranks of a mesh, for when they compare."""
+
+    def pooled(
+        self,
+        about: str,  # noqa: ARG002
+        numbers: dict[int, list[int]],
+        meshes: Sequence[Mesh],  # noqa: ARG002
+    ) -> dict[int, list[int]]:
+        """The numbers of all ranks of the meshes, by rank; `numbers` has those of ranks here."""
+        return numbers
+
     def watched(self, what: Any, function: F) -> F:  # noqa: ARG002
         """The function, whose calls do `what` on its ranks: those of a plan or a program.
 

@@ -28,11 +28,11 @@ from fdtensor.plans.cost import NCCL, CostModel
 from fdtensor.plans.local_tensors import copied
 from fdtensor.programs.program import Program
 from fdtensor.runtime.comm import Check, Comm, contained, misfit, mistakes, refuse_no_place
-from fdtensor.runtime.control.agreement import agree
+from fdtensor.runtime.control.agreement import agree, pooled
 from fdtensor.runtime.control.ledger import Ledger
 from fdtensor.runtime.control.plane import group_of, plane_of
 from fdtensor.runtime.fused_exchange import begin_exchanges
-from fdtensor.runtime.interpreter import digest_of, meshes_of
+from fdtensor.runtime.interpreter import Deed, digest_of, meshes_of
 from fdtensor.runtime.process_groups import SECONDS, backend_of
 from fdtensor.runtime.world import ProcessWorld, functional
 
@@ -142,6 +142,21 @@ class FuncolComm(Comm[torch.Tensor]):
     def meet(self, about: str, mesh: Mesh) -> None:
         if self.check != "never":
             self.agree(about, digest_of(about), [mesh], None)
+
+    def note(self, about: str, fact: int, mesh: Mesh) -> None:
+        ledger, _ = self.ledgers(Deed(about, mesh))
+        if ledger is not None:
+            ledger.begin(fact, about)
+            ledger.end()
+
+    def pooled(
+        self, about: str, numbers: dict[int, list[int]], meshes: Sequence[Mesh]
+    ) -> dict[int, list[int]]:
+        ranks = members(tuple(meshes))
+        if self.rank not in ranks or len(ranks) == 1:
+            return numbers
+        ledger = self.plane.ledger(ranks)
+        return dict(zip(ranks, pooled(ledger, about, numbers[self.rank]), strict=True))
 
     def _watched(self, what: Any, function: Callable[..., Any]) -> Callable[..., Any]:
         ledger, fact = self.ledgers(what)

@@ -16,7 +16,9 @@ from fdtensor.layouts.words import shown
 from fdtensor.plans.collectives import Exchange
 from fdtensor.plans.fused import Fused
 from fdtensor.plans.planner import Plan
+from fdtensor.programs.options import EVERY_CALL
 from fdtensor.programs.program import Program
+from fdtensor.runtime.alike import compare, inputs
 from fdtensor.runtime.autograd import differentiable, plans_of, tracked
 from fdtensor.runtime.comm import Check, Comm, Value, inside, kind_of, refuse_no_comm
 from fdtensor.runtime.replication import mark, watching
@@ -155,7 +157,7 @@ def admit(
     except AttributeError:
         refuse_no_comm(comm)
         raise
-    if check == "always" or (check == "first" and found.digest not in comm.agreed):
+    if check in EVERY_CALL or (check == "first" and found.digest not in comm.agreed):
         wrong = [m for m in map(comm.mistake, values, types) if m]
         about, digest = _KINDS[found.__class__], found.digest
         if tracked(values):  # ranks that differ in this would wait for each other in the backward
@@ -163,11 +165,25 @@ def admit(
         meshes = dict.fromkeys(meshes_of(found))
         comm.agree(about, digest, list(meshes), wrong[0] if wrong else None)
         comm.agreed.add(found.digest)
+        if check == "values":
+            compare(about, comm, list(meshes), _held(found, types, values, comm))
         return
     for value, type in zip(values, types, strict=True):
         mistake = comm.mistake(value, type)
         if mistake:
             comm.refuse(_KINDS[found.__class__], mistake, meshes_of(found))
+
+
+def _held(
+    found: Plan | Fused | Program, types: Sequence[TensorType], values: Sequence[Any], comm: Any
+) -> dict[str, tuple[Any, TensorType]]:
+    """What runs, by name, with its type: the inputs, and what a program has closed over."""
+    held = inputs(values, types)
+    if isinstance(found, Program):
+        for i, (_, tensor) in enumerate(found.constants):
+            type = TensorType(tuple(tensor.shape), tensor.dtype, found.mesh.layout())
+            held[f"constant {i}, {type}"] = comm.value([tensor] * comm.width(type)), type
+    return held
 
 
 _KINDS = {Plan: "this plan", Fused: "this fused plan", Program: "this program"}

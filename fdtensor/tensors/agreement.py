@@ -9,6 +9,8 @@ from typing import Any
 from fdtensor.layouts.errors import CommError, FdtensorError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tree import flatten
+from fdtensor.programs.options import EVERY_CALL
+from fdtensor.runtime.alike import compare, inputs
 from fdtensor.runtime.comm import speaker
 from fdtensor.runtime.interpreter import digest_of
 from fdtensor.tensors.dtensor import DTensor, is_dtensor
@@ -45,10 +47,12 @@ def agreed(about: str, tensors: Sequence[DTensor[Any]], key: Hashable = ()) -> N
     """
     comm, types = comm_of(tensors), tuple([x.type for x in tensors])
     first = (about, types, key) not in comm.agreed
-    if comm.check == "always" or (comm.check == "first" and first):
+    if comm.check in EVERY_CALL or (comm.check == "first" and first):
         wrong = [m for m in (x.comm.mistake(x.local, x.type) for x in tensors) if m]
         digest = digest_of(repr((types, key)))
         comm.agree(about, digest, [union_of(tensors)], wrong[0] if wrong else None)
+        if comm.check == "values":
+            compare(about, comm, [union_of(tensors)], inputs([x.local for x in tensors], types))
         comm.agreed.update([about, (about, types, key)])
 
 

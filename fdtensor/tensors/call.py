@@ -13,7 +13,7 @@ import torch
 from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.torch_private import transforms_active
 from fdtensor.ops.ambient import settings, unusual
-from fdtensor.programs.options import Check, OnMissingRule, Plain
+from fdtensor.programs.options import EVERY_CALL, Check, OnMissingRule, Plain
 from fdtensor.tensors.calls.function import CACHED, Spmd
 from fdtensor.tensors.calls.functions import DEFAULT, function_of
 from fdtensor.tensors.dtensor import DTensor
@@ -101,7 +101,7 @@ def call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return entry.result(entry.go(values), comm)
     result = function(*args)
     entry = function.last
-    if entry is not None and entry.traced is not None and comm.check != "always":
+    if entry is not None and entry.traced is not None and comm.check not in EVERY_CALL:
         if len(known) >= CACHED:
             known.pop(next(iter(known)))
         known[whole] = entry

@@ -21,6 +21,7 @@ from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten
 from fdtensor.plans.local_tensors import empty, plain
 from fdtensor.plans.planner import plan
+from fdtensor.runtime.alike import compare, inputs
 from fdtensor.runtime.autograd import shared, spread, tracked, zeros
 from fdtensor.runtime.comm import (
     Check,
@@ -64,6 +65,7 @@ def from_local(
         raise no_type(type)
     _held_once(type.layout)
     agree("from_local", type, comm, comm.mistake(local, type), check)
+    _compare("from_local", local, type, comm, check)
     local = _plain(local, comm) if inside(comm, type.mesh) else _vacant(type, comm, local)
     return DTensor(shared(local, type, comm), type, comm)
 
@@ -120,6 +122,7 @@ def distribute(
     value = comm.value(spread(tensor, comm.width(whole)))  # type: ignore[arg-type]
     facts = f"distribute {type!r} {tracked([tensor])}"  # the backward is collective
     _agree(facts, "distribute", type.mesh, comm, comm.mistake(value, whole), check)
+    _compare("distribute", value, whole, comm, check)
     if not inside(comm, type.mesh):
         return DTensor(_vacant(type, comm, tensor), type, comm)
     slicing = plan(whole, type, cost=comm.cost)
@@ -179,6 +182,14 @@ def agree(
 ) -> None:
     """Raises `CommError` on all ranks of the mesh where types differ or one has a mistake."""
     _agree(f"{about} {type!r}", about, type.mesh, comm, mistake, check)
+
+
+def _compare(
+    about: str, value: Any, type: TensorType, comm: Comm[Any], check: Check | None
+) -> None:
+    """Raises `CommError` on all ranks where replicas differ, if values are to be compared."""
+    if (check or comm.check) == "values":
+        compare(about, comm, [type.mesh], inputs([value], [type]))
 
 
 def _agree(

@@ -12,7 +12,7 @@ import torch
 
 import fdtensor as fd
 
-__all__ = ["PHASES", "ROWS"]
+__all__ = ["DIFFER", "PHASES", "ROWS"]
 
 ROWS = 8
 
@@ -43,7 +43,8 @@ def other_call(has: SimpleNamespace) -> None:
 
 
 def local_call(has: SimpleNamespace) -> None:
-    has.y = fd.call(torch.relu, has.x)
+    fd.call(torch.mul, has.x, 2.0)
+    has.y = fd.call(torch.mul, has.x, has.factor)
 
 
 def redistribute(has: SimpleNamespace) -> None:
@@ -81,7 +82,8 @@ def optimizer(has: SimpleNamespace) -> None:
 
 def random(has: SimpleNamespace) -> None:
     draw = fd.spmd(torch.nn.functional.dropout)
-    has.drawn = draw(has.x, key=fd.random.key(0))
+    draw(has.x, key=fd.random.key(1))
+    has.drawn = draw(has.x, key=fd.random.key(has.seed))
 
 
 def save(has: SimpleNamespace) -> None:
@@ -109,3 +111,6 @@ PHASES: dict[str, Phase] = {
     )
 }  # fmt: skip
 """By name, in order."""
+
+DIFFER = ("local_call", "random")
+"""Those that read a number that may be another one on a rank: a factor or a seed."""

@@ -21,11 +21,12 @@ from tests.faults.phases import PHASES
 
 __all__ = ["FAULTS", "FAULTY", "RANKS", "live"]
 
-FAULTS = ("kill", "exit", "raise", "stop", "slow", "skip", "swap", "interrupt")
+FAULTS = ("kill", "exit", "raise", "stop", "slow", "skip", "swap", "differ", "interrupt")
 """What the faulty rank does in place of a phase.
 
-`slow` is within the time that others wait. With `interrupt`, rank 0 gets Ctrl-C while it waits for
-the faulty rank, which is late by all of that time.
+`differ` gives it another number at a later call. `slow` is within the time that others wait. With
+`interrupt`, rank 0 gets Ctrl-C while it waits for the faulty rank, which is late by all of that
+time.
 """
 
 FAULTY, RANKS = 2, 4
@@ -60,7 +61,8 @@ def live(rank: int, port: int, phase: str, fault: str, timeout: float, answers: 
         GLOO_SOCKET_IFNAME="lo",
     )
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where torch tells of every timeout
-    has = SimpleNamespace(mesh=fd.Mesh(x=RANKS), timeout=timeout, name=f"fdtensor_faults_{port}")
+    has = SimpleNamespace(mesh=fd.Mesh(x=RANKS), timeout=timeout, factor=2.0, seed=1)
+    has.name = f"fdtensor_faults_{port}"
     began = time.time()
     try:
         for name, run in _order(rank, phase, fault):
@@ -115,6 +117,8 @@ def _order(rank: int, phase: str, fault: str) -> list[tuple[str, Any]]:
             steps.insert(at, (phase, lambda has: time.sleep(has.timeout)))
         case "slow":
             steps.insert(at, (phase, lambda has: time.sleep(has.timeout / 2)))
+        case "differ":
+            steps.insert(at, (phase, lambda has: vars(has).update(factor=3.0, seed=2)))
         case "skip":
             del steps[at]
         case "swap" if at + 1 < len(steps):

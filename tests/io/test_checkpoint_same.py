@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fdtensor.io.checkpoint import load_checkpoint, save_checkpoint
-from fdtensor.io.checkpoint.fingerprint import COLUMNS, fingerprint
 from fdtensor.layouts.errors import CheckpointError
 from fdtensor.layouts.mesh import Mesh
+from fdtensor.runtime.fingerprint import COLUMNS, fingerprint
 from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.tensors.connect import connect, distribute
 from fdtensor.tensors.dtensor import DTensor
@@ -136,7 +136,7 @@ def test_the_state_of_an_optimizer_on_blocks_is_refused_on_all_ranks(pool4, tmp_
         assert facts == {
             "optim.state.0.exp_avg": "ranks 0, 2 | ranks 1, 3",
             "optim.state.0.exp_avg_sq": "ranks 0, 2 | ranks 1, 3",
-            "step": "ranks 0, 1, 2 | rank 3",
+            "step": "ranks 0-2 | rank 3",
         }
         assert rng == [2.0, 2.0]
 
@@ -160,7 +160,7 @@ def test_replicas_that_drifted_are_refused_on_all_ranks(pool4, tmp_path):
 TEXT = """\
 1 of 2 entries are not the same on all ranks that have them, and one rank's would be kept.
 
-  b: ranks 0, 1, 2 | rank 3
+  b: ranks 0-2 | rank 3
 
 Distribute what each rank has a part of (the state of fdtensor.optim is), name what each has of \
 its own by rank, or keep one with on_difference="ignore"."""

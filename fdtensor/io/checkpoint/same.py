@@ -9,13 +9,14 @@ from typing import Any
 import attrs
 import torch
 
-from fdtensor.io.checkpoint.fingerprint import fingerprint
 from fdtensor.io.checkpoint.together import gathered, together
 from fdtensor.layouts.layout import Layout
-from fdtensor.layouts.placement import Partial, Replicate
+from fdtensor.layouts.placement import Partial
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.planner import plan
+from fdtensor.runtime.alike import replicas, unlike
 from fdtensor.runtime.comm import Comm
+from fdtensor.runtime.fingerprint import fingerprint
 from fdtensor.runtime.interpreter import run
 from fdtensor.tensors.distribution import local_blocks
 from fdtensor.tensors.dtensor import DTensor
@@ -25,15 +26,13 @@ __all__ = ["differences"]
 WORDS = 4
 """How many numbers of 32 bits all ranks add up."""
 
-Key = tuple[str, int]
-"""The name of a value, and the first rank of those that claim to hold the same block of it."""
-
 
 @attrs.frozen
-class Claim:
+class _Held:
     """That `rank` holds of a value what all of `ranks` hold."""
 
-    key: Key
+    key: tuple[str, int]
+    """The name of the value, and the first of the ranks."""
     ranks: Sequence[int]
     rank: int
     print: bytes
@@ -49,27 +48,23 @@ def differences(values: Mapping[str, Any], comm: Comm[Any]) -> dict[str, str]:
         "save_checkpoint", comm, lambda: [c for n, v in values.items() for c in _claims(n, v, comm)]
     )
     if comm.rank is None:
-        return _unlike([(c.rank, c.key, c.print) for c in claims])
+        return unlike([(c.rank, c.key, c.print) for c in claims])
     if comm.mesh.size == 1 or _all_alike(claims, comm):
         return {}
     claims_of_ranks = gathered([(c.rank, c.key, c.print) for c in claims], comm)
-    return _unlike([claim for own in claims_of_ranks for claim in own])
+    return unlike([claim for own in claims_of_ranks for claim in own])
 
 
-def _claims(name: str, value: Any, comm: Any) -> Iterator[Claim]:
+def _claims(name: str, value: Any, comm: Any) -> Iterator[_Held]:
     own = comm.rank
     if isinstance(value, DTensor):
-        mesh = value.mesh
-        replicated = [
-            a for a, p in zip(mesh.axes, value.layout.placements, strict=True) if p == Replicate()
-        ]
-        for rank, local in local_blocks(value.local, mesh, value.comm):
-            ranks = mesh.coset(tuple(replicated), mesh.coord(rank) or ())
-            if len(ranks) > 1:
-                yield Claim((name, min(ranks)), ranks, rank, fingerprint(local))
+        sets = {rank: ranks for ranks in replicas(value.type) for rank in ranks}
+        for rank, local in local_blocks(value.local, value.mesh, value.comm):
+            if rank in sets:
+                yield _Held((name, sets[rank][0]), sets[rank], rank, fingerprint(local))
     elif own is not None and _is_plain(value):
         ranks = sorted(comm.mesh.order)
-        yield Claim((name, ranks[0]), ranks, own, fingerprint(value))
+        yield _Held((name, ranks[0]), ranks, own, fingerprint(value))
 
 
 def _is_plain(value: Any) -> bool:
@@ -77,7 +72,7 @@ def _is_plain(value: Any) -> bool:
     return not isinstance(value, torch.Tensor) or type(value) in (torch.Tensor, torch.nn.Parameter)
 
 
-def _all_alike(claims: Sequence[Claim], comm: Any) -> bool:
+def _all_alike(claims: Sequence[_Held], comm: Any) -> bool:
     """Whether sums over all ranks are 0, to which the first of n ranks adds n - 1 times a word.
 
     The others take it away once each. Words are added modulo 2^32, so that no sum overflows.
@@ -93,24 +88,3 @@ def _all_alike(claims: Sequence[Claim], comm: Any) -> bool:
     src = TensorType((WORDS,), torch.int64, pending)
     summed = run(plan(src, comm.mesh.layout(), cost=comm.cost), words, comm)
     return all(total % 2**32 == 0 for total in summed.tolist())
-
-
-def _unlike(claims: Sequence[tuple[int, Key, bytes]]) -> dict[str, str]:
-    """For each name with different prints the ranks that have the same ones."""
-    groups: dict[Key, dict[bytes, list[int]]] = {}
-    for rank, key, print in claims:
-        groups.setdefault(key, {}).setdefault(print, []).append(rank)
-    unlike: dict[str, list[str]] = {}
-    for (name, _), prints in sorted(groups.items()):
-        if len(prints) > 1:
-            texts = [_some(sorted(ranks)) for ranks in sorted(prints.values(), key=min)]
-            unlike.setdefault(name, []).append(" | ".join(texts))
-    return {
-        name: texts[0] + (f", and {len(texts) - 1} other blocks" if len(texts) > 1 else "")
-        for name, texts in unlike.items()
-    }
-
-
-def _some(ranks: Sequence[int], most: int = 8) -> str:
-    text = f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:most]))}"
-    return f"{text} and {len(ranks) - most} more" if len(ranks) > most else text

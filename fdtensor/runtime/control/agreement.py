@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from fdtensor.layouts.errors import CommError
@@ -10,7 +12,7 @@ from fdtensor.runtime.control.ledger import Ledger
 from fdtensor.runtime.control.posts import account, parting
 from fdtensor.runtime.world import functional
 
-__all__ = ["agree"]
+__all__ = ["agree", "pooled"]
 
 _all_gather = functional("all_gather_into_tensor")
 
@@ -29,6 +31,11 @@ def agree(ledger: Ledger, about: str, digest: str, mistake: str | None) -> None:
     if error is not None:
         ledger.renewed()
         raise error
+
+
+def pooled(ledger: Ledger, about: str, numbers: Sequence[int]) -> list[list[int]]:
+    """What each rank of a ledger has in place of these numbers. Collective over its ranks."""
+    return ledger.noted(len(numbers), about, _pooled, ledger, numbers)
 
 
 def _disagreement(ledger: Ledger, about: str, digest: str, mistake: str | None) -> CommError | None:
@@ -57,7 +64,11 @@ def _disagreement(ledger: Ledger, about: str, digest: str, mistake: str | None) 
 
 def _differ(ledger: Ledger, wrong: bool) -> bool:
     """Whether calls differ so far, or one rank has something wrong."""
-    group = ledger.plane.control_group(ledger)
-    facts = torch.tensor([ledger.number, ledger.mark, wrong], device="cpu")
-    rows = _all_gather(facts, len(ledger.ranks), group).view(-1, 3).tolist()
+    rows = _pooled(ledger, [ledger.number, ledger.mark, wrong])
     return any(row[2] or row != rows[0] for row in rows)
+
+
+def _pooled(ledger: Ledger, numbers: Sequence[int]) -> list[list[int]]:
+    group = ledger.plane.control_group(ledger)
+    own = torch.tensor(numbers, dtype=torch.int64, device="cpu")
+    return _all_gather(own, len(ledger.ranks), group).view(len(ledger.ranks), -1).tolist()

@@ -12,7 +12,7 @@ from fdtensor.layouts.errors import CommError, FdtensorError, TraceError, ValueT
 from fdtensor.layouts.torch_private import transforms_active
 from fdtensor.layouts.tree import argument, paths
 from fdtensor.ops.random_key import key_type
-from fdtensor.programs.options import Check, Plain
+from fdtensor.programs.options import EVERY_CALL, Check, Plain
 from fdtensor.programs.tracer import one_mesh
 from fdtensor.runtime.comm import speaker
 from fdtensor.runtime.interpreter import digest_of
@@ -57,12 +57,17 @@ def distributed_key(
     comm = known[0].comm
     type = key_type(one_mesh([leaf.type for leaf in known]))
     check = check or comm.check
-    if check == "always" or (check != "never" and is_first):
-        words = key.tolist() if isinstance(key, torch.Tensor) else [key.high, key.low]
-        comm.agree("this key", digest_of(repr(words)), [type.mesh], None)
+    if check in EVERY_CALL or (check != "never" and is_first):
+        comm.agree("this key", digest_of(repr(_words(key))), [type.mesh], None)
+    elif not (isinstance(key, torch.Tensor) and key.is_cuda):  # a look at it would wait for the GPU
+        comm.note("this key", hash(_words(key)), type.mesh)
     device = comm.device
     whole = key.to(device, torch.int64) if isinstance(key, torch.Tensor) else key.tensor(device)
     return DTensor(comm.value([whole] * comm.width(type)), type, comm)
+
+
+def _words(key: Any) -> tuple[int, ...]:
+    return tuple(key.tolist()) if isinstance(key, torch.Tensor) else (key.high, key.low)
 
 
 def tell(error: FdtensorError, leaves: Sequence[Any], check: Check | None) -> None:

@@ -21,7 +21,7 @@ from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten, key_orders, unflatten
 from fdtensor.ops.random_bits.keys import AnyKey
 from fdtensor.ops.random_key import is_key, with_random_key
-from fdtensor.programs.options import Options
+from fdtensor.programs.options import EVERY_CALL, Options
 from fdtensor.programs.program import Program
 from fdtensor.programs.recording import name_of, refuse_no_function
 from fdtensor.programs.tracer import is_typed, trace
@@ -178,7 +178,7 @@ class Spmd(Generic[P, R]):
             comm, grads = key[:2]
             entry = self.programs[key] = self._new(leaves, spec, comm, grads)
             self._keep_few()
-        elif entry.first is not None and (self.options.check or entry.comm.check) == "always":
+        elif entry.first is not None and (self.options.check or entry.comm.check) in EVERY_CALL:
             agree(entry.first, leaves, entry.comm, self.options.check)
         return entry
 

@@ -12,6 +12,7 @@ from fdtensor.layouts.errors import FdtensorError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.words import shown
+from fdtensor.programs.options import EVERY_CALL
 from fdtensor.tensors.agreement import agreed
 from fdtensor.tensors.connect import redistribute
 from fdtensor.tensors.dtensor import DTensor
@@ -102,7 +103,7 @@ def settled(about: str, rows: Sequence[Row]) -> list[Row]:
     live = [row for row in rows if row.grad is not None]
     if not live:
         return list(rows)
-    always = live[0].param.comm.check == "always"
+    always = live[0].param.comm.check in EVERY_CALL
     keys = [(row.fixed, repr(row.numbers) if always else sorted(row.numbers)) for row in live]
     agreed(about, [x for row in live for x in (row.param, row.grad)], repr(keys))
     return _with_numbers(_moved(rows))

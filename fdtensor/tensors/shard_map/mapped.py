@@ -21,7 +21,9 @@ from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.torch_private import transforms_active
 from fdtensor.layouts.tree import flatten, paths, unflatten
 from fdtensor.plans.local_tensors import own
+from fdtensor.programs.options import EVERY_CALL
 from fdtensor.programs.recording import name_of, refuse_no_function
+from fdtensor.runtime.alike import compare, inputs
 from fdtensor.runtime.autograd import shared
 from fdtensor.runtime.comm import Comm
 from fdtensor.runtime.interpreter import Deed, digest_of
@@ -197,7 +199,7 @@ def _on_this_rank(
     plain = [leaf for leaf in run.leaves if not is_dtensor(leaf)]
     key: Any = (types, flags, run.tree, tuple([(type(leaf), leaf) for leaf in plain]))
     try:
-        trusted = None if comm.check == "always" else known.get(key)
+        trusted = None if comm.check in EVERY_CALL else known.get(key)
     except TypeError:  # a value that cannot be hashed may be another one each time
         trusted, key = None, None
     if trusted is None:
@@ -205,6 +207,8 @@ def _on_this_rank(
         comm.agree("shard_map", digest_of(facts), [run.mesh], wrong[0] if wrong else None)
     elif wrong:
         comm.refuse("shard_map", wrong[0], [run.mesh])
+    if comm.check == "values":
+        compare("shard_map", comm, [run.mesh], inputs(values, types))
     place = RealPlace(run.mesh, rank, comm, trusted)
     results = comm.watched(Deed(f"shard_map of {name_of(run.f)}", run.mesh), _go)(
         run, place, values
