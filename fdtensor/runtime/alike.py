@@ -84,8 +84,8 @@ def compare(
         error = CommError(
             f"ranks hold different values of what {about} takes to be the same on all of them.",
             **wrong,
-            hint="Has a rank drawn numbers of its own, or missed an update? x.full() and "
-            "distribute() make one rank's value that of all.",
+            hint="Has a rank drawn numbers of its own, or missed an update? "
+            "distribute(x, layout, comm, src_rank=0) makes one rank's value that of all.",
         )
         error.common = True
         raise error

@@ -5,9 +5,11 @@ file defines one thing, in this order:
 
     sockets    the sockets of process groups, and how waits on them end
     places     the lines of the user that are running
+    causes     what an error says to other ranks, and whether it came from the network
     posts      what a rank says of itself when something has gone wrong, and the one error of all
     board      where posts hang: keys in a store
     ledger     the calls of a rank on a set of ranks, with a rolling fingerprint
+    agreement  how the ranks of a ledger compare what they are about to do
     flight     the last calls of a rank as a file
     watcher    the thread that looks at the board while the main thread waits
     plane      all of it for a process
