@@ -22,7 +22,7 @@ from fdtensor.tensors.shard_map.collectives import (
 )
 
 if TYPE_CHECKING:
-    from fdtensor.runtime.control.plane import groups
+    from fdtensor.runtime.control.process import groups
 
 __all__ = [
     "all_gather",
@@ -39,4 +39,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # checkers would take any name for one of this module
-    __getattr__, __dir__ = lazy_names(__name__, {"runtime.control.plane": ["groups"]})
+    __getattr__, __dir__ = lazy_names(__name__, {"runtime.control.process": ["groups"]})

@@ -25,7 +25,7 @@ from fdtensor.parallel.rank_programs import device_of, rank_programs
 from fdtensor.parallel.styles import Style, axes_of, matched
 from fdtensor.parallel.writing import written
 from fdtensor.programs.out_layouts import asked_layouts
-from fdtensor.runtime.control.plane import groups
+from fdtensor.runtime.control.process import groups
 from fdtensor.runtime.process_groups import initialized, this_rank
 
 __all__ = ["tensor_parallel"]

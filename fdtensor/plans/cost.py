@@ -15,9 +15,9 @@ from fdtensor.layouts.remembered import remembered
 from fdtensor.plans.collectives import Step, is_local
 from fdtensor.plans.cost_fields import (
     by_dtype,
+    check_link,
     duration,
     flag,
-    no_link,
     no_model,
     rate,
     table,
@@ -112,7 +112,7 @@ class CostModel(Record):
         (('dp', 1e-05, 40000000000.0),)
         """
         for axis, link in links.items():
-            _check_link(axis, link)
+            check_link(axis, link, Link)
         rest = [row for row in self.axes if row[0] not in links]
         rows = [(axis, link.latency, link.bandwidth) for axis, link in links.items()]
         return attrs.evolve(self, axes=(*rest, *rows))
@@ -123,11 +123,6 @@ class CostModel(Record):
         links = [own[axis] for axis in axes or own if axis in own]
         plain = [(self.latency, self.bandwidth)] if not axes or len(links) < len(axes) else []
         return max(a for a, _ in links + plain), min(b for _, b in links + plain)
-
-
-def _check_link(axis: str, link: object) -> None:
-    if not isinstance(link, Link):
-        raise no_link(axis, link)
 
 
 def model_of(cost: object) -> CostModel:

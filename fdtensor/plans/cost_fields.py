@@ -10,7 +10,7 @@ from fdtensor.layouts.errors import PlanError
 from fdtensor.layouts.mesh_fields import LINKS
 from fdtensor.layouts.words import shown
 
-__all__ = ["by_dtype", "duration", "flag", "no_link", "no_model", "rate", "table", "text"]
+__all__ = ["by_dtype", "check_link", "duration", "flag", "no_model", "rate", "table", "text"]
 
 
 def no_model(value: object) -> PlanError:
@@ -21,10 +21,12 @@ def no_model(value: object) -> PlanError:
     )
 
 
-def no_link(axis: str, value: object) -> PlanError:
-    """The error for what connects no ranks."""
+def check_link(axis: str, value: object, kind: type) -> None:
+    """Raises `PlanError` for what connects no ranks, as a link of this kind does."""
+    if isinstance(value, kind):
+        return
     name = str(value).upper() if value in LINKS else "INFINIBAND"
-    return PlanError(
+    raise PlanError(
         f"{axis}={shown(value)} is not a Link.",
         hint=f"Write with_links({axis}=fd.cost.{name}), or Link(latency, bandwidth).",
     )

@@ -199,9 +199,7 @@ def traced(
         regather=options.regather,
         on_missing_rule=options.on_missing_rule,
         packed=packed,
-        constraints=Constraints(
-            reduce_dtype=options.reduce_dtype, deterministic=options.deterministic
-        ),
+        constraints=_constraints(options),
         repeats=repeats,
         arguments=arguments_of(f, spec, numbered(types)),
     )
@@ -253,6 +251,10 @@ def _refuse_other_mesh(layouts: Sequence[Wanted], mesh: Mesh) -> None:
                 layout=layout.mesh,
                 hint="A traced function runs on one mesh; redistribute before or after it.",
             )
+
+
+def _constraints(options: Options) -> Constraints:
+    return Constraints(reduce_dtype=options.reduce_dtype, deterministic=options.deterministic)
 
 
 def one_mesh(types: Sequence[TensorType | FreeType], mesh: Mesh | None = None) -> Mesh:

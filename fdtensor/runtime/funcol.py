@@ -30,7 +30,7 @@ from fdtensor.programs.program import Program
 from fdtensor.runtime.comm import Check, Comm, contained, misfit, mistakes, refuse_no_place
 from fdtensor.runtime.control.agreement import agree, pooled
 from fdtensor.runtime.control.ledger import Ledger
-from fdtensor.runtime.control.plane import group_of, plane_of
+from fdtensor.runtime.control.process import lane_here, plane_of
 from fdtensor.runtime.fused_exchange import begin_exchanges
 from fdtensor.runtime.interpreter import Deed, digest_of, meshes_of
 from fdtensor.runtime.process_groups import SECONDS, backend_of
@@ -58,7 +58,7 @@ def _joined(
             hint="Read it on that rank. For other ranks or meshes use save_checkpoint, or pickle "
             "what x.full() gives.",
         )
-    known = _LIVING.get((mesh, device, cost, check))
+    known = _LIVING.get((mesh, device, cost, check, lane_here()))
     if known is not None and known.world is dist.group.WORLD:
         return known
     return FuncolComm(mesh, device, cost=cost, check=check)
@@ -111,7 +111,8 @@ class FuncolComm(Comm[torch.Tensor]):
         )
         self.prepared = functools.lru_cache(maxsize=8192)(self._prepare)
         self.begun = functools.lru_cache(maxsize=8192)(self._begun)
-        _LIVING[mesh, self.device, cost, check] = self
+        self.lane = self.plane.lane
+        _LIVING[mesh, self.device, cost, check, self.lane] = self
 
     def __repr__(self) -> str:
         return f"FuncolComm({self.mesh!r}, {str(self.device)!r})"
@@ -199,7 +200,7 @@ class FuncolComm(Comm[torch.Tensor]):
         facts = torch.tensor([*numbers, *[0] * (64 - len(numbers))], device=self.device)
         about = f"a broadcast of numbers from rank {src_rank}"
         shared = self.plane.ledger(ranks).noted(
-            src_rank, about, _broadcast, facts, ranks.index(src_rank), group_of(ranks)
+            src_rank, about, _broadcast, facts, ranks.index(src_rank), self.plane.group(ranks)
         )
         return shared.tolist()[: len(numbers)]
 

@@ -30,10 +30,11 @@ class RecordedWorld:
     rank: int
     backend: str
     device: torch.device
+    lane: str
     records: bool = True
 
     def group(self, ranks: tuple[int, ...]) -> str:
-        return group_name(ranks)
+        return group_name(ranks, self.lane)
 
     def collective(self, name: str) -> Callable[..., torch.Tensor]:
         return functional(name)
@@ -52,10 +53,14 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
 
 @remembered(16384)
 def lower_steps(
-    steps: tuple[Step, ...], rank: int, backend: str = "gloo", device: str = "cpu"
+    steps: tuple[Step, ...],
+    rank: int,
+    backend: str = "gloo",
+    device: str = "cpu",
+    lane: str = "",
 ) -> Graph:
     """The calls of `rank` for steps that travel together, as a graph from old to new blocks."""
-    world = RecordedWorld(rank, backend, torch.device(device))
+    world = RecordedWorld(rank, backend, torch.device(device), lane)
     blocks = [Full(step.src.local_shape(rank), step.src.dtype) for step in steps]
 
     def body(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

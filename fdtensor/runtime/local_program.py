@@ -43,6 +43,8 @@ class Spelling:
     device: str
     exchanges: bool
     """Whether exchanges too: a Comm has better ways to run them."""
+    lane: str = ""
+    """The lane of its process groups."""
 
 
 @while_alive(512)
@@ -120,7 +122,7 @@ class _Writer:
             return
         from fdtensor.runtime.funcol_lowering import lower_steps
 
-        graph = lower_steps(steps, self.rank, spelling.backend, spelling.device)
+        graph = lower_steps(steps, self.rank, spelling.backend, spelling.device, spelling.lane)
         self._graph(graph, eqn, number, contiguous=eqn.is_collective)
         if steps[0].collective.is_part and number not in self.parts:
             self._copied(eqn.outs, number)

@@ -43,12 +43,15 @@ SECONDS = 60.0
 """How long ranks wait for each other where nobody says otherwise."""
 
 
-def group_name(ranks: Sequence[int]) -> str:
-    """The name of the process group of these ranks: the same on every rank and in every graph."""
+def group_name(ranks: Sequence[int], lane: str = "") -> str:
+    """The name of the process group of these ranks: the same on every rank and in every graph.
+
+    Threads other than the main one have groups of their own, each in a `lane` of its name.
+    """
     text = "_".join(map(str, sorted(ranks)))
     if len(text) > 40:
         text = f"{len(ranks)}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    return f"fdtensor_{text}"
+    return f"fdtensor_{text}" + (f"@{lane}" if lane else "")
 
 
 def make_group(

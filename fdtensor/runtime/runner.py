@@ -115,24 +115,22 @@ def compiled(program: Program, comm: Any) -> Callable[..., tuple[Any, ...]]:
     checked = debugging()
     found = known.get(checked)
     if found is None:
-        spelling = Spelling(comm.backend, str(comm.device), exchanges=False)
-        _groups(program, comm.rank)
+        spelling = Spelling(comm.backend, str(comm.device), exchanges=False, lane=comm.lane)
+        _groups(program, comm)
         source, names = written(local_program(program, comm.rank, spelling, checked), comm)
         exec(compile(source, f"<fdtensor {program.name}>", "exec"), names)
         found = known[checked] = names["program"]
     return found
 
 
-def _groups(program: Program, rank: int) -> None:
+def _groups(program: Program, comm: Any) -> None:
     """Makes the process groups whose names the collectives of a program have."""
-    from fdtensor.runtime.control.plane import group_of
-
-    coord = program.mesh.coord(rank)
+    coord = program.mesh.coord(comm.rank)
     assert coord is not None
     for step in program.collectives:
         axes = step.collective.link()
         if axes:
-            group_of(tuple(sorted(program.mesh.coset(axes, coord))))
+            comm.around.group(tuple(sorted(program.mesh.coset(axes, coord))))
 
 
 def run_locally(program: Program, values: Sequence[Any], comm: Any) -> Sequence[Any]:

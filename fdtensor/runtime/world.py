@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from fdtensor.layouts.torch_private import functional_collectives
 from fdtensor.plans.wire import to_wire
-from fdtensor.runtime.control.plane import Plane, group_of
+from fdtensor.runtime.control.plane import Plane
 
 __all__ = ["ProcessWorld", "begun", "functional", "wait"]
 
@@ -72,7 +72,7 @@ class ProcessWorld:
         self.place_of = {rank: place for place, rank in enumerate(ranks)}
 
     def group(self, ranks: tuple[int, ...]) -> str:
-        return group_of(ranks)
+        return self.plane.group(ranks)
 
     def collective(self, name: str) -> Callable[..., torch.Tensor]:
         return functional(name)

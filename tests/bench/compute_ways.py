@@ -30,7 +30,7 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.cost import NCCL
 from fdtensor.programs.program import Program
-from fdtensor.runtime.control.plane import groups
+from fdtensor.runtime.control.process import groups
 from fdtensor.runtime.funcol import FuncolComm
 from fdtensor.runtime.runner import compiled
 from fdtensor.tensors.connect import from_local

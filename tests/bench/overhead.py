@@ -21,7 +21,7 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.plans.collectives import AllGather, AllReduce, AllToAll, Exchange, ReduceScatter, Step
 from fdtensor.plans.cost import GLOO, NCCL
 from fdtensor.plans.routes import route
-from fdtensor.runtime.control.plane import groups
+from fdtensor.runtime.control.process import groups
 from fdtensor.runtime.funcol import FuncolComm
 from fdtensor.tensors.connect import from_local
 from tests.bench.cases import CASES, NOTHING, Case

@@ -96,15 +96,27 @@ VALUES = st.recursive(
 
 @given(VALUES, st.sampled_from([2, 3, 4, 5]))
 def test_plain_values_come_back_in_every_protocol(value, protocol):
-    assert repr(again(value)) == repr(torch.load(io.BytesIO(saved(value)), weights_only=False))
+    assert text(again(value)) == text(torch.load(io.BytesIO(saved(value)), weights_only=False))
     if not any(word in repr(value) for word in UNLIKE):
         data = pickle.dumps(value, protocol=protocol)
         found, end = unpickled(data, _names(), what="x", size=len(data))
-        assert (repr(found), end) == (repr(value), len(data))
+        assert (text(found), end) == (text(value), len(data))
 
 
-UNLIKE = ("torch", "device", "class", "set", "b'", 'b"', "j")
-"""What repr shows of values whose pickles differ by protocol, or that repr shows in any order."""
+UNLIKE = ("torch", "device", "class", "b'", 'b"', "j")
+"""What repr shows of values whose pickles differ by protocol."""
+
+
+def text(value) -> str:
+    """The repr of a value, those of sets in order."""
+    match value:
+        case set() | frozenset():
+            return f"{type(value).__name__} {sorted(map(text, value))}"
+        case dict():
+            return f"{type(value).__name__} {[(text(k), text(v)) for k, v in value.items()]}"
+        case list() | tuple() if not isinstance(value, torch.Size):
+            return f"{type(value).__name__} {[text(part) for part in value]}"
+    return repr(value)
 
 
 def _names():

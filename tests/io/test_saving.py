@@ -231,4 +231,6 @@ def test_ranks_save_behind_and_fail_together(pool4, tmp_path):
 FAILED = """\
 the checkpoint at '{path}' was not written.
 
-  rank 2: OSError('no space left')"""
+  rank 2: OSError('no space left')
+
+Mend what each rank says of itself, and try again."""

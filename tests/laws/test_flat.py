@@ -21,6 +21,7 @@ import torch
 import fdtensor as fd
 from fdtensor import Mesh, connect, distribute, spmd
 from fdtensor.layouts import remembered
+from fdtensor.runtime.control.ledger import KEPT
 from fdtensor.testing import GlooPool
 from tests.support.depth import times
 
@@ -107,6 +108,9 @@ def growth(work, count: int) -> tuple[Held, Held]:
         for place in places:
             stack.enter_context(mock.patch(f"fdtensor.{place}", 4))
         comm, held = connect(MESH), []
+        x = tensor(comm)
+        for _ in range(KEPT):  # of which a rank keeps a record
+            fd.call(torch.neg, x)
         for start in (0, count):
             for _ in work(comm, range(start, start + count)):
                 pass

@@ -7,7 +7,7 @@ from torch import nn
 from fdtensor.layouts.errors import CommError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.parallel.resharded import input_reshard
-from fdtensor.runtime.control.plane import group_of
+from fdtensor.runtime.control.process import group_of
 from fdtensor.tensors.connect import connect
 from fdtensor.tensors.distribution import distribute
 from fdtensor.tensors.shard_map.collectives import axis_index, psum

@@ -23,7 +23,7 @@ from fdtensor import (
     plan,
     run,
 )
-from fdtensor.runtime.control.plane import group_of, groups
+from fdtensor.runtime.control.process import group_of, groups
 from fdtensor.runtime.funcol import FuncolComm
 from fdtensor.runtime.process_groups import SECONDS, group_name
 from fdtensor.testing.pool import GlooPool
@@ -150,7 +150,7 @@ import torch, torch.distributed as dist
 
 warnings.simplefilter("error")
 from fdtensor import Layout, Mesh, Replicate, Shard, connect, distribute
-from fdtensor.runtime.control.plane import groups
+from fdtensor.runtime.control.process import groups
 
 mesh, full = Mesh(x=2), torch.arange(12.0).view(4, 3)
 assert not dist.is_initialized()

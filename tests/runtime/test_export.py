@@ -11,7 +11,7 @@ from fdtensor.layouts.placement import Partial, Replicate, Shard
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.cost import GLOO, NCCL
 from fdtensor.programs.tracer import trace
-from fdtensor.runtime.control.plane import groups
+from fdtensor.runtime.control.process import groups
 from fdtensor.runtime.interpreter import run
 from fdtensor.tensors.connect import connect, distribute
 

@@ -20,7 +20,7 @@ from fdtensor.io.checkpoint.together import relayed
 from fdtensor.io.checkpoint.write import Job, Span
 from fdtensor.layouts.errors import CheckpointError, FdtensorError
 from fdtensor.runtime.comm import Comm
-from fdtensor.runtime.control.plane import plane_of
+from fdtensor.runtime.control.process import plane_of
 
 __all__ = ["Saving", "settled"]
 

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from fdtensor.layouts.errors import CheckpointError, CommError, FdtensorError
 from fdtensor.layouts.torch_private import c10d_group
 from fdtensor.runtime.comm import Comm, refuse_no_comm
-from fdtensor.runtime.control.plane import group_of, plane_of
+from fdtensor.runtime.control.process import group_of, plane_of
 from fdtensor.runtime.interpreter import digest_of
 
 __all__ = ["gathered", "relayed", "storing", "together"]

@@ -14,7 +14,7 @@ from fdtensor.layouts.placement import Partial, Replicate
 from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.torch_private import NO_GROUPS, c10d_group
-from fdtensor.runtime.control.plane import groups, plane_of
+from fdtensor.runtime.control.process import groups, plane_of
 from fdtensor.runtime.funcol import FuncolComm
 
 if TYPE_CHECKING:

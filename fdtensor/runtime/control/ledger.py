@@ -152,7 +152,8 @@ class Ledger:
             error = CommError(
                 f"thread {threading.current_thread().name!r} uses the Comm of another thread.",
                 ranks=spans(self.ranks),
-                hint="Make all calls in one thread: those of two would meet in any order.",
+                hint="Make a Comm in each thread by connect(mesh): calls of two on one would "
+                "meet in any order.",
             )
             error.common = True
             raise error

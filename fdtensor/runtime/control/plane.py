@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-import atexit
-import functools
 import os
-import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 import attrs
 import torch.distributed as dist
 
 from fdtensor.layouts.errors import CommError
-from fdtensor.layouts.expected import no_mesh
-from fdtensor.layouts.mesh import Mesh
-from fdtensor.layouts.torch_private import c10d_group, default_store, local_store, prefixed
-from fdtensor.runtime.control.causes import told_of
+from fdtensor.layouts.torch_private import (
+    c10d_group,
+    default_store,
+    local_store,
+    prefixed,
+)
 from fdtensor.runtime.control.flight import FOLDER, write
 from fdtensor.runtime.control.ledger import Ledger
 from fdtensor.runtime.control.sockets import listening_ports, shut
 from fdtensor.runtime.control.watcher import watch
-from fdtensor.runtime.process_groups import SECONDS, group_name, initialized, make_group, renamed
+from fdtensor.runtime.process_groups import SECONDS, group_name, make_group, renamed
 
-__all__ = ["Plane", "group_of", "groups", "plane_of"]
+__all__ = ["Plane"]
 
 _ROOM = "fdtensor_control"
-
-_planes: WeakKeyDictionary[Any, Plane] = WeakKeyDictionary()
-"""By default process group, which does not outlive `destroy_process_group`."""
 
 
 @attrs.define(eq=False)
@@ -58,14 +54,16 @@ class _Group:
 
 
 class Plane:
-    """What a process says and hears beside the data.
+    """What the Comms of a thread say and hear beside the data.
 
+    `lane` is the name of the thread, which is the same on all ranks; that of the main one is empty.
     `store` is the one in which ranks post, on a connection of its own; `seconds` is how long they
     wait for each other.
     """
 
-    def __init__(self, world: Any) -> None:
+    def __init__(self, world: Any, lane: str = "") -> None:
         self.world = ref(world)
+        self.lane = lane
         self.rank = dist.get_rank()
         self.pid = os.getpid()
         self.seconds = SECONDS
@@ -74,14 +72,14 @@ class Plane:
         self.is_fake = dist.get_backend() == "fake"
         """Whether the other ranks are made up, by torch's backend for tests: nobody waits then."""
         store = local_store() if self.is_fake else default_store()
-        self.store = prefixed(store.clone(), _ROOM)
+        self.store = prefixed(store.clone(), f"{_ROOM}/{lane}" if lane else _ROOM)
         self.data_store = store.clone()
         self.ledgers: dict[tuple[int, ...], Ledger] = {}
         self.groups: dict[str, _Group] = {}
         self.lock = threading.RLock()
+        self.end_watch: Callable[[], None] = lambda: None
         if not self.is_fake:
-            watch(self)
-            _tell_at_the_end()
+            self.end_watch = watch(self)
 
     # --- ledgers -----------------------------------------------------------------------------
 
@@ -111,7 +109,7 @@ class Plane:
 
     def group(self, ranks: tuple[int, ...]) -> str:
         """The name of the group of these ranks, made at its first use by its members."""
-        return self.named_group(ranks, group_name(ranks))
+        return self.named_group(ranks, group_name(ranks, self.lane))
 
     def handle(self, ranks: tuple[int, ...]) -> Any:
         """The group of these ranks itself."""
@@ -124,7 +122,8 @@ class Plane:
         gloo for a rank that it has never met does not.
         """
         backend = None if self.is_fake else "gloo"
-        name = self.named_group(ledger.ranks, f"{_ROOM}_{ledger.name}", backend)
+        name = f"{_ROOM}_{group_name(ledger.ranks, self.lane)}"
+        self.named_group(ledger.ranks, name, backend)
         group = self.groups[name]
         if not (group.is_met or self.is_fake):
             latest = time.monotonic() + self.seconds
@@ -214,80 +213,3 @@ class Plane:
             return {}
         left = [rank for rank in ranks if self.store.check([f"gone/{rank}"])]
         return {rank: self.store.get(f"gone/{rank}").decode() for rank in left}
-
-
-def plane_of() -> Plane:
-    """The plane of the default process group."""
-    world = dist.group.WORLD
-    plane = _planes.get(world)
-    if plane is None:
-        plane = _planes[world] = Plane(world)
-    return plane
-
-
-def group_of(ranks: tuple[int, ...]) -> str:
-    """The name of the group of these ascending ranks, made at its first use by its members."""
-    return plane_of().group(ranks)
-
-
-def groups(mesh: Mesh, *axes: str) -> dict[str, tuple[int, ...]]:
-    """Makes the groups of this rank: of `axes` together, or of each axis and of the whole mesh.
-
-    Returns their names and ranks. An exported graph names its groups so; ranks outside the mesh
-    make none. Collective over the members of each group.
-
-    >>> with local_cluster(2) as cluster:
-    ...     names = cluster.run(lambda: fd.collectives.groups(Mesh(x=2)))
-
-    >>> names[0] == names[1], list(names[0].values())
-    (True, [(0, 1)])
-    """
-    if not isinstance(mesh, Mesh):
-        raise no_mesh(mesh)
-    if not initialized():
-        raise CommError(
-            "there is no process group, and so there are no groups to make.",
-            mesh=mesh,
-            hint="Start with torchrun and call connect(mesh) first.",
-        )
-    coord = mesh.coord(dist.get_rank())
-    if coord is None:
-        return {}
-    wanted = [axes] if axes else [*((axis,) for axis in mesh.axes), mesh.axes]
-    made = {}
-    for some in wanted:
-        ranks = tuple(sorted(mesh.coset(some, coord)))
-        if len(ranks) > 1:
-            made[group_of(ranks)] = ranks
-    return made
-
-
-# --- the end of the process ------------------------------------------------------------------
-
-
-@functools.cache
-def _tell_at_the_end() -> None:
-    """Has this process tell the other ranks when it ends, and of what."""
-    hook, last = sys.excepthook, [""]
-
-    def note(kind: Any, error: BaseException, trace: Any) -> None:
-        last[0] = told_of(error)
-        hook(kind, error, trace)
-
-    def leave() -> None:
-        for plane in list(_planes.values()):
-            if os.getpid() == plane.pid:
-                with suppress(RuntimeError, OSError):
-                    plane.leave(last[0])
-
-    sys.excepthook = note
-    atexit.register(leave)
-
-
-def _forked() -> None:
-    for plane in list(_planes.values()):
-        for ledger in plane.ledgers.values():
-            ledger.stop = True
-
-
-os.register_at_fork(after_in_child=_forked)

@@ -6,12 +6,14 @@ and ends waits that cannot end well: after an error of another rank, and after C
 
 from __future__ import annotations
 
+import functools
 import os
 import select
 import signal
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
@@ -55,59 +57,63 @@ class _Seen:
     marks: deque[int] = attrs.field(factory=deque)
 
 
-def watch(plane: Plane) -> None:
-    """Starts the thread; it ends with the plane."""
-    wake = _wakes()
+def watch(plane: Plane) -> Callable[[], None]:
+    """Starts the thread, which ends with the plane; the function that ends it at once.
+
+    It must have ended before Python does, which may find it waiting for the store and abort.
+    """
+    wake = _woken_by_signals() if threading.current_thread() is threading.main_thread() else None
+    ending = threading.Event()
     thread = threading.Thread(
-        target=_watch, args=(ref(plane), wake), name="fdtensor watcher", daemon=True
+        target=_watch, args=(ref(plane), wake, ending), name="fdtensor watcher", daemon=True
     )
     thread.start()
 
+    def end() -> None:
+        ending.set()
+        if wake is not None:
+            os.write(wake[1], b"\0")
+        thread.join()
 
-def _wakes() -> int:
-    """The end of a pipe that gets a byte when the main thread has a signal to handle.
+    return end
 
-    -1 on other threads, which cannot ask for that. Whoever was told before still is.
+
+@functools.cache
+def _woken_by_signals() -> tuple[int, int] | None:
+    """The ends of a pipe that gets the number of each signal that the main thread has to handle.
+
+    None where another one has them: an event loop, which is interrupted by itself.
     """
-    if threading.current_thread() is not threading.main_thread():
-        return -1
     reads, writes = os.pipe()
     os.set_blocking(writes, False)
     os.set_blocking(reads, False)
     before = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
-    if before != -1:
-        signal.set_wakeup_fd(before)  # an event loop that waits on it is interrupted by itself
-        os.close(reads)
-        os.close(writes)
-        return -1
-    return reads
+    if before == -1:
+        return reads, writes
+    signal.set_wakeup_fd(before)
+    os.close(reads)
+    os.close(writes)
+    return None
 
 
-def _watch(of: ref[Plane], wake: int) -> None:
+def _watch(of: ref[Plane], wake: tuple[int, int] | None, ending: threading.Event) -> None:
     known: WeakKeyDictionary[Ledger, _Seen] = WeakKeyDictionary()
     interrupted = 0.0
-    while True:
-        interrupted = _slept(wake) or interrupted
+    while not ending.is_set():
+        if wake is None:
+            ending.wait(TICK)
+        elif select.select([wake[0]], [], [], TICK)[0]:
+            with suppress(BlockingIOError):  # the thread of an earlier plane has read it
+                if signal.SIGINT in os.read(wake[0], 4096):
+                    interrupted = time.monotonic()
         plane = of()
-        if plane is None or plane.unfit() is not None:
+        if ending.is_set() or plane is None or plane.unfit() is not None:
             break
         for ledger in list(plane.ledgers.values()):
             with suppress(RuntimeError, OSError):  # without its store, waits end by themselves
                 _look(ledger, known.setdefault(ledger, _Seen()))
         interrupted = _interrupt(plane, interrupted)
         del plane
-    if wake != -1:
-        os.close(wake)
-
-
-def _slept(wake: int) -> float:
-    """Sleeps for a tick; the time where the user has pressed Ctrl-C meanwhile, else 0."""
-    if wake == -1:
-        time.sleep(TICK)
-        return 0.0
-    if not select.select([wake], [], [], TICK)[0]:
-        return 0.0
-    return time.monotonic() if signal.SIGINT in os.read(wake, 4096) else 0.0
 
 
 def _interrupt(plane: Plane, since: float) -> float:

@@ -40,6 +40,7 @@ def adjoint(
     `primal` is its program and `options` those of it, `make` traces a function, `again(g)` makes a
     differentiable function of DTensors of a plain one.
     """
+    function, still = weakly(f), set[int]()
     known, outs = [t for t in types if t is not None], primal.program.out_types
     wanted = tuple(i for i, t in enumerate(known) if tracked[i] and _smooth(t))
     through = tuple(i for i, t in enumerate(outs) if _smooth(t))
@@ -51,8 +52,6 @@ def adjoint(
     all_types = [*known, *out_cts]
     layouts = [t.layout for t in outs], [t.layout for t in in_cts]
     options = attrs.evolve(options, out_layouts=layouts)
-    still: set[int] = set()
-    function = weakly(f)
     flat = _flat(function, spec, leaves, types, primal.statics)
     joined = functools.partial(_with_cotangents, name_of(f), flat, wanted, through, still)
     joint = functools.partial(_joint_program, make, tree, all_types, options, primal, through)
