@@ -30,6 +30,7 @@ from fdtensor.programs.program import Program
 from fdtensor.runtime.comm import Check, Comm, contained, misfit, mistakes, refuse_no_place
 from fdtensor.runtime.control.agreement import agree, pooled
 from fdtensor.runtime.control.ledger import Ledger
+from fdtensor.runtime.control.posts import Ran
 from fdtensor.runtime.control.process import lane_here, plane_of
 from fdtensor.runtime.fused_exchange import begin_exchanges
 from fdtensor.runtime.interpreter import Deed, digest_of, meshes_of
@@ -105,7 +106,7 @@ class FuncolComm(Comm[torch.Tensor]):
         self.plane = plane_of()
         self.plane.seconds = timeout
         self.ledgers = functools.lru_cache(maxsize=8192)(self._ledger)
-        self.watched = functools.lru_cache(maxsize=8192)(self._watched)  # type: ignore[method-assign]
+        self.noted = functools.lru_cache(maxsize=8192)(self._noted)
         self.around = ProcessWorld(
             self.rank, self.device, self.backend, self.plane, members((mesh,))
         )
@@ -159,11 +160,16 @@ class FuncolComm(Comm[torch.Tensor]):
         ledger = self.plane.ledger(ranks)
         return dict(zip(ranks, pooled(ledger, about, numbers[self.rank]), strict=True))
 
-    def _watched(self, what: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    def watched(self, what: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+        if isinstance(what, Program):  # which may hold tensors of the user: it is not kept
+            return self._noted(Ran.of(what), function)
+        return self.noted(what, function)
+
+    def _noted(self, what: Any, function: Callable[..., Any]) -> Callable[..., Any]:
         ledger, fact = self.ledgers(what)
         if ledger is None:
             return function
-        sends = not isinstance(what, Program) or bool(what.collectives)
+        sends = not isinstance(what, Ran) or what.sends
 
         def noted(*args: Any) -> Any:  # as `ledger.noted`, without a call between
             ledger.begin(fact, what, sends)

@@ -205,9 +205,9 @@ class Deed:
         return self.name
 
 
-def meshes_of(found: Plan | Fused | Program | Deed) -> list[Mesh]:
-    """The meshes whose ranks take part."""
-    if isinstance(found, (Program, Deed)):
+def meshes_of(found: Any) -> list[Mesh]:
+    """The meshes whose ranks take part in a plan, fused ones, a program or a deed."""
+    if not isinstance(found, (Plan, Fused)):
         return [found.mesh]
     return [mesh for p in plans_of(found) for mesh in (p.src.mesh, p.dst.mesh)]
 

@@ -17,7 +17,7 @@ from fdtensor.plans.planner import Plan
 from fdtensor.programs.program import Program
 from fdtensor.runtime.control.ledger import KEPT, Ledger
 from fdtensor.runtime.control.places import line_of
-from fdtensor.runtime.control.posts import described
+from fdtensor.runtime.control.posts import Ran, described
 
 __all__ = ["FOLDER", "dump_calls", "flight_record", "write"]
 
@@ -46,7 +46,7 @@ def _call(ledger: Ledger, record: Any, ran: dict[str, Any]) -> dict[str, Any]:
     ended = ledger.ended[number % KEPT] if number <= ledger.done else None
     facts = {"number": number, "mark": mark, "what": described(what), "line": line_of(place)}
     facts |= {"began": began, "ended": ended}
-    for part in what.plans if isinstance(what, Fused) else (what,):
+    for part in _parts(what):
         if isinstance(part, (Plan, Program)):
             digest = part.digest
             if digest not in ran:
@@ -55,6 +55,17 @@ def _call(ledger: Ledger, record: Any, ran: dict[str, Any]) -> dict[str, Any]:
             facts.setdefault("ran", []).append(digest)
             facts["bytes"] = facts.get("bytes", 0) + part.received_bytes
     return facts
+
+
+def _parts(what: Any) -> Sequence[Any]:
+    """The plans of a call, or its program if it is still there."""
+    match what:
+        case Fused():
+            return what.plans
+        case Ran():
+            return (what.program(),)
+        case _:
+            return (what,)
 
 
 def _json(part: Plan | Program) -> str:

@@ -30,6 +30,9 @@ __all__ = ["Plane"]
 
 _ROOM = "fdtensor_control"
 
+_MAKING = threading.Lock()
+"""Held while a group is made: torch has one table of them, and reads the environment."""
+
 
 @attrs.define(eq=False)
 class _Group:
@@ -148,12 +151,13 @@ class Plane:
         return name
 
     def _make(self, group: _Group) -> None:
-        before = listening_ports()
         name = group.key
-        make_group(group.ranks, name, self.data_store, self.seconds, group.backend)
-        if group.turn:
-            renamed(name, group.name)
-        group.ports = listening_ports() - before
+        with _MAKING:
+            before = listening_ports()
+            make_group(group.ranks, name, self.data_store, self.seconds, group.backend)
+            if group.turn:
+                renamed(name, group.name)
+            group.ports = listening_ports() - before
         group.is_cut = group.is_met = False
         group.handle = c10d_group(group.name)
         self.store.set(f"ports/{name}/{self.rank}", ",".join(map(str, group.ports)))

@@ -6,21 +6,45 @@ All ranks raise the same error, so one of them draws up the account for all.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
+from weakref import ref
 
 import attrs
 
 from fdtensor.layouts.errors import CommError
+from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.text import spans
 from fdtensor.plans.fused import Fused
 from fdtensor.plans.planner import Plan
 from fdtensor.programs.program import Program
 
-__all__ = ["Account", "Call", "Kind", "Post", "account", "described", "parting"]
+__all__ = ["Account", "Call", "Kind", "Post", "Ran", "account", "described", "parting"]
 
 Kind = Literal["raised", "interrupted", "waiting", "busy", "ended"]
 """What a rank does: `busy` is one that computes outside of this library's waits."""
+
+
+@attrs.frozen
+class Ran:
+    """A program that was run, which is not kept for that, nor are tensors that it holds."""
+
+    text: str
+    digest: str
+    mesh: Mesh
+    sends: bool
+    program: Callable[[], Program | None] = attrs.field(eq=False, repr=False)
+    """The program, while somebody else has it."""
+
+    @classmethod
+    def of(cls, program: Program) -> Ran:
+        """The record of a program."""
+        moves = [str(step.collective) for step in program.collectives[:4]]
+        text = program.name + (f": {_some(moves, len(program.collectives))}" if moves else "")
+        return cls(text, program.digest, program.mesh, bool(moves), ref(program))
+
+    def __str__(self) -> str:
+        return self.text
 
 
 @attrs.frozen
@@ -121,9 +145,6 @@ class Account:
 def described(what: Any) -> str:
     """A call in a few words: the name of a program, what a plan does, or the text itself."""
     match what:
-        case Program():
-            moves = [step.collective for step in what.collectives]
-            return what.name + (f": {_some([str(move) for move in moves])}" if moves else "")
         case Plan():
             return f"redistribute {what.src} -> {what.dst}"
         case Fused():
@@ -132,8 +153,9 @@ def described(what: Any) -> str:
             return str(what)
 
 
-def _some(texts: Sequence[str], most: int = 3) -> str:
-    more = len(texts) - most
+def _some(texts: Sequence[str], count: int, most: int = 3) -> str:
+    """The first of `count` texts."""
+    more = count - most
     return ", ".join(texts[:most]) + (f" and {more} more" if more > 0 else "")
 
 

@@ -68,9 +68,8 @@ def adjoint(
 
     forward, backward, kept = halves(whole, len(known), len(outs))
     local = not any(eqn.steps for eqn in whole.eqns)
-    return Adjoint(
-        forward, backward, outs, kept, wanted, through, frozenset(still), pulled, local, function
-    )
+    places = wanted, through, frozenset(still)
+    return Adjoint(forward, backward, outs, kept, *places, pulled, local, function)
 
 
 def _joint_program(
