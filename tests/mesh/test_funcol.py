@@ -419,7 +419,7 @@ class Traffic(TorchDispatchMode):
         super().__init__()
         self.received, self.sent, self.calls = 0, 0, []
         self.around, self.plane, self.tag = comm.around, comm.plane, 7
-        self.group = self.plane.handle(tuple(sorted(comm.mesh.order)))
+        self.all = self.plane.handle(tuple(sorted(comm.mesh.order)))
 
     def __enter__(self):
         self.around.plane = self
@@ -432,13 +432,16 @@ class Traffic(TorchDispatchMode):
     def handle(self, ranks):
         return self
 
+    def group(self, ranks):
+        return self.plane.group(ranks)
+
     def recv(self, tensors, peer, tag):
         self.received += sum(t.nbytes for t in tensors)
-        return self.group.recv(tensors, peer, tag)
+        return self.all.recv(tensors, peer, tag)
 
     def send(self, tensors, peer, tag):
         self.sent += sum(t.nbytes for t in tensors)
-        return self.group.send(tensors, peer, tag)
+        return self.all.send(tensors, peer, tag)
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         out = op(*args, **(kwargs or {}))

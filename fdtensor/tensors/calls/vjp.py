@@ -67,9 +67,8 @@ def adjoint(
         return again(both, known, values, out_cts, cts, own, comm)
 
     forward, backward, kept = halves(whole, len(known), len(outs))
-    local = not any(eqn.steps for eqn in whole.eqns)
-    places = wanted, through, frozenset(still)
-    return Adjoint(forward, backward, outs, kept, *places, pulled, local, function)
+    facts = wanted, through, frozenset(still), pulled, not any(eqn.steps for eqn in whole.eqns)
+    return Adjoint(forward, backward, outs, kept, *facts, function)
 
 
 def _joint_program(
