@@ -33,7 +33,7 @@ from fdtensor.runtime.control.ledger import Ledger
 from fdtensor.runtime.control.posts import Ran
 from fdtensor.runtime.control.process import lane_here, plane_of
 from fdtensor.runtime.fused_exchange import begin_exchanges
-from fdtensor.runtime.interpreter import Deed, digest_of, meshes_of
+from fdtensor.runtime.interpreter import Deed, meshes_of
 from fdtensor.runtime.process_groups import SECONDS, backend_of
 from fdtensor.runtime.world import ProcessWorld, functional
 
@@ -142,8 +142,9 @@ class FuncolComm(Comm[torch.Tensor]):
             self.refuse(about, mistake)
 
     def meet(self, about: str, mesh: Mesh) -> None:
-        if self.check != "never":
-            self.agree(about, digest_of(about), [mesh], None)
+        ledger, fact = self.ledgers(Deed(about, mesh))
+        if self.check != "never" and ledger is not None:
+            ledger.meet(fact, about)
 
     def note(self, about: str, fact: int, mesh: Mesh) -> None:
         ledger, _ = self.ledgers(Deed(about, mesh))

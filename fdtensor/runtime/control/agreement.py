@@ -50,7 +50,7 @@ def _disagreement(ledger: Ledger, about: str, digest: str, mistake: str | None) 
     mistakes = [post.text for post in posts.values() if post.kind == "raised"]
     if mistakes:
         error = misfit(about, "; ".join(mistakes))
-    elif parting(posts) == ledger.number and len({post.what for post in posts.values()}) == 1:
+    elif {(parting(posts), about)} == {(post.number, post.what) for post in posts.values()}:
         error = CommError(
             f"the ranks do not agree on {about}.",
             **{f"rank {r}": f"{post.text} at {post.call}" for r, post in posts.items()},

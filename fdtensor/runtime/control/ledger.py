@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -52,7 +53,7 @@ class Ledger:
 
     __slots__ = (
         "__weakref__", "board", "done", "ended", "epoch", "failed", "mark",
-        "name", "number", "plane", "ranks", "records", "stop", "thread", "whole",
+        "met", "name", "number", "plane", "ranks", "records", "stop", "thread", "whole",
     )  # fmt: skip
 
     def __init__(self, ranks: tuple[int, ...], name: str, plane: Plane) -> None:
@@ -72,6 +73,8 @@ class Ledger:
         self.number = self.done = self.mark = 0
         self.records: list[Record | None] = [None] * KEPT
         self.ended = [0.0] * KEPT
+        self.met: deque[int] = deque()
+        """The calls whose fingerprints are on the board."""
         self.stop = False
         """Whether something has gone wrong, which the next call tells."""
         self.failed = False
@@ -104,6 +107,24 @@ class Ledger:
             raise self.failure(error)  # noqa: B904 - the same error, unless the network failed
         self.end()
         return out
+
+    def meet(self, fact: int, what: Any) -> None:
+        """Notes a call, and raises on all ranks where one of them has made other calls so far.
+
+        A rank whose calls differ from those of the first one to come raises here, and with it those
+        that wait for it in what they do next.
+        """
+        self.begin(fact, what)
+        try:
+            same = self.board.mark(self.number, self.mark) == self.mark
+            self.met.append(self.number)
+            if not same:
+                self.board.ring("parted")
+        except BaseException as error:
+            raise self.failure(error)  # noqa: B904 - the same error, unless the network failed
+        if not same:
+            raise self._lost()
+        self.end()
 
     # --- errors ------------------------------------------------------------------------------
 
@@ -206,11 +227,6 @@ class Ledger:
             post = Post(rank, "ended", 0, text=text)
             self.board.put(post)
         return post.kind == "ended" and post.number < self.number
-
-    @property
-    def compares(self) -> bool:
-        """Whether fingerprints are compared while calls run."""
-        return len(self.ranks) > 1
 
     def _account(self) -> Account:
         """The account that all ranks give, when all that are alive have said where they are."""

@@ -12,7 +12,6 @@ import select
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -54,7 +53,6 @@ class _Seen:
     """When it heard of an error; 0 where of none."""
     looked: float = 0.0
     """When it looked at the board last."""
-    marks: deque[int] = attrs.field(factory=deque)
 
 
 def watch(plane: Plane) -> Callable[[], None]:
@@ -131,7 +129,6 @@ def _look(ledger: Ledger, seen: _Seen) -> None:
     now = time.monotonic()
     if seen.epoch != ledger.epoch:
         seen.epoch, seen.number, seen.compared, seen.rung = ledger.epoch, 0, 0, 0.0
-        seen.marks.clear()
     number = ledger.number
     if seen.number != number:
         seen.number, seen.since = number, now
@@ -142,6 +139,8 @@ def _look(ledger: Ledger, seen: _Seen) -> None:
         _compare(ledger, seen, number)
     elif seen.compared < number // EVERY * EVERY:
         _compare(ledger, seen, number // EVERY * EVERY)
+    while len(ledger.met) > _MARKS:
+        ledger.board.forget(ledger.met.popleft())
     if not seen.rung and now - seen.looked >= (TICK if is_open else 4 * TICK):
         seen.looked = now
         if ledger.board.rings() or (is_open and _one_has_left(ledger)):
@@ -164,11 +163,9 @@ def _compare(ledger: Ledger, seen: _Seen, number: int) -> None:
     """Compares the fingerprints of the calls up to `number`; an alarm where they differ."""
     record: Any = ledger.records[number % KEPT]
     seen.compared = number
-    if record is None or record[0] != number or not ledger.compares:
+    if record is None or record[0] != number or len(ledger.ranks) == 1:
         return
     if ledger.board.mark(number, record[1]) != record[1]:
         ledger.board.ring("parted")
         return
-    seen.marks.append(number)
-    while len(seen.marks) > _MARKS:
-        ledger.board.forget(seen.marks.popleft())
+    ledger.met.append(number)
