@@ -104,7 +104,7 @@ class FuncolComm(Comm[torch.Tensor]):
         self._world = weakref.ref(dist.group.WORLD)  # type: ignore[arg-type]
         self.timeout = timeout
         self.plane = plane_of()
-        self.plane.seconds = timeout
+        self.plane.wait_for(timeout)
         self.ledgers = functools.lru_cache(maxsize=8192)(self._ledger)
         self.noted = functools.lru_cache(maxsize=8192)(self._noted)
         self.around = ProcessWorld(

@@ -25,6 +25,7 @@ from fdtensor.layouts.torch_private import (
     rendezvous,
     unregister_group,
 )
+from fdtensor.runtime.control.sockets import limit_silence
 
 __all__ = [
     "SECONDS",
@@ -138,6 +139,7 @@ def _bring_up(seconds: float) -> None:
     try:
         store, rank, size = next(rendezvous("env://", rank, size, timeout=limit))
         store.set_timeout(limit)
+        limit_silence(int(os.environ["MASTER_PORT"]), seconds)
         arrived = prefixed(store, "fdtensor_arrived")
         arrived.set(str(rank), "")
         # a group of all ranks waits for the first of them that is missing, without its name

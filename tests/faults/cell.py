@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 from torch.distributed import TCPStore
 
+from tests.faults.partition import Hosts, two_hosts
 from tests.faults.rank import FAULTY, RANKS, live
 
 __all__ = ["Cell", "run_cell"]
@@ -33,13 +34,21 @@ class Cell:
 
 def run_cell(phase: str, fault: str, timeout: float = 4.0) -> Cell:
     """Runs the phases on four processes, one of which does something wrong in one of them."""
+    if fault != "partition":
+        return _run(phase, fault, timeout, None)
+    with two_hosts() as hosts:
+        return _run(phase, fault, timeout, hosts)
+
+
+def _run(phase: str, fault: str, timeout: float, hosts: Hosts | None) -> Cell:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.faults.rank"])
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     pipes, processes = [], []
     for rank in range(RANKS):
         ours, theirs = context.Pipe(duplex=False)
-        args = (rank, store.port, phase, fault, timeout, theirs)
+        host = None if hosts is None else hosts.of(rank)
+        args = (rank, store.port, phase, fault, timeout, theirs, host)
         process = context.Process(target=live, args=args)
         process.start()
         theirs.close()

@@ -17,16 +17,28 @@ from typing import Any
 import torch
 
 import fdtensor as fd
+from tests.faults.partition import ADDRESS, CABLE, cut, enter
 from tests.faults.phases import PHASES
 
 __all__ = ["FAULTS", "FAULTY", "RANKS", "live"]
 
-FAULTS = ("kill", "exit", "raise", "stop", "slow", "skip", "swap", "differ", "interrupt")
+FAULTS = (
+    "kill",
+    "exit",
+    "raise",
+    "stop",
+    "slow",
+    "skip",
+    "swap",
+    "differ",
+    "interrupt",
+    "partition",
+)
 """What the faulty rank does in place of a phase.
 
 `differ` gives it another number at a later call. `slow` is within the time that others wait. With
 `interrupt`, rank 0 gets Ctrl-C while it waits for the faulty rank, which is late by all of that
-time.
+time. With `partition`, ranks 0 and 1 are on another host, and the cable between is pulled.
 """
 
 FAULTY, RANKS = 2, 4
@@ -50,16 +62,17 @@ if multiprocessing.current_process().name != "MainProcess":
     warm()
 
 
-def live(rank: int, port: int, phase: str, fault: str, timeout: float, answers: Any) -> None:
+def live(
+    rank: int, port: int, phase: str, fault: str, timeout: float, answers: Any, host: str | None
+) -> None:
     """Runs the phases on a rank and sends what came of it: when, which error, usable after."""
-    os.environ.update(
-        RANK=str(rank),
-        WORLD_SIZE=str(RANKS),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-        TORCHELASTIC_USE_AGENT_STORE="True",
-        GLOO_SOCKET_IFNAME="lo",
-    )
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(RANKS), MASTER_PORT=str(port))
+    if host is None:
+        own = {"TORCHELASTIC_USE_AGENT_STORE": "True", "GLOO_SOCKET_IFNAME": "lo"}
+        os.environ.update(own, MASTER_ADDR="127.0.0.1")
+    else:  # rank 0 keeps the store
+        enter(host)
+        os.environ.update(MASTER_ADDR=ADDRESS, GLOO_SOCKET_IFNAME=CABLE)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where torch tells of every timeout
     has = SimpleNamespace(mesh=fd.Mesh(x=RANKS), timeout=timeout, factor=2.0, seed=1)
     has.name = f"fdtensor_faults_{port}"
@@ -81,7 +94,9 @@ def live(rank: int, port: int, phase: str, fault: str, timeout: float, answers: 
             answers.send({"rank": rank, "ended": time.time(), "began": began, **outcome})
             _end(error)
     outcome["ended"] = time.time()
-    answers.send({"rank": rank, "began": began, **outcome, "usable": _usable(has, phase, fault)})
+    answers.send(
+        {"rank": rank, "began": began, **outcome, "usable": _usable(has, rank, phase, fault)}
+    )
 
 
 def _end(error: BaseException) -> None:
@@ -115,6 +130,8 @@ def _order(rank: int, phase: str, fault: str) -> list[tuple[str, Any]]:
             steps.insert(at, (phase, lambda _: os.kill(os.getpid(), signal.SIGSTOP)))
         case "interrupt":
             steps.insert(at, (phase, lambda has: time.sleep(has.timeout)))
+        case "partition":
+            steps.insert(at, (phase, lambda _: cut()))
         case "slow":
             steps.insert(at, (phase, lambda has: time.sleep(has.timeout / 2)))
         case "differ":
@@ -144,12 +161,17 @@ def _raising(has: SimpleNamespace) -> None:
     fd.spmd(raises)(has.x)
 
 
-def _usable(has: SimpleNamespace, phase: str, fault: str) -> str:
+def _usable(has: SimpleNamespace, rank: int, phase: str, fault: str) -> str:
     """Whether the ranks that live can go on: on the same mesh, or on one without the faulty one."""
     try:
         mesh = has.mesh
         if fault in ("kill", "exit", "stop") or (fault in CRASHES and phase == "distribute"):
             mesh = fd.Mesh.from_ranks([r for r in range(RANKS) if r != FAULTY], ("x",))
+            has.comm = fd.connect(mesh, timeout=has.timeout)
+        elif fault == "partition":  # the store is on their host
+            mesh = fd.Mesh.from_ranks([0, 1], ("x",))
+            if rank not in mesh.order:
+                return "apart"
             has.comm = fd.connect(mesh, timeout=has.timeout)
         x = fd.distribute(torch.ones(12), mesh.layout("x"), has.comm)
         total = fd.call(torch.sum, x).full().item()

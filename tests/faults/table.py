@@ -9,7 +9,8 @@ __all__ = ["printed"]
 
 def printed(cell: Cell) -> str:
     """The phase, the fault, the seconds, the errors and whether ranks can go on."""
-    says = " / ".join(error.partition("\n")[0] for error in cell.errors) or "no error"
+    sentences = dict.fromkeys(error.partition("\n")[0] for error in cell.errors)
+    says = " / ".join(sentences) or "no error"
     if cell.hangs:
         says = f"HANGS; {says}"
     elif cell.silent:

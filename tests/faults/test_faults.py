@@ -6,6 +6,7 @@ The whole table is `python -m tests.faults`; these are the cells that differ in 
 import pytest
 
 from tests.faults.cell import Cell, run_cell
+from tests.faults.partition import possible
 
 pytestmark = pytest.mark.mesh
 
@@ -63,6 +64,19 @@ def test_ranks_that_part_are_told_where(phase, fault):
     assert "rank 2 " in cell.errors[0]
     assert "phases.py:" in cell.errors[0]
     assert cell.usable == ("yes",)
+
+
+@pytest.mark.skipif(not possible(), reason="needs network namespaces")
+def test_hosts_that_cannot_reach_each_other_are_told_on_both():
+    cell = run_cell("full", "partition", TIMEOUT)
+    assert not cell.hangs
+    assert not cell.silent
+    assert cell.seconds < TIMEOUT + LATE
+    assert {error.partition(" does not ")[0].partition(" do not ")[0] for error in cell.errors} == {
+        "ranks 2-3",
+        "the store through which ranks find each other",
+    }
+    assert set(cell.usable) == {"yes", "apart"}
 
 
 def test_a_slow_rank_is_waited_for():

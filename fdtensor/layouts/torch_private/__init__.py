@@ -29,6 +29,7 @@ from fdtensor.layouts.torch_private.distributed import (
     rendezvous,
     spec_of,
     storage_info_class,
+    store_port,
     strided_shard,
     unregister_group,
 )
@@ -147,6 +148,7 @@ __all__ = [
     "default_group",
     "default_store",
     "local_store",
+    "store_port",
     "dtensor_spec_module",
     "group_tables",
     "local_tensor_of",

@@ -17,6 +17,7 @@ __all__ = [
     "default_group",
     "default_store",
     "local_store",
+    "store_port",
     "dtensor_spec_module",
     "group_tables",
     "local_tensor_of",
@@ -76,6 +77,13 @@ def default_store() -> Any:
 def local_store() -> Any:
     """A store that no other process sees."""
     return import_module("torch.distributed").HashStore()
+
+
+def store_port(store: Any) -> int | None:
+    """The port of the process that keeps a store; None for one without."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return getattr(store, "port", None)
 
 
 def rendezvous(*args: Any, **kwargs: Any) -> Any:

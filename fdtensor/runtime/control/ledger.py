@@ -245,7 +245,7 @@ class Ledger:
         self.plane.abort(self.ranks)
         return CommError(
             "the store through which ranks find each other does not answer: the process that keeps "
-            "it has ended.",
+            "it has ended or cannot be reached.",
             ranks=", ".join(map(str, self.ranks)),
             **{f"rank {self.plane.rank}": self.post("waiting", "").at},
             problem=str(error or gone).partition("\n")[0],

@@ -19,10 +19,11 @@ from fdtensor.layouts.torch_private import (
     default_store,
     local_store,
     prefixed,
+    store_port,
 )
 from fdtensor.runtime.control.flight import FOLDER, write
 from fdtensor.runtime.control.ledger import Ledger
-from fdtensor.runtime.control.sockets import listening_ports, shut
+from fdtensor.runtime.control.sockets import limit_silence, listening_ports, shut
 from fdtensor.runtime.control.watcher import watch
 from fdtensor.runtime.process_groups import SECONDS, group_name, make_group, renamed
 
@@ -69,7 +70,7 @@ class Plane:
         self.lane = lane
         self.rank = dist.get_rank()
         self.pid = os.getpid()
-        self.seconds = SECONDS
+        self.seconds = SECONDS  # changed by `wait_for`
         self.tag = 0
         """The tag of messages: the fingerprint of the open call, for which no other takes them."""
         self.is_fake = dist.get_backend() == "fake"
@@ -83,6 +84,13 @@ class Plane:
         self.end_watch: Callable[[], None] = lambda: None
         if not self.is_fake:
             self.end_watch = watch(self)
+
+    def wait_for(self, seconds: float) -> None:
+        """Sets how long ranks wait for each other, and this one for its store."""
+        self.seconds = seconds
+        port = store_port(self.data_store)
+        if port is not None:
+            limit_silence(port, seconds)
 
     # --- ledgers -----------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The sockets of process groups: which ports they listen on, and how waits on them end.
+"""The sockets of process groups and stores: which ports they listen on, and how waits on them end.
 
 gloo offers no way to end a wait of another thread. It does end, with an error, where a connection
 of its pair is shut down.
@@ -12,7 +12,7 @@ import stat
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 
-__all__ = ["listening_ports", "shut"]
+__all__ = ["limit_silence", "listening_ports", "shut"]
 
 
 def listening_ports() -> frozenset[int]:
@@ -38,6 +38,23 @@ def shut(own: Collection[int], others: Collection[int]) -> int:
                 connection.shutdown(socket.SHUT_RDWR)
                 count += 1
     return count
+
+
+def limit_silence(port: int, seconds: float) -> None:
+    """Ends connections to a port on which nothing comes back for so long: where a cable is cut.
+
+    Else a wait for an answer to what was sent has no end. Linux has such a thing.
+    """
+    patience = max(1, round(seconds / 3))
+    options = {"TCP_USER_TIMEOUT": round(seconds * 1000), "TCP_KEEPIDLE": patience}
+    options |= {"TCP_KEEPINTVL": patience, "TCP_KEEPCNT": 2}
+    for connection in _sockets():
+        with suppress(OSError):
+            if connection.getpeername()[1] == port:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                for name, value in options.items():
+                    if hasattr(socket, name):
+                        connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _sockets() -> Iterator[socket.socket]:
