@@ -8,7 +8,7 @@ from tests.faults.cell import run_cell
 from tests.faults.partition import possible
 from tests.faults.phases import DIFFER, PHASES
 from tests.faults.rank import FAULTS
-from tests.faults.table import printed
+from tests.faults.table import printed, table
 
 
 def main() -> None:
@@ -19,16 +19,19 @@ def main() -> None:
     parser.add_argument("--texts", action="store_true", help="every error in full")
     options = parser.parse_args()
     faults = options.fault or [f for f in FAULTS if f != "partition" or possible()]
+    cells = []
     for phase in options.phases or PHASES:
         for fault in faults:
             if fault == "differ" and phase not in DIFFER:
                 continue
             cell = run_cell(phase, fault, options.timeout)
+            cells.append(cell)
             print(printed(cell), flush=True)
             if options.texts:
                 print("\n\n".join([*cell.errors, ""]), flush=True)
                 for answer in cell.answers:
                     print(answer.get("trace", ""), end="")
+    print(f"\n{table(cells)}")
 
 
 if __name__ == "__main__":
