@@ -1,4 +1,4 @@
-"""Cells as a table, phases by faults: seconds until all living ranks had an error, and its texts."""
+"""Cells as a table, phases by faults: seconds until all living ranks had an error; its texts."""
 
 from __future__ import annotations
 
