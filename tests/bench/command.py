@@ -21,7 +21,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fdtensor.layouts.progress import busy
 from fdtensor.testing.pool import GlooPool
-from tests.bench import checkpoints, choice, compute, draws, estimates, overlap, planning, tables
+from tests.bench import (
+    checkpoints,
+    choice,
+    compute,
+    control,
+    draws,
+    estimates,
+    overlap,
+    planning,
+    tables,
+)
 from tests.bench import overhead as overheads
 from tests.bench.cases import CASES, LARGE, SMALL, Shape
 from tests.bench.overhead import OVERHEADS, Overhead
@@ -74,9 +84,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="fdtensor beside PyTorch: redistribute on 4 gloo processes of this machine, "
         "with DTensor and calls by hand; compute with DTensor; random with torch's own draws; "
         "choice with a textbook and others; estimate with what a calibrated cost model says; "
-        "overlap with the same lines in the order of the function; checkpoint with torch's own.",
+        "overlap with the same lines in the order of the function; checkpoint with torch's own; "
+        "control with a Comm whose ranks do not watch each other.",
     )
-    choices = ["redistribute", "compute", "random", "choice", "estimate", "overlap", "checkpoint"]
+    choices = ["redistribute", "compute", "random", "choice", "estimate", "overlap"]
+    choices += ["checkpoint", "control"]
     parser.add_argument("what", choices=choices, help="what to measure")
     parser.add_argument("--json", metavar="FILE", help="write all that was measured")
     parser.add_argument("--quick", action="store_true", help="less than a minute, rougher")
@@ -99,6 +111,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _overlap(options)
     if options.what == "checkpoint":
         return _checkpoint(options)
+    if options.what == "control":
+        return _control(options)
     effort = QUICK if options.quick else FULL
     if options.rounds:
         rounds = tuple((size, options.rounds) for size, _ in effort.rounds)
@@ -149,6 +163,12 @@ def _checkpoint(options: argparse.Namespace) -> int:
     effort = attrs.evolve(effort, rounds=options.rounds or effort.rounds)
     total = len(effort.states)
     return _ran(options, effort, total, checkpoints.measure, checkpoints.show, ranks=4)
+
+
+def _control(options: argparse.Namespace) -> int:
+    effort = control.QUICK if options.quick else control.FULL
+    effort = attrs.evolve(effort, rounds=options.rounds or effort.rounds)
+    return _ran(options, effort, len(control.STEPS) + 1, control.measure, control.show, ranks=4)
 
 
 def _ran(
