@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.command == "train":
             from fdtensor.train.command import train
 
-            return train(parse_mesh(options.mesh), options)
+            return train(parse_mesh(_filled(options.mesh)), options)
         if options.command == "replay":
             from fdtensor.inspect.replay import replayed
 
@@ -189,6 +189,21 @@ def _plan(options: argparse.Namespace) -> int:
         print(f"  peak     {bytes_text(found.peak_bytes)}")
     print(f"  seconds  {facts['seconds']:.3g} by the cost model {cost.name!r}")
     return 0
+
+
+def _filled(text: str) -> str:
+    """The text of a mesh, with the ranks that torchrun has started in the place of `*`."""
+    if "*" not in text:
+        return text
+    ranks = int(os.environ.get("WORLD_SIZE", "0"))
+    others = parse_mesh(text.replace("*", "1")).size
+    if not ranks or ranks % others or text.count("*") > 1:
+        raise FdtensorError(
+            f"{ranks} ranks do not fill the mesh {text!r}.",
+            hint="One axis may have * as its size: as many ranks as torchrun has started, divided "
+            "by the sizes of the others.",
+        )
+    return text.replace("*", str(ranks // others))
 
 
 def parse_mesh(text: str) -> Mesh:

@@ -140,6 +140,8 @@ def _bring_up(seconds: float) -> None:
         store, rank, size = next(rendezvous("env://", rank, size, timeout=limit))
         store.set_timeout(limit)
         limit_silence(int(os.environ["MASTER_PORT"]), seconds)
+        # torchrun's store outlives a restart, and has the addresses of processes that have ended
+        store = prefixed(store, f"fdtensor_{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}")
         arrived = prefixed(store, "fdtensor_arrived")
         arrived.set(str(rank), "")
         # a group of all ranks waits for the first of them that is missing, without its name

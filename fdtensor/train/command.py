@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import collections
 import os
 import platform
 import time
@@ -19,9 +20,10 @@ from fdtensor.layouts.progress import busy
 from fdtensor.plans.cost import GLOO, NCCL
 from fdtensor.programs.program import Program
 from fdtensor.train.gpt import Size
-from fdtensor.train.job import Job, losses
+from fdtensor.train.job import Job, steps
 from fdtensor.train.layouts import tokens_layout
 from fdtensor.train.optimizer import AdamW
+from fdtensor.train.saves import Saves
 from fdtensor.train.text import corpus
 
 __all__ = ["add_arguments", "train"]
@@ -39,7 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     size, job = Size(), Job()
     parser.description = ABOUT
     add = parser.add_argument
-    add("--mesh", metavar="MESH", default="dp=2,tp=2", help="axes and sizes (default dp=2,tp=2)")
+    add(
+        "--mesh",
+        metavar="MESH",
+        default="dp=2,tp=2",
+        help="axes and sizes, one of which may be * for as many ranks as there are (dp=2,tp=2)",
+    )
     add("--simulate", action="store_true", help="all ranks in this process")
     add("--steps", type=int, default=job.steps, help=f"(default {job.steps})")
     add("--batch", type=int, default=job.batch, help=f"excerpts a step (default {job.batch})")
@@ -51,6 +58,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--lr", type=float, default=AdamW().lr, help=f"learning rate (default {AdamW().lr:g})")
     add("--seed", type=int, default=job.seed, help=f"of weights and text (default {job.seed})")
     add("--every", type=int, default=20, metavar="N", help="a line each N steps (default 20)")
+    add("--checkpoint", metavar="FOLDER", help="save there, and go on from what is there")
+    add("--save-every", type=int, default=20, metavar="N", help="steps (default 20)")
+    add("--keep", type=int, default=2, metavar="N", help="checkpoints (default 2)")
     add("--regather", action="store_true", help="gather parameters again in the backward")
     add("--program", action="store_true", help="print all of the program, not its summary only")
 
@@ -64,6 +74,8 @@ def train(mesh: Mesh, options: argparse.Namespace) -> int:
     size = Size(options.layers, options.width, options.heads, options.length, options.dropout)
     job = Job(size, AdamW(lr=options.lr), options.steps, options.batch, options.seed)
     show = _Show(max(1, options.every), options.program, options.regather)
+    if options.checkpoint:
+        show = attrs.evolve(show, saves=Saves(options.checkpoint, options.save_every, options.keep))
     if options.simulate:
         from fdtensor.runtime.simulator import SimulatedComm
 
@@ -82,6 +94,11 @@ class _Show:
     every: int
     in_full: bool
     regather: bool
+    saves: Saves | None = None
+
+    def steps(self, job: Job, comm: Any, device: str, **show: Any) -> Iterator[tuple[int, float]]:
+        """Those of the job, run as it is to be."""
+        return steps(job, comm, device, regather=self.regather, saves=self.saves, **show)
 
     def run(self, job: Job, comm: Any, device: str = "cpu") -> None:
         """Trains and prints."""
@@ -101,15 +118,18 @@ class _Show:
             transient=True,
             disable=not console.is_terminal,
         )
-        loss = float("nan")
+        done, loss = 0, float("nan")
         with busy(), bar:
             task = bar.add_task("", total=job.steps, loss=loss)
-            for i, loss in enumerate(losses(job, comm, device, regather=self.regather, show=show)):
-                bar.update(task, advance=1, loss=loss)
+            for i, loss in self.steps(job, comm, device, show=show):
+                if not done and i:
+                    console.print(f"goes on at step {i}, from {self.saves and self.saves.folder}")
+                done += 1
+                bar.update(task, completed=i + 1, loss=loss)
                 if i % self.every == 0 or i == job.steps - 1:
                     console.print(f"  step {i:>5}  {loss:.4f}")
         seconds = time.perf_counter() - start
-        console.print(f"{job.steps} steps in {seconds:.1f} s, loss {loss:.4f}")
+        console.print(f"{done} steps in {seconds:.1f} s, loss {loss:.4f}")
 
 
 def _title(job: Job, mesh: Mesh) -> str:
@@ -148,12 +168,7 @@ def _on_this_rank(job: Job, mesh: Mesh, show: _Show) -> None:
     if dist.get_rank() == 0:
         show.run(job, comm, device)
     else:
-        _exhaust(losses(job, comm, device, regather=show.regather))
-
-
-def _exhaust(values: Iterator[float]) -> None:
-    for _ in values:
-        pass
+        collections.deque(show.steps(job, comm, device), maxlen=0)
 
 
 def _on_processes(job: Job, mesh: Mesh, show: _Show) -> None:

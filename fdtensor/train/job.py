@@ -22,10 +22,11 @@ from fdtensor.tensors.spmd import spmd
 from fdtensor.train.gpt import Pin, Size, initial
 from fdtensor.train.layouts import activation_layout, tokens_layout, weight_layouts
 from fdtensor.train.optimizer import AdamW
+from fdtensor.train.saves import Saves
 from fdtensor.train.step import training
 from fdtensor.train.text import batches
 
-__all__ = ["Job", "losses", "pin", "plain_losses", "program", "types"]
+__all__ = ["Job", "losses", "pin", "plain_losses", "program", "steps", "types"]
 
 
 @attrs.frozen
@@ -52,6 +53,11 @@ class Job:
         params = {name: p.to(self.dtype) for name, p in initial(self.size, self.seed).items()}
         return params, self.numbers.optimizer(params).init(params)
 
+    @property
+    def about(self) -> str:
+        """What makes two jobs go the same way, whatever their meshes and numbers of steps."""
+        return repr(attrs.evolve(self, steps=1))
+
     def text(self) -> Iterator[torch.Tensor]:
         """The tokens of each step."""
         return batches(self.seed, self.steps, self.batch, self.size.length)
@@ -69,23 +75,34 @@ def plain_losses(job: Job) -> Iterator[float]:
         yield loss.item()
 
 
-def losses(
+def losses(job: Job, comm: Comm[Any], *, regather: bool = False) -> Iterator[float]:
+    """The loss before each step, on the mesh of `comm`; every rank gets all of them."""
+    return (loss for _, loss in steps(job, comm, regather=regather))
+
+
+def steps(
     job: Job,
     comm: Comm[Any],
     device: str = "cpu",
     *,
     regather: bool = False,
     show: Callable[[Program], None] | None = None,
-) -> Iterator[float]:
-    """The loss before each step, on the mesh of `comm`; every rank gets all of them.
+    saves: Saves | None = None,
+) -> Iterator[tuple[int, float]]:
+    """Each step and the loss before it, on the mesh of `comm`; every rank gets all of them.
 
     With `regather`, gathered parameters are freed after use and gathered again in the backward.
-    `show` is called with the program of a step before it runs.
+    `show` is called with the program of a step before it runs. With `saves` the first step is the
+    one after the last that was saved.
     """
-    mesh = comm.mesh
+    mesh, first = comm.mesh, 0
     step = spmd(training(job.size, job.numbers, pin(mesh)), regather=regather)
     params, state = _placed(job, comm, device)
+    if saves is not None:
+        first, (params, state) = saves.last((params, state), job.about, comm)
     for i, tokens in enumerate(job.text()):
+        if i < first:
+            continue
         here = distribute(tokens.to(device), tokens_layout(mesh), comm)
         number = torch.tensor(job.numbers.rate(i), dtype=torch.float64, device=device)
         rate = distribute(number, mesh.layout(), comm)
@@ -94,7 +111,11 @@ def losses(
             show(step.trace(params, state, here, rate, **keys))
             show = None
         params, state, loss = step(params, state, here, rate, **keys)
-        yield loss.full().item()
+        yield i, loss.full().item()
+        if saves is not None:
+            saves.after(i + 1, (params, state), job.about, comm)
+    if saves is not None:
+        saves.end(comm)
 
 
 def program(
