@@ -22,7 +22,8 @@ def main() -> None:
     cells = []
     for phase in options.phases or PHASES:
         for fault in faults:
-            if fault == "differ" and phase not in DIFFER:
+            nothing = phase not in DIFFER if fault == "differ" else phase == "load"
+            if fault in ("differ", "swap") and nothing:  # to differ in, or to swap it with
                 continue
             cell = run_cell(phase, fault, options.timeout)
             cells.append(cell)

@@ -70,7 +70,8 @@ def _run(phase: str, fault: str, timeout: float, hosts: Hosts | None) -> Cell:
 
 
 def _judged(phase: str, fault: str, answers: list[dict[str, Any]], living: int) -> Cell:
-    fair = [a for a in answers if a["kind"] not in ("Boom", "KeyboardInterrupt")]
+    own = ("Boom", "KeyboardInterrupt", "AttributeError")  # of the user's script, on one rank
+    fair = [a for a in answers if a["kind"] not in own]
     errors = tuple(dict.fromkeys(a["error"] for a in fair if a["error"]))
     began = [a["began"] for a in answers if a["rank"] == FAULTY and "began" in a]
     began = began or [max((a["began"] for a in answers if "began" in a), default=0.0)]

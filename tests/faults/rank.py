@@ -43,8 +43,12 @@ time. With `partition`, ranks 0 and 1 are on another host, and the cable between
 
 FAULTY, RANKS = 2, 4
 
-CRASHES = ("raise", "skip", "swap")
-"""The faults that end the process where nothing has been distributed yet."""
+ENDS = {
+    "raise": ("connect", "distribute"),
+    "skip": ("connect", "distribute", "first_call", "redistribute", "save"),
+    "swap": ("connect", "distribute", "first_call", "redistribute", "save"),
+}
+"""The phases in which a fault ends the process: its script has not what it goes on with."""
 
 
 def warm() -> None:
@@ -88,10 +92,9 @@ def live(
         outcome = {"error": str(error), "kind": type(error).__name__}
         if not isinstance(error, (fd.errors.FdtensorError, Boom, SystemExit, KeyboardInterrupt)):
             outcome["trace"] = traceback.format_exc()
-        if isinstance(error, SystemExit) or (
-            rank == FAULTY and fault in CRASHES and not hasattr(has, "x")
-        ):
-            answers.send({"rank": rank, "ended": time.time(), "began": began, **outcome})
+        if isinstance(error, SystemExit) or (rank == FAULTY and phase in ENDS.get(fault, ())):
+            own = {"rank": rank, "ended": time.time(), "began": began, "usable": "apart"}
+            answers.send({**own, **outcome})
             _end(error)
     outcome["ended"] = time.time()
     answers.send(
@@ -165,7 +168,9 @@ def _usable(has: SimpleNamespace, rank: int, phase: str, fault: str) -> str:
     """Whether the ranks that live can go on: on the same mesh, or on one without the faulty one."""
     try:
         mesh = has.mesh
-        if fault in ("kill", "exit", "stop") or (fault in CRASHES and phase == "distribute"):
+        if not hasattr(has, "comm"):
+            return "no group"
+        if fault in ("kill", "exit", "stop") or phase in ENDS.get(fault, ()):
             mesh = fd.Mesh.from_ranks([r for r in range(RANKS) if r != FAULTY], ("x",))
             has.comm = fd.connect(mesh, timeout=has.timeout)
         elif fault == "partition":  # the store is on their host

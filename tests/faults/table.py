@@ -49,7 +49,11 @@ def _short(cell: Cell) -> str:
 def _is_plain(cell: Cell) -> bool:
     """Whether all ranks had one error and went on after it, or none and no need."""
     alike = len({error.partition("\n")[0] for error in cell.errors}) == len(_expected(cell))
-    return alike and not (cell.hangs or cell.silent) and set(cell.usable) <= {"yes", "apart"}
+    return (
+        alike
+        and not (cell.hangs or cell.silent)
+        and set(cell.usable) <= {"yes", "apart", "no group"}
+    )
 
 
 def _expected(cell: Cell) -> Iterable[int]:
