@@ -37,8 +37,8 @@ FAULTS = (
 """What the faulty rank does in place of a phase.
 
 `differ` gives it another number at a later call. `slow` is within the time that others wait. With
-`interrupt`, rank 0 gets Ctrl-C while it waits for the faulty rank, which is late by all of that
-time. With `partition`, ranks 0 and 1 are on another host, and the cable between is pulled.
+`interrupt` it is as slow, and rank 0 gets Ctrl-C while it waits for it. With `partition`, ranks 0
+and 1 are on another host, and the cable between the two is pulled.
 """
 
 FAULTY, RANKS = 2, 4
@@ -132,7 +132,7 @@ def _order(rank: int, phase: str, fault: str) -> list[tuple[str, Any]]:
         case "stop":
             steps.insert(at, (phase, lambda _: os.kill(os.getpid(), signal.SIGSTOP)))
         case "interrupt":
-            steps.insert(at, (phase, lambda has: time.sleep(has.timeout)))
+            steps.insert(at, (phase, lambda has: time.sleep(has.timeout / 2)))
         case "partition":
             steps.insert(at, (phase, lambda _: cut()))
         case "slow":
