@@ -105,8 +105,6 @@ class FuncolComm(Comm[torch.Tensor]):
         self.timeout = timeout
         self.plane = plane_of()
         self.plane.wait_for(timeout)
-        if self.rank in mesh.order:
-            self.plane.ledger(members((mesh,)))  # which hears of errors before the first call
         self.ledgers = functools.lru_cache(maxsize=8192)(self._ledger)
         self.noted = functools.lru_cache(maxsize=8192)(self._noted)
         self.around = ProcessWorld(

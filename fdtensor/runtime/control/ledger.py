@@ -17,7 +17,7 @@ from fdtensor.layouts.errors import CommError, FdtensorError
 from fdtensor.layouts.text import spans
 from fdtensor.layouts.torch_private import current_graph_task
 from fdtensor.runtime.control.board import Board
-from fdtensor.runtime.control.causes import is_of_network, not_back, told_of, without_store
+from fdtensor.runtime.control.causes import is_of_network, told_of
 from fdtensor.runtime.control.places import caller, line_of, running
 from fdtensor.runtime.control.posts import Account, Call, Kind, Post, account, described
 
@@ -142,11 +142,9 @@ class Ledger:
         try:
             if isinstance(error, KeyboardInterrupt):
                 self._fail("interrupted", "", clean=not open_call)
-                self._spread("interrupted", "", clean=not open_call)
             elif not lost:
                 clean = not open_call or isinstance(error, FdtensorError)
                 self._fail("raised", told_of(error), clean)
-                self._spread("raised", told_of(error), clean)
             else:
                 return self._lost()
         except (RuntimeError, OSError) as gone:
@@ -184,15 +182,10 @@ class Ledger:
 
     def _lost(self) -> CommError:
         """The one error of all ranks."""
-        if not self.stop:  # the network failed, perhaps since others here have an error
-            told = [x for x in self.plane.ledgers.values() if x.stop and not x.failed]
-            if told:
-                return told[0]._lost()
         try:
             if not self.failed:
                 self._fail("waiting", "", clean=False)
             error = self._account().error()
-            self._spread("relayed", error.sentence, clean=False)
         except (RuntimeError, OSError) as gone:
             error = self._without_board(None, gone)
         error.__suppress_context__ = True  # which has only the words of the network
@@ -207,12 +200,6 @@ class Ledger:
         self.board.come_back(self.plane.rank, clean)
         if not clean:
             self.plane.abort(self.ranks)
-
-    def _spread(self, kind: Kind, text: str, clean: bool) -> None:
-        """Tells those with whom this rank has other calls, to which it does not come either."""
-        for other in list(self.plane.ledgers.values()):
-            if not other.failed and len(other.ranks) > 1:
-                other._fail(kind, text, clean)
 
     def told(self) -> None:
         """Notes that another rank has failed, and says for a busy thread where it is."""
@@ -256,8 +243,14 @@ class Ledger:
         self.stop = self.failed = True
         self.plane.record()
         self.plane.abort(self.ranks)
-        at = self.post("waiting", "").at
-        return without_store(self.ranks, self.plane.rank, at, str(error or gone))
+        return CommError(
+            "the store through which ranks find each other does not answer: the process that keeps "
+            "it has ended or cannot be reached.",
+            ranks=", ".join(map(str, self.ranks)),
+            **{f"rank {self.plane.rank}": self.post("waiting", "").at},
+            problem=str(error or gone).partition("\n")[0],
+            hint="Rank 0 keeps it where torchrun does not. Start all ranks again.",
+        )
 
     def post(self, kind: Kind, text: str) -> Post:
         """What this rank says of itself."""
@@ -281,7 +274,7 @@ class Ledger:
         try:
             while not self.board.all_back(self.ranks):
                 if time.monotonic() > latest:
-                    raise not_back(self.ranks, self.board.back(self.ranks), self.plane.seconds)
+                    raise self._not_back()
                 time.sleep(_SLICE)
             clean = all(self.board.back(self.ranks).values())
         except (RuntimeError, OSError) as gone:
@@ -294,3 +287,12 @@ class Ledger:
         """Begins anew: all ranks have raised the same error, and know it."""
         self.whole += self.number
         self._begin_epoch()
+
+    def _not_back(self) -> CommError:
+        back = self.board.back(self.ranks)
+        missing = spans([rank for rank in self.ranks if rank not in back], ", ")
+        return CommError(
+            f"not all ranks have raised the last error within {self.plane.seconds:g} s.",
+            missing=missing,
+            hint="Connect a mesh of the ranks that are left, or start all of them again.",
+        )

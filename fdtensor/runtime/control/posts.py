@@ -21,11 +21,8 @@ from fdtensor.programs.program import Program
 
 __all__ = ["Account", "Call", "Kind", "Post", "Ran", "account", "described", "parting"]
 
-Kind = Literal["raised", "interrupted", "relayed", "waiting", "busy", "ended"]
-"""What a rank does: `busy` is one that computes outside of this library's waits.
-
-With `relayed` it has the error of other ranks, with which it has calls too.
-"""
+Kind = Literal["raised", "interrupted", "waiting", "busy", "ended"]
+"""What a rank does: `busy` is one that computes outside of this library's waits."""
 
 
 @attrs.frozen
@@ -115,8 +112,6 @@ class Post:
                 return f"raised {self.text} after {where}{line}"
             case "interrupted":
                 return f"was interrupted at {where}{line}"
-            case "relayed":
-                return f"stopped after {where}{line}"
             case "waiting":
                 return f"waited at {where}{line}"
             case "busy":
@@ -187,9 +182,6 @@ def _cause(ranks: Sequence[int], posts: Mapping[int, Post], seconds: float) -> t
         what = f"raised {first.text}" if first.kind == "raised" else "was interrupted"
         line = f" at {first.line}" if first.line else ""
         return f"rank {first.rank} {what}{line}.", "All ranks stop with it."
-    relayed = [post.text for post in posts.values() if post.kind == "relayed"]
-    if relayed:
-        return relayed[0], "It is the error of other ranks, with which some of these have calls."
     missing = [rank for rank in ranks if rank not in posts]
     if missing:
         return (

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["EVERY", "watch"]
 
 TICK = 0.25
-"""Seconds between two looks while a call is open; half as often where none is."""
+"""Seconds between two looks while a call is open; a quarter as often where none is."""
 
 PATIENCE = 0.5
 """Seconds for a call to end by itself once another rank has failed, or the user wants it to."""
@@ -141,7 +141,7 @@ def _look(ledger: Ledger, seen: _Seen) -> None:
         _compare(ledger, seen, number // EVERY * EVERY)
     while len(ledger.met) > _MARKS:
         ledger.board.forget(ledger.met.popleft())
-    if not seen.rung and now - seen.looked >= (TICK if is_open else 2 * TICK):
+    if not seen.rung and now - seen.looked >= (TICK if is_open else 4 * TICK):
         seen.looked = now
         if ledger.board.rings() or (is_open and _one_has_left(ledger)):
             seen.rung = now
