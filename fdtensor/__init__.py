@@ -36,6 +36,7 @@ Computing:
     call                            any function of DTensors, now
     spmd                            a plain torch function as one of pytrees of DTensors
     trace, Program                  the program that it becomes: read it, price it, run it
+    bind                            a module with DTensors for its parameters
     like                            as out_layouts: those of an argument
     constrain, saved_as             layouts of values inside, now and until the backward
     debug                           each line of a run compared with what its program says
@@ -48,6 +49,7 @@ Namespaces:
 
     collectives                     psum, all_gather and their like, for functions of shard_map
     plans                           the collectives that plans consist of; several plans as one
+    func                            grad, vjp, jvp, vmap, ... around functions of DTensors
     cost                            the seconds of plans and programs, assumed or measured
     random                          numbers by key and place
     optim                           torch's optimizers on DTensors; norms and scales of gradients
@@ -84,6 +86,7 @@ from fdtensor.runtime.comm import Comm
 from fdtensor.runtime.interpreter import run
 from fdtensor.runtime.interpreter import run_fused as run_fused
 from fdtensor.runtime.simulator import SimulatedComm
+from fdtensor.tensors.bind import bind
 from fdtensor.tensors.call import call
 from fdtensor.tensors.connect import connect, distribute, from_local, redistribute, shards
 from fdtensor.tensors.dtensor import DTensor
@@ -97,6 +100,7 @@ if TYPE_CHECKING:
     from fdtensor import collectives as collectives
     from fdtensor import cost as cost
     from fdtensor import errors as errors
+    from fdtensor import func as func
     from fdtensor import io as io
     from fdtensor import optim as optim
     from fdtensor import parallel as parallel
@@ -108,6 +112,7 @@ if TYPE_CHECKING:
     from fdtensor.collectives import *
     from fdtensor.cost import *
     from fdtensor.errors import *
+    from fdtensor.func import *
     from fdtensor.inspect.pictures import show
     from fdtensor.io import *
     from fdtensor.parallel import *
@@ -137,6 +142,7 @@ __all__ = [
     "SimulatedComm",
     "StridedShard",
     "TensorType",
+    "bind",
     "call",
     "connect",
     "constrain",
@@ -166,6 +172,7 @@ if TYPE_CHECKING:  # checkers take what a wildcard imports for private, unless i
     __all__ += collectives.__all__
     __all__ += cost.__all__
     __all__ += errors.__all__
+    __all__ += func.__all__
     __all__ += io.__all__
     __all__ += parallel.__all__
     __all__ += plans.__all__
@@ -178,6 +185,7 @@ _NAMESPACES = (
     "collectives",
     "cost",
     "errors",
+    "func",
     "io",
     "optim",
     "parallel",
@@ -198,6 +206,7 @@ _ALSO = (
     "collectives",
     "cost",
     "errors",
+    "func",
     "io",
     "parallel",
     "plans",

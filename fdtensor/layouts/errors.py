@@ -202,10 +202,10 @@ class NotTorchError(FdtensorError, TypeError, AttributeError):
 
     >>> mesh = Mesh(x=2)
     >>> x = distribute(torch.arange(4), mesh.layout("x"), connect(mesh))
-    >>> torch.relu(x)
+    >>> x.add_(1)
     Traceback (most recent call last):
         ...
-    fdtensor.NotTorchError: torch.relu takes tensors, and a DTensor is a record of them.
+    fdtensor.NotTorchError: a DTensor has no attribute 'add_'.
     ...
     """
 

@@ -70,8 +70,9 @@ class FreeType(Record):
     def unchosen(self) -> LayoutError:
         """The error for what needs its layout."""
         return LayoutError(
-            f"the layout of {self} is free: only trace takes it, and chooses one.",
-            hint="Take it from the program: program.layouts_of(0) has those of argument 0.",
+            f"the layout of {self} is not chosen yet: the program that trace makes has it.",
+            hint="program.layouts_of(0) has those of argument 0; inside of a function "
+            "constrain(x, layout) and x.redistribute(layout) pin one.",
         )
 
     if not TYPE_CHECKING:  # checkers know that these are not there

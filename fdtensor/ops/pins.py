@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Generator
 from typing import Any
 
 import attrs
 import torch
 
+from fdtensor.layouts.errors import LayoutError
 from fdtensor.layouts.expected import no_layout, refuse_no_tensor
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Cut, Partial, Ragged, Replicate, Shard, StridedShard
+from fdtensor.layouts.prefixes import layout_of_each
 from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.torch_private import transforms_around
+from fdtensor.layouts.tree import flatten, unflatten
 from fdtensor.ops.graph import Call
 from fdtensor.ops.saved_values import CONSTRAIN, SAVED
 from fdtensor.ops.transparent import recording
 
-__all__ = ["behind", "constrain", "pinned"]
+__all__ = ["behind", "constrain", "pinned", "stacked_along"]
 
 
 class _Constrain(torch.autograd.Function):
@@ -42,20 +49,54 @@ class _Constrain(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
         x, layout, back = args
-        x = x.movedim(in_dims[0], 0)
-        return _Constrain.apply(x, behind(layout), behind(back)), 0
+        x, axis = x.movedim(in_dims[0], 0), _STACKED.axes.get(transforms_around() + 1)
+        return _Constrain.apply(x, behind(layout, axis), behind(back, axis)), 0
 
 
-def behind(layout: Layout) -> Layout:
-    """The layout of a stack of tensors, along a new first dim that is not cut."""
+def behind(layout: Layout, axis: str | None = None) -> Layout:
+    """The layout of a stack of tensors, along a new first dim that an axis cuts, or none."""
     moved = [attrs.evolve(p, dim=p.dim + 1) if isinstance(p, Cut) else p for p in layout.placements]
-    return Layout(layout.mesh, moved, {d + 1: axes for d, axes in layout.order})
+    stacked = Layout(layout.mesh, moved, {d + 1: axes for d, axes in layout.order})
+    if axis is None:
+        return stacked
+    if not isinstance(stacked[axis], Replicate):
+        raise LayoutError(
+            f"axis {axis!r} cannot cut the dim of vmap: {layout} has it at {layout[axis]}.",
+            hint="Let spmd_axis_name be an axis that the layouts inside leave free.",
+        )
+    return stacked.placed(axis, Shard(0))
 
 
-def constrain(x: Any, layout: Layout) -> Any:
+class _Stacked(threading.local):
+    """The axis that cuts the dim of each `vmap` of this thread, by the transforms around."""
+
+    def __init__(self) -> None:
+        self.axes: dict[int, str] = {}
+
+
+_STACKED = _Stacked()
+
+
+@contextlib.contextmanager
+def stacked_along(axis: str | None) -> Generator[None]:
+    """A context directly inside of a `vmap`, whose dim an axis cuts where layouts are pinned."""
+    depth = transforms_around()
+    if axis is None:
+        yield
+        return
+    _STACKED.axes[depth] = axis
+    try:
+        yield
+    finally:
+        del _STACKED.axes[depth]
+
+
+def constrain(x: Any, layout: Any) -> Any:
     """`x`, whose layout is pinned where a function is traced; elsewhere just `x`.
 
-    The cotangent of `x` is pinned to the same layout, with Replicate for Partial.
+    The cotangent of `x` is pinned to the same layout, with Replicate for Partial. `x` may be a
+    pytree, and `layout` one for all or a pytree of layouts that is a prefix of it. DTensors are
+    redistributed, everywhere.
 
     >>> mesh = Mesh(x=2)
     >>> x = TensorType((4, 6), torch.float32, mesh.layout("x"))
@@ -68,13 +109,33 @@ def constrain(x: Any, layout: Layout) -> Any:
       out  d
     2 collectives, 48 B received per rank
     """
-    if not isinstance(layout, Layout):
+    if isinstance(x, torch.Tensor):
+        return _constrained(x, layout)
+    leaves, spec = flatten(x, is_leaf=_moves)
+    pairs = zip(leaves, layout_of_each(layout, spec, _is_layout), strict=True)
+    return unflatten(spec, [_constrained(leaf, wanted) for leaf, wanted in pairs])
+
+
+def _constrained(x: Any, layout: Any) -> Any:
+    """A tensor or DTensor whose layout is pinned."""
+    if not _is_layout(layout):
         raise no_layout(layout)
+    if _moves(x):
+        return x.redistribute(layout)
+    refuse_no_tensor(x)
     if not recording():
         return x
-    refuse_no_tensor(x)
     whole = TensorType(tuple(x.shape), x.dtype, layout)
     return _Constrain.apply(x, layout, whole.cotangent().layout)
+
+
+def _moves(node: Any) -> bool:
+    """Whether a node of a pytree is a DTensor."""
+    return hasattr(node, "redistribute")
+
+
+def _is_layout(node: Any) -> bool:
+    return isinstance(node, Layout)
 
 
 def pinned(call: Call) -> Layout | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -36,12 +37,19 @@ from fdtensor.ops.writes import checked_write
 
 __all__ = ["needs_values", "recorded_as", "recording", "transparent"]
 
-_DEPTH = [0]
+
+class _Depth(threading.local):
+    """How many functions are being recorded in this thread, one inside of the other."""
+
+    count = 0
+
+
+_DEPTH = _Depth()
 
 
 def recording() -> bool:
-    """Whether a function is being recorded."""
-    return _DEPTH[0] > 0
+    """Whether a function is being recorded, in this thread."""
+    return _DEPTH.count > 0
 
 
 def needs_values(func: Any, args: Any) -> DataDependentError:
@@ -78,7 +86,7 @@ def transparent(of_caller: bool) -> Iterator[None]:
     To a function `of_caller`, `torch.compiler.is_compiling()` is true: libraries then leave out
     warnings and shortcuts that read values.
     """
-    _DEPTH[0] += 1
+    _DEPTH.count += 1
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     log = logging.getLogger(FAKES_LOG)
@@ -98,7 +106,7 @@ def transparent(of_caller: bool) -> Iterator[None]:
         set_onednn_enabled(onednn)
         log.disabled = quiet
         torch.backends.mha.set_fastpath_enabled(fast)
-        _DEPTH[0] -= 1
+        _DEPTH.count -= 1
 
 
 def _as_written() -> Any:

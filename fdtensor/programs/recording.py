@@ -89,6 +89,7 @@ def recorded(
     def flat(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         args, kwargs = unflatten(spec, filled(leaves, types, tensors))
         out, tree = flatten(f(*args, **kwargs))
+        out = [getattr(o, "traced", o) for o in out]  # of a DTensor inside, the full tensor
         results = [o for o in out if isinstance(o, torch.Tensor)]
         taken = {id(t) for t in tensors}
         new = [o.requires_grad and o.is_leaf and id(o) not in taken for o in results]

@@ -29,6 +29,7 @@ from fdtensor.programs.as_if import Scale, as_in, at_scale
 from fdtensor.programs.assembly import assembled
 from fdtensor.programs.budget import cheapest_within
 from fdtensor.programs.choices import Constraints
+from fdtensor.programs.closed_over import closing, given_all, given_besides
 from fdtensor.programs.ends import Wanted, numbered
 from fdtensor.programs.options import OnMissingRule, Options
 from fdtensor.programs.out_layouts import resolved, wanted_layouts
@@ -132,7 +133,6 @@ def trace(
         mesh = one_mesh([t for t in map(type_of, leaves) if t is not None], mesh)
         f, kwargs = with_random_key(f), {**kwargs, "key": key_type(mesh)}
     leaves, spec = flatten((args, kwargs), is_leaf=is_typed)
-    types = [type_of(leaf) for leaf in leaves]
     options = Options(
         out_layouts=out_layouts,
         regather=regather,
@@ -143,8 +143,28 @@ def trace(
         max_bytes=max_bytes,
         as_if=as_if if like is None else like,
     )
+
     with working(f"tracing {name_of(f)}"):
-        return traced(f, spec, leaves, types, options, cost=model_of(cost), mesh=mesh).program
+        return given_all(
+            functools.partial(_traced_with, f, leaves, spec, options, model_of(cost), mesh)
+        )
+
+
+def _traced_with(
+    f: Callable[..., Any],
+    leaves: Sequence[Any],
+    spec: optree.PyTreeSpec,
+    options: Options,
+    cost: CostModel,
+    mesh: Mesh | None,
+    closed: tuple[Any, ...],
+) -> Program:
+    """The program of a function that closes over these DTensors, its last arguments."""
+    if closed:
+        f = closing(f, lambda: closed)
+        leaves, spec = given_besides(leaves, spec, closed, is_typed)
+    types = [type_of(leaf) for leaf in leaves]
+    return traced(f, spec, leaves, types, options, cost=cost, mesh=mesh).program
 
 
 def _check_mesh(mesh: object) -> None:

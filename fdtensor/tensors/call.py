@@ -18,6 +18,7 @@ from fdtensor.tensors.calls.function import CACHED, Spmd
 from fdtensor.tensors.calls.functions import DEFAULT, function_of
 from fdtensor.tensors.dtensor import DTensor
 from fdtensor.tensors.foreach import by_comm, is_foreach
+from fdtensor.tensors.tensor_like import computes
 
 __all__ = ["call"]
 
@@ -66,6 +67,7 @@ def call(
 def call(fn: Callable[..., Any], *args: Any, deterministic: bool, **kwargs: Any) -> Any: ...
 
 
+@computes
 @opaque
 def call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """`fn(*args, **kwargs)` on DTensors: a torch function, an aten overload, or your own.
@@ -95,13 +97,18 @@ def call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         key += map([*map(id, values)].index, map(id, values))  # a write to one shows in the other
     function = function_of(fn)
     read, known = function.reads, function.quick
-    whole = (comm, read and read(), *key)
+    whole = (comm, read and read.key(), *key)
     entry = known.get(whole)
     if entry is not None:
         return entry.result(entry.go(values), comm)
     result = function(*args)
     entry = function.last
-    if entry is not None and entry.traced is not None and comm.check not in EVERY_CALL:
+    if (
+        entry is not None
+        and entry.traced is not None
+        and not entry.closed
+        and comm.check not in EVERY_CALL
+    ):
         if len(known) >= CACHED:
             known.pop(next(iter(known)))
         known[whole] = entry

@@ -8,13 +8,15 @@ from typing import Any, TypeVar
 import torch
 
 from fdtensor.layouts.errors import FdtensorError, ValueTreeError
-from fdtensor.layouts.expected import no_layout, refuse_no_layouts
+from fdtensor.layouts.expected import no_layout
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.opaque import opaque
+from fdtensor.layouts.prefixes import layout_of_each
 from fdtensor.layouts.signatures import named_arguments
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.layouts.tree import broadcast_prefix, flatten, mismatches, paths, unflatten
+from fdtensor.layouts.tree import flatten, paths, unflatten
+from fdtensor.ops.transparent import recording
 from fdtensor.plans.cost import NCCL, CostModel
 from fdtensor.plans.fused import fuse
 from fdtensor.plans.planner import Plan, plan
@@ -84,16 +86,10 @@ def redistribute(tree: Tree, layouts: Any, *, max_bytes: int | None = None) -> T
         moved: Any = tree.redistribute(layouts, max_bytes=max_bytes)
         return moved
     leaves, spec = flatten(tree, is_leaf=is_dtensor)
-    skeleton = unflatten(spec, range(len(leaves)))
-    try:
-        wanted = broadcast_prefix(layouts, skeleton, _is_target)
-    except ValueError as error:
-        refuse_no_layouts(layouts, _is_target, "layouts")
-        raise ValueTreeError(
-            "the layouts do not have the structure of the tree.",
-            **(mismatches(layouts, skeleton, _is_target, "layouts") or {"problem": error}),
-            hint="Pass one layout, or a pytree of layouts like the tree or a prefix of it.",
-        ) from error
+    wanted = layout_of_each(layouts, spec, _is_target)
+    if recording():
+        pairs = zip(leaves, wanted, strict=True)
+        return unflatten(spec, [x.redistribute(t) if is_dtensor(x) else x for x, t in pairs])
     plans = _plans(leaves, wanted, paths(spec, "tree"), max_bytes)
     results = list(leaves)
     places_of: dict[Any, list[int]] = {}

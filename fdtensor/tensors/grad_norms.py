@@ -78,20 +78,7 @@ def gradients(tree: Tree) -> Tree:
     tensor([1., 1., 1., 1.])
     """
     leaves, spec = _leaves(tree)
-    return unflatten(spec, [_gradient(x) if isinstance(x, DTensor) else x for x in leaves])
-
-
-def _gradient(x: DTensor[Any]) -> DTensor[Any] | None:
-    grads: list[Any] = [leaf.grad for leaf in x.comm.leaves(x.local)]
-    missing = [grad is None for grad in grads]
-    if all(missing):
-        return None
-    if any(missing):
-        raise FdtensorError(
-            f"{sum(missing)} of the {len(grads)} local tensors of {x.type} have no gradient.",
-            hint="Compute the loss with the DTensor, not with some of its local tensors.",
-        )
-    return DTensor(x.comm.value(grads), x.type.cotangent(), x.comm)
+    return unflatten(spec, [x.grad if isinstance(x, DTensor) else x for x in leaves])
 
 
 @named_arguments

@@ -298,9 +298,10 @@ def test_spmd_traces_free_types_beside_tensors():
 
 
 UNCHOSEN = """\
-the layout of f32[8,16]{free} is free: only trace takes it, and chooses one.
+the layout of f32[8,16]{free} is not chosen yet: the program that trace makes has it.
 
-Take it from the program: program.layouts_of(0) has those of argument 0."""
+program.layouts_of(0) has those of argument 0; inside of a function constrain(x, layout) and \
+x.redistribute(layout) pin one."""
 
 NO_MESH = """\
 the layouts of all arguments are free, and no mesh is given to choose them on.

@@ -358,7 +358,7 @@ none of the 2 Comms of these DTensors has all of their ranks.
 Make all of them with one Comm, whose mesh contains the others."""
 
 SOME = """\
-5 of the 6 local tensors of f32[2@tp] have no gradient.
+5 of 6 local tensors of f32[2@tp] have no gradient.
 
 Compute the loss with the DTensor, not with some of its local tensors."""
 

@@ -30,7 +30,7 @@ ROOMS = (
 )
 """In the order of imports; the last is the top: what a user types, the demo and the commands."""
 
-NAMESPACES = {"collectives", "cost", "errors", "optim", "random"}
+NAMESPACES = {"collectives", "cost", "errors", "func", "optim", "random"}
 """Names from rooms below, as users look for them; the other namespaces are rooms."""
 
 TOP = {"__init__", "__main__", "cli", "demo", "train", *NAMESPACES}

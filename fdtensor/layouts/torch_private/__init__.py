@@ -135,6 +135,7 @@ from fdtensor.layouts.torch_private.transforms import (
     saving_hooks,
     set_forward_grad_enabled,
     transforms_active,
+    transforms_around,
     without_transforms,
 )
 
@@ -250,5 +251,6 @@ __all__ = [
     "saving_hooks",
     "set_forward_grad_enabled",
     "transforms_active",
+    "transforms_around",
     "without_transforms",
 ]

@@ -9,7 +9,12 @@ from collections.abc import Generator
 from typing import Any
 
 import torch
-from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor, is_gradtrackingtensor
+from torch._C._functorch import (
+    get_interpreter_stack,
+    get_unwrapped,
+    is_functorch_wrapped_tensor,
+    is_gradtrackingtensor,
+)
 from torch._functorch import eager_transforms
 from torch.autograd import forward_ad
 
@@ -28,6 +33,7 @@ __all__ = [
     "saving_hooks",
     "set_forward_grad_enabled",
     "transforms_active",
+    "transforms_around",
     "without_transforms",
 ]
 
@@ -37,6 +43,13 @@ _forward_ad: Any = forward_ad
 
 transforms_active: Any = _C._are_functorch_transforms_active
 """Whether a transform of `torch.func` surrounds this code."""
+
+
+def transforms_around() -> int:
+    """How many transforms of `torch.func` surround this code."""
+    stack: Any = get_interpreter_stack()
+    return len(stack or ())
+
 
 without_transforms: Any = _C._DisableFuncTorch
 """A context in which no transform of `torch.func` sees what is called."""

@@ -6,7 +6,8 @@ The state of torch's own generator tells which stream is next. Code that restore
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Generator, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -37,6 +38,16 @@ class Numbers:
                 self._before = state
             torch.rand(())  # on to the next state
             return self._streams.setdefault(state.numpy().tobytes(), len(self._streams))
+
+    @contextlib.contextmanager
+    def apart(self) -> Generator[None]:
+        """A context for a function inside, with a key of its own: its streams count from 0."""
+        before = self.key, self._streams
+        self._streams = {}
+        try:
+            yield
+        finally:
+            self.key, self._streams = before
 
     def __enter__(self) -> Numbers:
         self.active.append(self)

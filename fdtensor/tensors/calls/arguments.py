@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fdtensor.layouts.errors import CommError, FdtensorError, TraceError, ValueTreeError
+from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.torch_private import transforms_active
 from fdtensor.layouts.tree import argument, paths
 from fdtensor.ops.random_key import key_type
@@ -36,18 +37,29 @@ def distributed(f: Callable[..., Any], leaves: Sequence[Any], spec: Any, plain: 
     for name, leaf in zip(paths(spec, "args"), leaves, strict=True):
         if isinstance(leaf, torch.Tensor):
             if leaf.numel() != 1 and plain != "replicate":
-                raise ValueTreeError(
-                    f"{argument(name)} is a plain tensor of shape {tuple(leaf.shape)} beside "
-                    f"DTensors.",
-                    function=shown(f),
-                    mesh=mesh,
-                    hint="Distribute it first: distribute(tensor, layout, comm), or pass "
-                    'plain="replicate" if every rank holds the same one.',
-                )
+                raise _plain_beside(f, argument(name), leaf, mesh)
             type = replica(leaf, mesh)
             leaf = DTensor(comm.value([leaf] * comm.width(type)), type, comm)
         taken.append(leaf)
     return taken
+
+
+def _plain_beside(
+    f: Callable[..., Any], name: str, tensor: torch.Tensor, mesh: Mesh
+) -> ValueTreeError:
+    """The error for a plain tensor of several elements beside DTensors."""
+    hint = (
+        "Distribute it first: distribute(tensor, layout, comm), or pass "
+        'plain="replicate" if every rank holds the same one.'
+    )
+    if isinstance(tensor, torch.nn.Parameter):
+        hint = "For a module write fd.bind(module, params)(x), with a DTensor for each parameter."
+    return ValueTreeError(
+        f"{name} is a plain tensor of shape {tuple(tensor.shape)} beside DTensors.",
+        function=shown(f),
+        mesh=mesh,
+        hint=hint,
+    )
 
 
 def distributed_key(
@@ -88,7 +100,8 @@ def refuse_untraceable(f: Callable[..., Any], leaves: Sequence[Any]) -> None:
     if transforms_active():
         raise TraceError(
             f"a transform of torch.func surrounds {shown(f)}.",
-            hint="Put it inside: spmd(torch.func.grad(f)), or use .backward() outside.",
+            hint="Write fd.grad, fd.vmap and the like around it, put the transform inside, "
+            "spmd(torch.func.grad(f)), or use .backward() outside.",
         )
     if any(isinstance(leaf, torch.Generator) for leaf in leaves):
         raise TraceError(

@@ -20,11 +20,12 @@ from fdtensor.runtime.replication import mark, watching
 from fdtensor.runtime.runner import runner_of
 from fdtensor.tensors.calls.adjoint import Adjoint
 from fdtensor.tensors.calls.key import requires_grad
+from fdtensor.tensors.calls.python_state import Reads
 from fdtensor.tensors.calls.text import shown
 from fdtensor.tensors.calls.vjp import adjoint
 from fdtensor.tensors.dtensor import DTensor
 
-__all__ = ["Entry", "agree", "agreed_entry", "traced_call"]
+__all__ = ["Entry", "agree", "agreed_entry", "read", "traced_call"]
 
 
 @attrs.frozen(eq=False)
@@ -40,6 +41,8 @@ class Entry:
     """Those of the outputs."""
     first: Program | None = None
     """The program that ranks agree on, or its forward where derivatives are wanted."""
+    closed: tuple[int | DTensor[Any], ...] = ()
+    """What the function closes over: places among what it reads, or DTensors further down."""
 
     def result(self, outs: Sequence[Any], comm: Any) -> Any:
         """The result of the function, with these values."""
@@ -51,6 +54,12 @@ class Entry:
         for i in self.traced.leaves:
             tensors[i] = tensors[i].detach().requires_grad_()
         return tensors[0] if self.traced.bare else self.traced.result(tensors)
+
+
+def read(closed: Sequence[int | DTensor[Any]], reads: Reads) -> list[DTensor[Any]]:
+    """What a function closes over, as it reads it now."""
+    known = reads.tensors()
+    return [known[x] if isinstance(x, int) else x for x in closed]
 
 
 def traced_call(

@@ -21,17 +21,20 @@ from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten, key_orders, unflatten
 from fdtensor.ops.random_bits.keys import AnyKey
 from fdtensor.ops.random_key import is_key, with_random_key
+from fdtensor.ops.transparent import recording
+from fdtensor.programs.closed_over import closing, given_all, given_besides
 from fdtensor.programs.options import EVERY_CALL, Options
 from fdtensor.programs.program import Program
 from fdtensor.programs.recording import name_of, refuse_no_function
 from fdtensor.programs.tracer import is_typed, trace
 from fdtensor.tensors.calls.arguments import distributed, distributed_key, refuse_untraceable, tell
-from fdtensor.tensors.calls.entry import Entry, agree, agreed_entry, traced_call
-from fdtensor.tensors.calls.key import call_key
-from fdtensor.tensors.calls.python_state import reader_of
+from fdtensor.tensors.calls.entry import Entry, agree, agreed_entry, read, traced_call
+from fdtensor.tensors.calls.inlined import inlined
+from fdtensor.tensors.calls.key import call_key, refuse_other_comm, requires_grad
+from fdtensor.tensors.calls.python_state import Reads
 from fdtensor.tensors.calls.replicas import ANSWERS, on_replicas, placed
 from fdtensor.tensors.calls.text import shown
-from fdtensor.tensors.calls.weakly import weakly
+from fdtensor.tensors.calls.weakly import Around, weakly
 from fdtensor.tensors.dtensor import DTensor, is_dtensor
 
 __all__ = ["CACHED", "Spmd"]
@@ -55,8 +58,8 @@ class Spmd(Generic[P, R]):
         refuse_no_function(f)
         self._f: Callable[[], Any] = weakly(f) if weak else lambda: f
         self.options = options or Options()
-        self.reads = reader_of(f)
-        """The values that it reads besides its arguments, as a part of the key of a program."""
+        self.reads = Reads(f)
+        """The values that it reads besides its arguments: a part of the key of a program."""
         self.programs: OrderedDict[Any, Entry] = OrderedDict()
         self.quick: dict[Any, Entry] = {}
         """Those that `call` finds by the arguments alone."""
@@ -130,6 +133,8 @@ class Spmd(Generic[P, R]):
     @opaque
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         __tracebackhide__ = True
+        if recording():
+            return inlined(self.f, self.options, args, kwargs)
         if "key" in kwargs:
             drawing = self._drawing(args, kwargs)
             if drawing is not None:
@@ -143,9 +148,10 @@ class Spmd(Generic[P, R]):
             raise self._failed(leaves, error)  # noqa: B904 - the same error
         if entry.traced is None:
             return self._on_replicas(leaves, spec, entry.comm)
-        return entry.result(
-            entry.go([x.local for x in leaves if x.__class__ is DTensor]), entry.comm
-        )
+        values = [x.local for x in leaves if x.__class__ is DTensor]
+        if entry.closed:
+            values += [x.local for x in read(entry.closed, self.reads)]
+        return entry.result(entry.go(values), entry.comm)
 
     def _drawing(self, args: Any, kwargs: dict[str, Any]) -> Spmd[..., Any] | None:
         """The function to call where random ops draw from `kwargs["key"]`, which becomes a DTensor.
@@ -172,13 +178,14 @@ class Spmd(Generic[P, R]):
     def _entry(self, leaves: Sequence[Any], spec: Any, orders: Any) -> Entry:
         """The entry of a call with these arguments, worked out at the first of its kind."""
         __tracebackhide__ = True
-        key = call_key(self.f, self.reads and self.reads(), leaves, spec, orders)
+        key = call_key(self.f, self.reads and self.reads.key(), leaves, spec, orders)
         entry = self.programs.get(key)
         if entry is None:
             comm, grads = key[:2]
             entry = self.programs[key] = self._new(leaves, spec, comm, grads)
             self._keep_few()
         elif entry.first is not None and (self.options.check or entry.comm.check) in EVERY_CALL:
+            leaves = [*leaves, *read(entry.closed, self.reads)]
             agree(entry.first, leaves, entry.comm, self.options.check)
         return entry
 
@@ -196,15 +203,33 @@ class Spmd(Generic[P, R]):
         """The entry of calls like this one, agreed on by all ranks."""
         __tracebackhide__ = True
         refuse_untraceable(self.f, leaves)
-        again = functools.partial(_again, self.options, self.derived) if grads else None
         try:
-            program, both = traced_call(self.f, self.options, leaves, spec, comm, again)
+            return given_all(functools.partial(self._given, leaves, spec, comm, grads))
         except DataDependentError as error:
             if self.options.on_data_dependent == "error":
                 raise
             self._warn(error)
             return Entry(None, comm)
-        return agreed_entry(program, both, leaves, comm, self.options.check)
+
+    def _given(
+        self, leaves: Sequence[Any], spec: Any, comm: Any, grads: bool, closed: tuple[Any, ...]
+    ) -> Entry:
+        """The entry of calls like this one, of a function that is given what it closes over."""
+        __tracebackhide__ = True
+        f, places = self.f, ()
+        if closed:
+            known = [*map(id, self.reads.tensors())]
+            places = tuple([known.index(id(x)) if id(x) in known else x for x in closed])
+            values = functools.partial(read, places, self.reads)
+            f = Around(f, functools.partial(closing, values=values))
+            leaves, spec = given_besides(leaves, spec, closed, is_dtensor)
+            refuse_other_comm(f, comm, leaves, spec)
+            wanted = any(requires_grad(x.local) for x in closed)
+            grads = grads or (wanted and torch.is_grad_enabled())
+        again = functools.partial(_again, self.options, self.derived) if grads else None
+        program, both = traced_call(f, self.options, leaves, spec, comm, again)
+        entry = agreed_entry(program, both, leaves, comm, self.options.check)
+        return attrs.evolve(entry, closed=places) if closed else entry
 
     def _warn(self, error: DataDependentError) -> None:
         """Says that the function runs on replicated operands, once for each reason."""

@@ -16,7 +16,7 @@ from fdtensor.tensors.calls.python_state import argument_key
 from fdtensor.tensors.calls.text import shown
 from fdtensor.tensors.dtensor import DTensor
 
-__all__ = ["call_key", "requires_grad"]
+__all__ = ["call_key", "refuse_other_comm", "requires_grad"]
 
 
 def call_key(
@@ -37,7 +37,7 @@ def call_key(
         if leaf.__class__ is DTensor:
             comm = comm or leaf.comm
             if leaf.comm is not comm:
-                raise _other_comm(f, leaf, comm, leaves, spec)
+                refuse_other_comm(f, comm, leaves, spec)
             key.append(leaf.type)
             grads = grads or requires_grad(leaf.local)
         else:
@@ -57,17 +57,17 @@ def requires_grad(local: Any) -> bool:
     return local.requires_grad
 
 
-def _other_comm(
-    f: Callable[..., Any], leaf: Any, comm: Any, leaves: Sequence[Any], spec: Any
-) -> CommError:
-    place = next(i for i, other in enumerate(leaves) if other is leaf)
-    return CommError(
-        f"{argument(paths(spec, 'args')[place])} of {shown(f)} is on another Comm than the "
-        "arguments before it.",
-        first=comm,
-        second=leaf.comm,
-        hint="Make all DTensors with one Comm: connect(mesh) once, then pass it on.",
-    )
+def refuse_other_comm(f: Callable[..., Any], comm: Any, leaves: Sequence[Any], spec: Any) -> None:
+    """Raises `CommError` where an argument is on another Comm than this one, that of the first."""
+    for place, leaf in enumerate(leaves):
+        if leaf.__class__ is DTensor and leaf.comm is not comm:
+            raise CommError(
+                f"{argument(paths(spec, 'args')[place])} of {shown(f)} is on another Comm than the "
+                "arguments before it.",
+                first=comm,
+                second=leaf.comm,
+                hint="Make all DTensors with one Comm: connect(mesh) once, then pass it on.",
+            )
 
 
 def _none_distributed(f: Callable[..., Any], leaves: Sequence[Any]) -> TraceError:

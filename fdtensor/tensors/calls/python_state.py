@@ -1,10 +1,10 @@
-"""`argument_key` and `reader_of`: the Python values that a program is made with, as keys.
+"""`argument_key` and `Reads`: the Python values that a program is made with, as keys.
 
 A program belongs to the Python values that its function is given, and to those that it reads by
 itself: from its closure, or by name from the globals of its module. Where one is another at the
 next call, another program is made. Attributes count of objects that are arguments, and of those
 that compare by what they hold; of other objects that a function reads by itself they do not, and
-neither does what a function further down reads.
+neither does what a function further down reads. Of DTensors that it reads their types count.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ import torch
 
 from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.torch_private import module_tensors
+from fdtensor.tensors.dtensor import DTensor
 
-__all__ = ["argument_key", "reader_of"]
+__all__ = ["Reads", "argument_key", "reads_of"]
 
 _PLAIN = frozenset(
     (
@@ -78,6 +79,8 @@ def _key(value: Any, is_argument: bool, depth: int, seen: set[int]) -> Any:
         return kind, value
     if isinstance(value, Number):  # equal ones may differ: 1 and 1.0, 0.0 and -0.0
         return kind, repr(value)
+    if kind is DTensor and not is_argument and not seen:  # a call reads the one that is there
+        return kind, value.type, _Itself(value.comm), value.requires_grad
     if isinstance(value, torch.Tensor):  # two of them are compared element by element
         return _Itself(value)
     if kind is slice:  # has no hash before Python 3.12
@@ -143,53 +146,82 @@ def _module_keys(
             yield from [_key(a, is_argument, depth + 1, seen) for a in own]
 
 
-def reader_of(f: Callable[..., Any]) -> Callable[[], tuple[Any, ...]] | None:
-    """A function that gives the key of what `f` reads besides its arguments; None for nothing.
+class Reads:
+    """What a function reads besides its arguments. It does not keep the function."""
 
-    It does not keep `f`, which is to be alive when it is called.
-    """
-    cells: list[Any] = []
-    names: list[tuple[dict[str, Any], str]] = []
-    functions: list[Callable[[], Any]] = []
-    bound: list[Any] = []
-    while f is not None:
-        if isinstance(f, functools.partial):
-            bound += [f.args, f.keywords]
-            f = f.func
-        elif isinstance(f, MethodType):
-            bound.append(f.__self__)
-            f = f.__func__  # type: ignore[assignment]
-        elif isinstance(f, FunctionType):
-            space = f.__globals__
-            cells += f.__closure__ or ()
-            names += [(space, name) for name in _names_in(f.__code__) if _varies(space, name)]
-            functions.append(ref(f))
-            f = getattr(f, "__wrapped__", None)  # type: ignore[assignment]
-        else:
-            bound += [f] if isinstance(f, torch.nn.Module) else []
-            break
-    if not (cells or names or bound or functions):
-        return None
+    def __init__(self, f: Callable[..., Any]) -> None:
+        self.cells: list[Any] = []
+        self.names: list[tuple[dict[str, Any], str]] = []
+        self.functions: list[Callable[[], Any]] = []
+        self.bound: list[Any] = []
+        while f is not None:
+            if isinstance(f, functools.partial):
+                self.bound += [f.args, f.keywords]
+                f = f.func
+            elif isinstance(f, MethodType):
+                self.bound.append(f.__self__)
+                f = f.__func__  # type: ignore[assignment]
+            elif isinstance(f, FunctionType):
+                space = f.__globals__
+                self.cells += f.__closure__ or ()
+                names = _names_in(f.__code__)
+                self.names += [(space, name) for name in names if _varies(space, name)]
+                self.functions.append(ref(f))
+                f = getattr(f, "__wrapped__", None)  # type: ignore[assignment]
+            else:
+                self.bound += [f] if isinstance(f, torch.nn.Module) else []
+                break
 
-    def read() -> tuple[Any, ...]:
-        values = [_contents(cell) for cell in cells]
-        values += [space.get(name) for space, name in names]
-        values += bound
-        for function in functions:
-            values += [function().__defaults__, function().__kwdefaults__]
+    def __bool__(self) -> bool:
+        return bool(self.cells or self.names or self.functions or self.bound)
+
+    def key(self, outer: tuple[Reads, ...] = ()) -> tuple[Any, ...]:
+        """The values as a key, while the function lives; not those of `outer` functions again."""
+        outer = (*outer, self)
         return tuple(
             [
-                (v.__class__, v) if v.__class__ in _PLAIN else _key(v, False, 0, set())
-                for v in values
+                (v.__class__, v) if v.__class__ in _PLAIN else _key_of_read(v, outer)
+                for v in self._values()
             ]
         )
 
-    return read
+    def tensors(self, outer: tuple[Reads, ...] = ()) -> list[DTensor[Any]]:
+        """The DTensors among the values, in lists, tuples and dicts too."""
+        outer = (*outer, self)
+        return [x for v in self._values() for x in _tensors(v, 0, outer)]
+
+    def _values(self) -> list[Any]:
+        values = [_contents(cell) for cell in self.cells]
+        values += [space.get(name) for space, name in self.names]
+        values += self.bound
+        for function in self.functions:
+            values += [function().__defaults__, function().__kwdefaults__]
+        return values
 
 
-def _captured_key(value: Any) -> Any:
-    kind = value.__class__
-    return (kind, value) if kind in _PLAIN else _key(value, False, 0, set())
+def reads_of(f: Any) -> Reads:
+    """What a function reads; one of DTensors knows it."""
+    known = getattr(f, "reads", None)
+    return known if isinstance(known, Reads) else Reads(f)
+
+
+def _key_of_read(value: Any, outer: tuple[Reads, ...]) -> Any:
+    """The key of a value; of a function of DTensors, what that one reads too."""
+    reads = getattr(value, "reads", None)
+    if not isinstance(reads, Reads) or reads in outer:
+        return _key(value, False, 0, set())
+    return _Itself(value), reads.key(outer)
+
+
+def _tensors(value: Any, depth: int, outer: tuple[Reads, ...]) -> Iterator[DTensor[Any]]:
+    reads = getattr(value, "reads", None)
+    if value.__class__ is DTensor:
+        yield value
+    elif isinstance(reads, Reads) and reads not in outer:
+        yield from reads.tensors(outer)
+    elif value.__class__ in _CONTAINERS and len(value) <= _WIDEST and depth < _DEEPEST:
+        for entry in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(entry, depth + 1, outer)
 
 
 def _contents(cell: Any) -> Any:

@@ -52,7 +52,7 @@ def adjoint(
     all_types = [*known, *out_cts]
     layouts = [t.layout for t in outs], [t.layout for t in in_cts]
     options = attrs.evolve(options, out_layouts=layouts)
-    flat = _flat(function, spec, leaves, types, primal.statics)
+    flat = _flat(function, spec, _without_tensors(leaves, types), types, primal.statics)
     joined = functools.partial(_with_cotangents, name_of(f), flat, wanted, through, still)
     joint = functools.partial(_joint_program, make, tree, all_types, options, primal, through)
     try:
@@ -89,6 +89,12 @@ def _joint_program(
         whole = make([*real.in_types, *cotangents], attrs.evolve(options, as_if=None)).program
         options = attrs.evolve(options, as_if=whole, max_bytes=None)
     return make(types, options).program
+
+
+def _without_tensors(leaves: Sequence[Any], types: Sequence[TensorType | None]) -> list[Any]:
+    """The leaves with a mark for each DTensor, which an adjoint would outlive."""
+    marks = {id(leaf): object() for leaf in leaves}
+    return [x if t is None else marks[id(x)] for x, t in zip(leaves, types, strict=True)]
 
 
 def _flat(

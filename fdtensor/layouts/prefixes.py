@@ -1,0 +1,34 @@
+"""Layouts for a pytree: one for all leaves, or a pytree of them that is a prefix of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import optree
+
+from fdtensor.layouts.errors import ValueTreeError
+from fdtensor.layouts.expected import refuse_no_layouts
+from fdtensor.layouts.tree import broadcast_prefix, mismatches, unflatten
+
+__all__ = ["layout_of_each"]
+
+
+def layout_of_each(
+    layouts: Any, spec: optree.PyTreeSpec, is_layout: Callable[[Any], bool]
+) -> list[Any]:
+    """The layout of each leaf of a pytree of this structure.
+
+    Raises `ValueTreeError` where `layouts` has another structure, `LayoutError` where it has
+    something else than layouts.
+    """
+    skeleton = unflatten(spec, range(spec.num_leaves))
+    try:
+        return broadcast_prefix(layouts, skeleton, is_layout)
+    except ValueError as error:
+        refuse_no_layouts(layouts, is_layout, "layouts")
+        raise ValueTreeError(
+            "the layouts do not have the structure of the tree.",
+            **(mismatches(layouts, skeleton, is_layout, "layouts") or {"problem": error}),
+            hint="Pass one layout, or a pytree of layouts like the tree or a prefix of it.",
+        ) from error

@@ -1,0 +1,92 @@
+"""Distributed tensors that a traced function closes over, as arguments that it is given besides.
+
+The function is recorded until it uses one that it was not given, and again with that one as an
+argument, until it has all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import optree
+import torch
+
+from fdtensor.layouts.tree import flatten, unflatten
+
+__all__ = ["closing", "full_of", "given_all", "given_besides"]
+
+R = TypeVar("R")
+
+_ARGUMENT = "closed over"
+"""The name of the argument with what the function closes over."""
+
+
+class _Scopes(threading.local):
+    """For each function of this thread that is recorded: its tensors for what it closes over."""
+
+    def __init__(self) -> None:
+        self.stack: list[Mapping[int, torch.Tensor]] = []
+
+
+_SCOPES = _Scopes()
+
+
+class _ClosesOver(BaseException):  # no `except Exception` of the user stops it
+    """Raised where a function uses a distributed tensor that it was not given."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def full_of(value: Any) -> torch.Tensor:
+    """The full tensor that stands for a distributed one in the function that is recorded."""
+    scope = _SCOPES.stack[-1]
+    if id(value) not in scope:
+        raise _ClosesOver(value)
+    return scope[id(value)]
+
+
+def given_all(trace: Callable[[tuple[Any, ...]], R]) -> R:
+    """The result of `trace`, which is given the values that its function closes over."""
+    values: tuple[Any, ...] = ()
+    while True:
+        try:
+            with _scope({}):
+                return trace(values)
+        except _ClosesOver as unknown:
+            values = (*values, unknown.value)
+
+
+def closing(f: Callable[..., Any], values: Callable[[], Sequence[Any]]) -> Callable[..., Any]:
+    """`f` with one more argument, the tensors that stand for the `values` that it closes over."""
+
+    def closed(*args: Any, **kwargs: Any) -> Any:
+        tensors = kwargs.pop(_ARGUMENT)
+        with _scope({id(x): t for x, t in zip(values(), tensors, strict=True)}):
+            return f(*args, **kwargs)
+
+    return functools.update_wrapper(closed, f, updated=())
+
+
+def given_besides(
+    leaves: Sequence[Any],
+    spec: optree.PyTreeSpec,
+    values: Sequence[Any],
+    is_leaf: Callable[[Any], bool],
+) -> tuple[list[Any], optree.PyTreeSpec]:
+    """The arguments for what `closing` gives: those for the function, and the values."""
+    args, kwargs = unflatten(spec, leaves)
+    return flatten((args, {**kwargs, _ARGUMENT: [*values]}), is_leaf=is_leaf)
+
+
+@contextlib.contextmanager
+def _scope(tensors: Mapping[int, torch.Tensor]) -> Generator[None]:
+    _SCOPES.stack.append(tensors)
+    try:
+        yield
+    finally:
+        _SCOPES.stack.pop()

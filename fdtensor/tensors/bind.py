@@ -1,0 +1,97 @@
+"""`bind`: a module together with DTensors for its parameters, as a function of DTensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import torch
+
+from fdtensor.layouts.errors import ValueTreeError
+from fdtensor.layouts.opaque import opaque
+from fdtensor.layouts.words import near
+from fdtensor.programs.options import Options
+from fdtensor.programs.program import Program
+from fdtensor.tensors.calls.function import Spmd
+from fdtensor.tensors.dtensor import DTensor
+
+__all__ = ["Bound", "bind"]
+
+
+@attrs.frozen(eq=False, repr=False)
+class Bound:
+    """A module with DTensors for its parameters: call it as the module, with DTensors."""
+
+    module: torch.nn.Module
+    params: Mapping[str, DTensor[Any]]
+    """By the names that `module.named_parameters()` and `named_buffers()` give."""
+    function: Spmd[..., Any] = attrs.field(alias="function")
+    """The forward as a function of `params` and the arguments."""
+
+    @opaque
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self.params, *args, **kwargs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Program:
+        """The program that a call with these arguments runs."""
+        return self.function.trace(self.params, *args, **kwargs)
+
+    def with_params(self, params: Mapping[str, DTensor[Any]]) -> Bound:
+        """The same module with other parameters, by the programs that this one has."""
+        _refuse_other_names(self.module, params)
+        return attrs.evolve(self, params=params)
+
+    def __repr__(self) -> str:
+        kind = type(self.module).__name__
+        lines = [f"  {name}: {x.type}" for name, x in self.params.items()]
+        return "\n".join([f"Bound({kind}, {len(lines)} tensors)", *lines])
+
+
+def bind(module: torch.nn.Module, params: Mapping[str, DTensor[Any]], **options: Any) -> Bound:
+    """`module` as a function of DTensors, with these for its parameters. Differentiable.
+
+    `params` has a DTensor for each name of `module.named_parameters()`, and may have some for those
+    of `named_buffers()`; buffers that it lacks are the module's own, the same on all ranks. The
+    module stays as it is. `options` are those of `spmd`. Raises `ValueTreeError` for a parameter
+    that is missing, and for a name that the module does not have.
+
+    >>> mesh = Mesh(x=2)
+    >>> comm = SimulatedComm(mesh)
+    >>> module = torch.nn.Linear(6, 4)
+    >>> rows = mesh.layout("x")
+    >>> params = {n: distribute(p.detach(), rows, comm) for n, p in module.named_parameters()}
+    >>> layer = bind(module, params)
+    >>> layer
+    Bound(Linear, 2 tensors)
+      weight: f32[4@x,6]
+      bias: f32[4@x]
+    >>> x = distribute(torch.ones(3, 6), mesh.layout(), comm)
+    >>> torch.allclose(layer(x).full(), module(torch.ones(3, 6)))
+    True
+    """
+    _refuse_other_names(module, params)
+
+    def forward(params: dict[str, torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+        return torch.func.functional_call(module, params, args, kwargs)
+
+    forward.__name__ = type(module).__name__
+    return Bound(module, params, Spmd(forward, Options(**options)))
+
+
+def _refuse_other_names(module: torch.nn.Module, params: Mapping[str, Any]) -> None:
+    """Raises where a parameter is missing, or a name is not one of the module."""
+    needed = [name for name, _ in module.named_parameters()]
+    known = [*needed, *(name for name, _ in module.named_buffers())]
+    missing = [name for name in needed if name not in params]
+    unknown = [name for name in params if name not in known]
+    if missing or unknown:
+        sentences = [f"{len(missing)} parameters are missing"] if missing else []
+        sentences += [f"{len(unknown)} names are not of {type(module).__name__}"] if unknown else []
+        raise ValueTreeError(
+            f"{' and '.join(sentences)}.",
+            missing=", ".join(missing[:4]) or "none",
+            unknown=", ".join(unknown[:4]) or "none",
+            hint=f"{near(unknown[0], known) if unknown else ''}Give a DTensor for each name of "
+            "module.named_parameters().",
+        )

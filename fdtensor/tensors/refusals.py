@@ -1,0 +1,177 @@
+"""What a DTensor does not do though tensors of torch do, and what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NoReturn, TypeVar
+
+import optree
+import torch
+
+from fdtensor.layouts.callsite import user_line
+from fdtensor.layouts.errors import NotTorchError
+from fdtensor.layouts.torch_private import OpOverload, OpOverloadPacket
+
+__all__ = [
+    "Absent",
+    "lacked",
+    "refuse_device",
+    "refuse_many",
+    "refuse_no_dims",
+    "refuse_write",
+    "refuse_writing",
+    "unchanging",
+]
+
+K = TypeVar("K", bound=type)
+
+
+class Absent:
+    """An attribute of tensors that a DTensor lacks; whoever asks for it is told what there is."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, x: object, kind: type) -> NoReturn:
+        facts = {} if x is None else {"x": x}
+        raise _error(f"a DTensor has no attribute {self.name!r}.", _instead(self.name), facts)
+
+
+_INSTEAD = {
+    "data": "Write x.detach().",
+    "full_tensor": "Write x.full().",
+    "placements": "Write x.layout.placements, or x.layout['dp'] for one axis.",
+    "device_mesh": "Write x.mesh.",
+    "local_shape": "Write x.type.local_shape(rank).",
+} | dict.fromkeys(
+    ("cuda", "cpu", "xpu", "ipu", "pin_memory"),
+    "It stays on the device of its Comm, by connect(mesh, device).",
+)
+
+_OF_MEMORY = (
+    *("stride", "is_contiguous", "storage", "untyped_storage", "data_ptr", "storage_offset"),
+    *("is_leaf", "grad_fn", "retain_grad", "register_hook", "names", "output_nr", "is_view"),
+    *("register_post_accumulate_grad_hook", "is_shared", "is_pinned", "storage_type", "grad_dtype"),
+)
+
+OF_OTHERS = ("full_tensor", "placements", "device_mesh", "local_shape")
+"""Names of torch's own DTensor, and of types."""
+
+
+def lacked(name: str) -> bool:
+    """Whether a DTensor lacks this attribute of tensors: what writes to one, or tells of memory."""
+    return name in _INSTEAD or name in _OF_MEMORY or name.endswith("_")
+
+
+def _instead(name: str) -> str:
+    """What to write for an attribute that is not there."""
+    if name in _INSTEAD:
+        return _INSTEAD[name]
+    if name in _OF_MEMORY:
+        return (
+            "x.local has the tensors of torch: that of this rank, or a tuple on a simulated mesh."
+        )
+    if not name.endswith("_"):
+        return f"Write call(lambda x: x.{name}, x), or look at the tensors of x.local."
+    new = name.removesuffix("_")
+    own = hasattr(torch.Tensor, new)
+    written = f"x = x.{new}(...)" if own else f"x = call(torch.Tensor.{name}, x, ...)"
+    return f"A DTensor never changes: write {written}, which gives a new one."
+
+
+def refuse_writing(func: Any, args: Any, kwargs: Mapping[str, Any], kind: type) -> None:
+    """Raises for a function of torch that would write to one of its arguments."""
+    name = _name_of(func)
+    short = name.rpartition(".")[2]
+    if short in ("__setitem__", "__delitem__"):
+        written = "Write t = torch.where(...), or t = t.index_put(...)."
+    elif short.startswith("__i") and short.endswith("__") and short not in _NO_WRITES:
+        written = "Write t = t + x and the like."
+    elif short.endswith("_") and not short.endswith("__"):
+        written = f"Write x = {name.removesuffix('_')}(...), which gives a new one."
+    elif kwargs.get("out") is not None:
+        written = f"Without out= write y = {name}(...)."
+    elif kwargs.get("inplace"):
+        written = f"Write x = {name}(...) without inplace=True."
+    else:
+        return
+    given: Any = args, dict(kwargs)
+    leaves = optree.tree_leaves(given, is_leaf=lambda leaf: isinstance(leaf, kind))
+    facts = {f"argument {i}": leaf for i, leaf in enumerate(leaves) if isinstance(leaf, kind)}
+    raise _error(f"{name} writes to a tensor, and a DTensor never changes.", written, facts)
+
+
+_NO_WRITES = ("__invert__", "__index__", "__int__")
+
+
+def refuse_write(written: str, x: object, instead: str) -> NotTorchError:
+    """The error for a statement that would write to a DTensor."""
+    return _error(f"a DTensor never changes: '{written}'.", f"Write y = {instead}.", {"x": x})
+
+
+def refuse_many(x: Any) -> NotTorchError:
+    """The error for the one number of a tensor that has several, or none."""
+    count = x.type.numel
+    return _error(
+        f"a DTensor of {count} elements is no single number.",
+        "Write x.full() for all of them, (x == y).all() for a condition, x is not None for None.",
+        {"x": x},
+    )
+
+
+def refuse_no_dims(x: Any) -> NotTorchError:
+    """The error for the length of a tensor without dims."""
+    return _error(
+        "a DTensor without dims has no length.",
+        "Write x.item() for its number; x.full(), not torch.tensor(x), for a tensor of torch.",
+        {"x": x},
+    )
+
+
+def refuse_device(x: Any, given: Any) -> None:
+    """Raises for a device that is not the one of the local tensors."""
+    if not isinstance(given, (str, torch.device)):
+        return
+    wanted, own = torch.device(given), x.device
+    if wanted.type != own.type or wanted.index not in (None, own.index):
+        raise _error(
+            f"a DTensor stays on the device of its Comm, and does not move to {str(wanted)!r}.",
+            "Connect the mesh on the other device: connect(mesh, device).",
+            {"x": x, "device": own},
+        )
+
+
+def unchanging(kind: K) -> K:
+    """A frozen class whose attributes say, where one is set, that nothing of it changes."""
+
+    def refuse(x: object, name: str, *_: object) -> NoReturn:
+        raise _error(
+            f"a DTensor never changes: {name!r} cannot be set.",
+            "Make another: call(f, x), x.redistribute(layout), attrs.evolve(x, local=...).",
+            {"x": x},
+        )
+
+    for name in ("__setattr__", "__delattr__"):
+        setattr(kind, name, refuse)
+    return kind
+
+
+def _error(sentence: str, hint: str, facts: Mapping[str, object]) -> NotTorchError:
+    shown = {name: _shown(value) for name, value in facts.items()}
+    line = user_line()
+    return NotTorchError(sentence, **shown, **({"line": line} if line else {}), hint=hint)
+
+
+def _shown(value: Any) -> str:
+    """A value in a line: the type of a distributed tensor."""
+    text = str(getattr(value, "type", value)) if hasattr(value, "comm") else repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def _name_of(func: Any) -> str:
+    """The name under which users know a function of torch."""
+    if isinstance(func, (OpOverload, OpOverloadPacket)):
+        return f"torch.ops.{func}"
+    return torch.overrides.resolve_name(func) or f"{func.__module__}.{func.__name__}"

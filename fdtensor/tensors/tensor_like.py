@@ -1,0 +1,286 @@
+"""`TensorLike`: what a DTensor answers to Python's operators, and to functions of torch.
+
+Each computes by `call` and gives a new DTensor; what reads the values gathers them on all ranks.
+Attributes are on the class, so that those of a DTensor are looked up as fast as without them.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from inspect import getattr_static
+from numbers import Number
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+
+from fdtensor.tensors.refusals import (
+    OF_OTHERS,
+    Absent,
+    lacked,
+    refuse_device,
+    refuse_many,
+    refuse_no_dims,
+    refuse_write,
+    refuse_writing,
+)
+
+__all__ = ["TensorLike", "computes"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_CALL: list[Callable[..., Any]] = []
+
+
+def computes(call: F) -> F:
+    """A decorator: the function by which DTensors compute, from a file that knows them."""
+    _CALL[:] = [call]
+    return call
+
+
+class TensorLike:
+    """The base of a record that computes as a tensor of torch does, and is none."""
+
+    __slots__ = ()
+    __array_ufunc__ = None  # numpy leaves operators to the record
+
+    if TYPE_CHECKING:
+        type: Any
+        comm: Any
+        full: Callable[[], torch.Tensor]
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Any,
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """`call(func, ...)`: torch asks it where an argument of a function is a record."""
+        kwargs = kwargs or {}
+        refuse_writing(func, args, kwargs, cls)
+        return _CALL[0](func, *args, **kwargs)
+
+    # --- values, which all ranks gather ---------------------------------------------------------
+
+    def item(self) -> Any:
+        """The one element, as a number of Python. Collective, as `full()` is."""
+        return _one(self).item()
+
+    def tolist(self) -> Any:
+        """The elements as nested lists. Collective, as `full()` is."""
+        return self.full().tolist()
+
+    def numpy(self) -> Any:
+        """The full tensor as an array. Collective, as `full()` is."""
+        return self.full().numpy()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.asarray(self.full().numpy(), dtype=dtype)
+
+    def __bool__(self) -> bool:
+        return bool(_one(self))
+
+    def __int__(self) -> int:
+        return int(_one(self))
+
+    def __float__(self) -> float:
+        return float(_one(self))
+
+    def __complex__(self) -> complex:
+        return complex(_one(self))
+
+    def __index__(self) -> int:
+        return operator.index(_one(self))
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if spec else str(self)
+
+    def __contains__(self, value: Any) -> bool:
+        return bool((self == value).any())  # type: ignore[attr-defined]
+
+    def __len__(self) -> int:
+        if not self.type.shape:
+            raise refuse_no_dims(self)
+        return self.type.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.type.shape:
+            raise refuse_no_dims(self)
+        return iter(_CALL[0](torch.unbind, self))
+
+    def __getitem__(self, index: Any) -> Any:
+        return _CALL[0](torch.Tensor.__getitem__, self, index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise refuse_write("x[...] = y", self, "torch.where(...), or y = x.index_put(...)")
+
+    def __delitem__(self, index: Any) -> None:
+        raise refuse_write("del x[...]", self, "call(f, x) for another one")
+
+    # --- facts, which need no values -------------------------------------------------------------
+
+    def size(self, dim: int | None = None) -> Any:
+        """The shape of the full tensor, or its size in a dim."""
+        shape = torch.Size(self.type.shape)
+        return shape if dim is None else shape[dim]
+
+    def dim(self) -> int:
+        """How many dims the full tensor has."""
+        return len(self.type.shape)
+
+    def numel(self) -> int:
+        """How many elements the full tensor has."""
+        return self.type.numel
+
+    def element_size(self) -> int:
+        """The bytes of an element."""
+        return self.type.dtype.itemsize
+
+    def is_floating_point(self) -> bool:
+        """Whether the dtype is one of floating point."""
+        return self.type.dtype.is_floating_point
+
+    def is_complex(self) -> bool:
+        """Whether the dtype is complex."""
+        return self.type.dtype.is_complex
+
+    @property
+    def itemsize(self) -> int:
+        """The bytes of an element."""
+        return self.type.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the full tensor."""
+        return self.type.nbytes
+
+    @property
+    def device(self) -> torch.device:
+        """Where the local tensors lie."""
+        return self.comm.leaves(self.local)[0].device  # type: ignore[attr-defined]
+
+    @property
+    def is_cuda(self) -> bool:
+        """Whether the local tensors lie on a GPU."""
+        return self.device.type == "cuda"
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """The tensor in another dtype, or in that of another one. It stays on its device."""
+        for given in (*args, *kwargs.values()):
+            refuse_device(self, given)
+        dtypes = [a.dtype if isinstance(a, TensorLike) else a for a in args]  # type: ignore[attr-defined]
+        named = {k: v for k, v in kwargs.items() if k != "device"}
+        dtypes = [a for a in dtypes if not isinstance(a, (str, torch.device))]
+        return _CALL[0](torch.Tensor.to, self, *dtypes, **named) if dtypes or named else self
+
+    def __dir__(self) -> Iterable[str]:
+        kind = self.__class__
+        return [n for n in object.__dir__(self) if not isinstance(getattr_static(kind, n), Absent)]
+
+
+def _one(x: Any) -> torch.Tensor:
+    """The full tensor of one element; raises on all ranks, before traffic, for another."""
+    if x.type.numel != 1:
+        raise refuse_many(x)
+    return x.full()
+
+
+# --- operators and methods -----------------------------------------------------------------------
+
+_UNARY = {
+    "neg": torch.neg,
+    "pos": torch.positive,
+    "abs": torch.abs,
+    "invert": torch.bitwise_not,
+}
+
+_BINARY = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "truediv": torch.true_divide,
+    "floordiv": torch.floor_divide,
+    "mod": torch.remainder,
+    "pow": torch.pow,
+    "matmul": torch.matmul,
+    "and": torch.bitwise_and,
+    "or": torch.bitwise_or,
+    "xor": torch.bitwise_xor,
+    "lshift": torch.bitwise_left_shift,
+    "rshift": torch.bitwise_right_shift,
+}
+
+_COMPARISONS = {
+    "lt": torch.lt,
+    "le": torch.le,
+    "gt": torch.gt,
+    "ge": torch.ge,
+    "eq": torch.eq,
+    "ne": torch.ne,
+}
+
+
+def _operand(value: Any) -> bool:
+    return isinstance(value, (TensorLike, torch.Tensor, Number))
+
+
+def _operator(function: Any, swapped: bool) -> Callable[..., Any]:
+    def compute(x: Any, y: Any) -> Any:
+        if not _operand(y):
+            return NotImplemented
+        if isinstance(y, np.generic):
+            y = y.item()
+        return _CALL[0](function, y, x) if swapped else _CALL[0](function, x, y)
+
+    return compute
+
+
+def _unary(function: Any) -> Callable[[Any], Any]:
+    return lambda x: _CALL[0](function, x)
+
+
+def _method(name: str) -> Callable[..., Any]:
+    function = getattr(torch.Tensor, name)
+
+    def method(x: Any, *args: Any, **kwargs: Any) -> Any:
+        return _CALL[0](function, x, *args, **kwargs)
+
+    method.__name__, method.__doc__ = name, f"`torch.Tensor.{name}` of the full tensor, by `call`."
+    return method
+
+
+def _attribute(name: str) -> property:
+    def get(x: torch.Tensor) -> Any:
+        return getattr(x, name)
+
+    get.__name__ = name
+    return property(lambda x: _CALL[0](get, x), doc=f"`torch.Tensor.{name}`, by `call`.")
+
+
+_ATTRIBUTES = ("T", "mT", "H", "mH", "real", "imag")
+"""What a tensor has besides methods that is another tensor."""
+
+
+def _fill(kind: Any) -> None:
+    """Gives a class the operators of Python, and what else tensors of torch have."""
+    for name, function in {**_BINARY, **_COMPARISONS}.items():
+        setattr(kind, f"__{name}__", _operator(function, swapped=False))
+    for name, function in _BINARY.items():
+        setattr(kind, f"__r{name}__", _operator(function, swapped=True))
+    for name, function in _UNARY.items():
+        setattr(kind, f"__{name}__", _unary(function))
+    for name in (*dir(torch.Tensor), *OF_OTHERS):
+        if name.startswith("_") or name in vars(kind):
+            continue
+        if name in _ATTRIBUTES:
+            setattr(kind, name, _attribute(name))
+        elif lacked(name) or not callable(getattr(torch.Tensor, name, None)):
+            setattr(kind, name, Absent(name))
+        else:
+            setattr(kind, name, _method(name))
+
+
+_fill(TensorLike)

@@ -1,0 +1,101 @@
+"""Operators, `fd.func`, closed-over DTensors and functions inside of others, on real ranks."""
+
+import pytest
+import torch
+
+from fdtensor import func
+from fdtensor.layouts.errors import CommError, NotTorchError
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.tensors.bind import bind
+from fdtensor.tensors.call import call
+from fdtensor.tensors.connect import connect
+from fdtensor.tensors.distribution import distribute
+from fdtensor.tensors.spmd import spmd
+from tests.tensors.test_transforms import BODIES, CASES, WAYS, W, X
+
+pytestmark = pytest.mark.mesh
+
+SECONDS = 60
+SQUARE, SOME = Mesh(dp=2, tp=2), Mesh.from_ranks([3, 1], "x")
+LAYOUTS = (SQUARE.layout("dp", "tp"), SQUARE.layout(None, "dp"), SOME.layout(None, "x"))
+
+
+def fulls(tree):
+    """A pytree of plain tensors."""
+    if isinstance(tree, (tuple, list)):
+        return [fulls(leaf) for leaf in tree]
+    return tree.full().detach()
+
+
+def spread(layout):
+    comm = connect(Mesh(world=4))
+    return distribute(X, layout, comm), distribute(W, layout, comm)
+
+
+def transformed(name, body, way, layout):
+    return fulls(CASES[name][0](WAYS[way](BODIES[body]))(*spread(layout)))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_transforms_give_what_torch_gives(pool4, name):
+    for k, layout in enumerate(LAYOUTS):
+        body, way = k % len(BODIES), (k + len(name)) % len(WAYS)
+        wanted = CASES[name][1](BODIES[body])(X, W)
+        for given in pool4.run(transformed, name, body, way, layout, timeout=SECONDS):
+            torch.testing.assert_close(given, _as_lists(wanted), rtol=0, atol=0)
+
+
+def _as_lists(tree):
+    return [_as_lists(leaf) for leaf in tree] if isinstance(tree, (tuple, list)) else tree
+
+
+def manners(layout):
+    x, w = spread(layout)
+    x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
+    inner = spmd(lambda x: torch.relu(x) @ w)
+    (inner(x) * 2 + call(torch.matmul, x, w)).sum().backward()
+    read = [x.sum().item(), float((x @ w)[0, 0]), (x == x).all().item(), x.tolist()]
+    bound = bind(torch.nn.Linear(4, 2, bias=False, dtype=torch.float64), {"weight": w.T.detach()})
+    rows = func.vmap(lambda row: row * row.sum())(x)
+    return fulls([x.grad, w.grad, bound(x), rows]), read
+
+
+def test_manners_are_those_of_one_process(pool4):
+    x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
+    (torch.relu(x) @ w * 2 + x @ w).sum().backward()
+    plain = [x.grad, w.grad, X @ W, X * X.sum(1, keepdim=True)]
+    read = [X.sum().item(), (X @ W)[0, 0].item(), True, X.tolist()]
+    for layout in LAYOUTS:
+        for tensors, values in pool4.run(manners, layout, timeout=SECONDS):
+            torch.testing.assert_close(tensors, plain, rtol=0, atol=0)
+            assert values == read
+
+
+def mistaken(layout):
+    x, _ = spread(layout)
+    told = []
+    for mistake in (bool, lambda x: x.add_(1), lambda x: x @ x, lambda x: x.item()):
+        with pytest.raises(Exception) as raised:  # noqa: PT011
+            mistake(x)
+        told.append(type(raised.value).__name__)
+    return told, (x + 1).sum().item()
+
+
+def test_mistakes_are_told_on_all_ranks_before_traffic(pool4):
+    for told, total in pool4.run(mistaken, LAYOUTS[0], timeout=SECONDS):
+        assert told[:2] == [NotTorchError.__name__] * 2
+        assert total == (X + 1).sum().item()
+
+
+def unlike(layout):
+    x, w = spread(layout)
+    rank = connect(Mesh(world=4)).rank
+    scale = w if rank else w.redistribute(SQUARE.layout())
+    spmd(lambda x: x @ scale)(x)
+
+
+def test_ranks_that_close_over_different_types_are_told(pool4):
+    from fdtensor.testing.pool import WorkerError
+
+    with pytest.raises(WorkerError, match=CommError.__name__):
+        pool4.run(unlike, LAYOUTS[0], timeout=SECONDS)

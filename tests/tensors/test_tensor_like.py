@@ -1,0 +1,180 @@
+"""A DTensor computes as a tensor does: operators, methods, functions of torch, and backward."""
+
+import operator
+
+import numpy as np
+import optree
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fdtensor.layouts.errors import NotTorchError, ValueTreeError
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.tree import flatten
+from fdtensor.runtime.simulator import SimulatedComm
+from fdtensor.tensors.call import call
+from fdtensor.tensors.distribution import distribute
+from fdtensor.tensors.dtensor import DTensor, is_dtensor
+from fdtensor.testing.strategies import types
+from fdtensor.testing.tensor_strategies import sharded
+from fdtensor.testing.values import full_tensor
+
+A = torch.arange(-6.0, 6.0, dtype=torch.float64).reshape(3, 4)
+B = torch.arange(12.0, dtype=torch.float64).reshape(3, 4).flip(1) - 3
+ANY = {"a": A, "b": B}
+
+BINARY = (
+    *(operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod),
+    *(operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne),
+)
+FORMS = (
+    "-a, +a, abs(a), (a / 2).round(), a ** 2",
+    "a @ b.T, a.T @ b, a.mT.matmul(b)",
+    "a[0], a[-1, 1:], a[..., None], a[:, ::2], a[[2, 0]], a[1, 2]",
+    "a.sum(), a.sum(0), a.mean(-1, keepdim=True), a.max(1).values, a.amin((0, 1))",
+    "a.view(12), a.reshape(2, -1), a.transpose(0, 1), a.unsqueeze(0), a.expand(2, 3, 4)",
+    "torch.relu(a), torch.stack([a, b]), torch.cat([a, b], 1), torch.where(a > b, a, 0)",
+    "torch.einsum('ij,kj->ik', a, b), torch.zeros_like(a), torch.nn.functional.pad(a, (1, 0))",
+    "(a > 0) & (b > 0), (a > 0) | (b > 0), (a > 0) ^ (b > 0), ~(a > 0)",
+    "a.to(torch.int64) << 1, 1 << b.abs().long(), a.float().half().dtype, a.to(b).dtype",
+    "a.shape, a.size(), a.size(0), a.dim(), a.numel(), a.nbytes, len(a), a.element_size()",
+    "[row.sum() for row in a], [*a.split(2)], a.unbind(1), a.chunk(2)",
+    "a.sum().item(), float(b.sum()), int(a.sum()), bool((a == a).all()), a.tolist(), 3 in b",
+    "f'{a.sum():.2f}', sum(a), max(a.sum(), b.sum()), a is None, a != 'a', a == None",
+    "np.asarray(a).tolist(), a.numpy().shape, np.float64(2) * a, a * np.int64(3), a.device",
+    "a.clone(), a.detach(), a.cumsum(0), a.sort(1), a.topk(2), a.isnan().any(), a.is_cuda",
+    "a.clamp(min=1), a.new_zeros(3), a.type_as(b), torch.allclose(a, a), a.equal(b)",
+)
+
+
+def same(given, wanted):
+    """Whether two pytrees are equal, where one has DTensors for the tensors of the other."""
+    ours, spec = flatten(given, is_leaf=is_dtensor)
+    plain, wanted_spec = flatten(wanted)
+    assert len(ours) == len(plain), (spec, wanted_spec)
+    for x, y in zip(ours, plain, strict=True):
+        if isinstance(y, torch.Tensor):
+            full = x.full() if isinstance(x, DTensor) else x
+            assert full.dtype is y.dtype
+            assert torch.equal(full, y), (full, y)
+        else:
+            assert type(x) is type(y) or isinstance(y, tuple)
+            assert x == y
+
+
+@given(st.data(), sharded(ANY), st.sampled_from(FORMS))
+def test_what_is_written_for_tensors_goes_for_dtensors(data, pair, form):
+    names = {"torch": torch, "np": np}
+    for part in [data.draw(st.sampled_from(_parts(form)))]:
+        same(eval(part, {**names, **pair}), eval(part, {**names, **ANY}))
+
+
+def _parts(form):
+    """The expressions of a tuple that is written out."""
+    import ast
+
+    return [ast.unparse(part) for part in ast.parse(form, mode="eval").body.elts]
+
+
+@given(sharded(ANY), st.sampled_from(BINARY), st.sampled_from([2, 3.0, True, None]), st.booleans())
+def test_operators_take_numbers_and_tensors_on_both_sides(pair, op, number, swapped):
+    other = (pair["b"], B) if number is None else (number, number)
+    ours, plain = (pair["a"], other[0]), (A, other[1])
+    same(op(*(ours[::-1] if swapped else ours)), op(*(plain[::-1] if swapped else plain)))
+
+
+@given(sharded(ANY))
+def test_backward_is_that_of_one_process(pair):
+    a, b = (x.detach().requires_grad_() for x in (pair["a"], pair["b"]))
+    (a * b + a).sum().backward()
+    p, q = A.clone().requires_grad_(), B.clone().requires_grad_()
+    (p * q + p).sum().backward()
+    same((a.grad, b.grad), (p.grad, q.grad))
+    assert a.requires_grad
+    assert (a * b).detach().grad is None
+
+
+@given(sharded(ANY), sharded(ANY))
+def test_backward_takes_a_cotangent_in_any_layout(pair, others):
+    a = pair["a"].detach().requires_grad_()
+    wanted = others["b"].full()
+    if others["b"].mesh is not a.mesh:
+        others = {"b": distribute(B, a.layout.mesh.layout(), a.comm)}
+    else:
+        others = {"b": DTensor(others["b"].local, others["b"].type, a.comm)}
+    (a * a).backward(others["b"])
+    same(a.grad, 2 * A * wanted)
+
+
+@given(types(dtype=torch.float32))
+def test_a_value_that_has_several_elements_is_no_number(type):
+    x = distribute(full_tensor(type, 0), type.layout.mesh.layout(), _comm(type))
+    if type.numel == 1:
+        assert x.item() == full_tensor(type, 0).item()
+        return
+    for read in (bool, float, int, lambda x: x.item(), lambda x: x.backward()):
+        with pytest.raises(NotTorchError, match="is no single number"):
+            read(x)
+
+
+def _comm(type):
+    return SimulatedComm(Mesh(world=1 + max(type.mesh.ranks)))
+
+
+MESH = Mesh(dp=2, tp=2)
+COMM = SimulatedComm(MESH)
+X = distribute(A, MESH.layout("dp", "tp"), COMM)
+
+WRITES = [name for name in dir(torch.Tensor) if name.endswith("_") and not name.startswith("_")]
+
+
+@pytest.mark.parametrize("name", sorted({*WRITES} - {"requires_grad_"}))
+def test_no_method_writes(name):
+    assert not hasattr(X, name)
+    with pytest.raises(NotTorchError, match=r"never changes: write x = "):
+        getattr(X, name)
+    assert name not in dir(X)
+
+
+def test_augmented_assignment_gives_another_one():
+    x = X
+    x += 1
+    x *= X
+    x @= X.T
+    assert torch.equal(X.full(), A)
+    assert torch.equal(x.full(), ((A + 1) * A) @ A.T)
+
+
+def test_each_method_of_a_tensor_is_there_or_says_why_not():
+    missing = {n for n in dir(torch.Tensor) if _public(n) and not hasattr(X, n)}
+    for name in missing:
+        with pytest.raises(NotTorchError) as raised:
+            getattr(X, name)
+        assert raised.value.hint
+    kept = [n for n in dir(torch.Tensor) if _public(n) and n not in missing]
+    assert len(kept) > 400
+
+
+def _public(name):
+    return not name.startswith("_") and name != "imag"  # torch too raises for that of reals
+
+
+def test_a_module_takes_dtensors_by_its_tensors_alone_where_it_has_none():
+    relu = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Flatten(0))
+    same(relu(X), relu(A))
+    with pytest.raises(ValueTreeError, match=r"fd.bind\(module, params\)"):
+        torch.nn.Linear(4, 2, dtype=torch.float64)(X)
+
+
+def test_functions_of_others_go_through():
+    einops = pytest.importorskip("einops")
+    same(einops.rearrange(X, "a (b c) -> b a c", c=2), einops.rearrange(A, "a (b c) -> b a c", c=2))
+
+
+def test_it_is_still_no_tensor():
+    assert not torch.is_tensor(X)
+    assert not isinstance(X, torch.Tensor)
+    assert optree.tree_leaves([X]) == [X]
+    assert len({X, X}) == 1
+    assert same(call(torch.add, X, 1), A + 1) is None
