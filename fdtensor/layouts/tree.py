@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import is_dataclass
 from typing import Any
 
 import optree
+import optree.dataclasses
 import optree.integrations.attrs
 
 __all__ = [
     "argument",
     "broadcast_prefix",
     "flatten",
+    "flatten_with_dataclasses",
     "key_orders",
     "mismatches",
     "paths",
@@ -29,6 +32,19 @@ def flatten(
     """The leaves of a pytree and its structure; None is a node without leaves."""
     leaves, spec = optree.tree_flatten(tree, is_leaf=is_leaf, namespace=NAMESPACE)
     return leaves, spec
+
+
+def flatten_with_dataclasses(
+    tree: Any, is_leaf: Callable[[Any], bool] | None = None
+) -> tuple[list[Any], optree.PyTreeSpec]:
+    """The leaves of a pytree and its structure, where dataclasses are nodes from now on."""
+    while True:
+        leaves, spec = flatten(tree, is_leaf)
+        kinds = {type(leaf) for leaf in leaves if is_dataclass(leaf) and not isinstance(leaf, type)}
+        if not kinds:
+            return leaves, spec
+        for kind in kinds:
+            optree.dataclasses.register_node(kind, namespace=NAMESPACE)
 
 
 def key_orders(tree: Any) -> tuple[tuple[Any, ...], ...]:

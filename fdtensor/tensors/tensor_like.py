@@ -80,6 +80,12 @@ class TensorLike:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         return np.asarray(self.full().numpy(), dtype=dtype)
 
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.full().detach().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return torch.empty(0, device=self.device).__dlpack_device__()
+
     def __bool__(self) -> bool:
         return bool(_one(self))
 

@@ -1,5 +1,8 @@
 """Tests of tensors/distribution.py, on simulated ranks and on real ones."""
 
+from dataclasses import dataclass
+
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -15,6 +18,7 @@ from fdtensor.runtime.funcol import FuncolComm
 from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.tensors.connect import connect
 from fdtensor.tensors.distribution import distribute, from_local, shards
+from fdtensor.tensors.spmd import spmd
 from fdtensor.testing.strategies import DTYPES, meshes, types
 from fdtensor.testing.values import block, full_tensor, gather_full, scatter
 
@@ -352,3 +356,112 @@ from_local cannot start: rank 0 has shape (3,), expected (2,).
 
 Give every rank a tensor of the shape, dtype and device that its type says: \
 type.local_shape(rank), type.dtype."""
+
+
+# --- pytrees --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Batch:
+    x: torch.Tensor
+    y: torch.Tensor
+    name: str = "batch"
+
+
+class Exported:
+    """An array of another library, which gives its memory by DLPack alone."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __dlpack__(self, **options):
+        return self.tensor.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.tensor.__dlpack_device__()
+
+
+@given(st.lists(types(Mesh(a=2, b=2), partial=False), min_size=1, max_size=4), st.data())
+def test_a_pytree_is_distributed_by_a_prefix_of_layouts(all_types, data):
+    comm = SimulatedComm(Mesh(a=2, b=2))
+    full = [full_tensor(type, i) for i, type in enumerate(all_types)]
+    kinds = [data.draw(st.sampled_from(["torch", "numpy", "dlpack"])) for _ in full]
+    given = [_as_given(t, kind) for t, kind in zip(full, kinds, strict=True)]
+    tree = {"a": given, "b": (given[0], 3, "text", None)}
+    layouts = {"a": [t.layout for t in all_types], "b": all_types[0].layout}
+    out = distribute(tree, layouts, comm)
+    assert [x.type for x in out["a"]] == [*all_types]
+    assert out["b"][1:] == (3, "text", None)
+    for x, t in zip([*out["a"], out["b"][0]], [*full, full[0]], strict=True):
+        assert torch.equal(x.full(), t)
+        assert all(a.data_ptr() != t.data_ptr() for a in x.local if a.numel())
+
+
+def _as_given(tensor, kind):
+    if kind == "numpy" and tensor.dtype in NUMPYS:
+        return tensor.numpy()
+    if kind == "dlpack" and tensor.dtype in NUMPYS and tensor.dtype != torch.bool:
+        return Exported(tensor)
+    return tensor
+
+
+NUMPYS = (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)
+
+
+def test_dataclasses_go_in_and_out_of_functions():
+    mesh = Mesh(a=2)
+    comm = SimulatedComm(mesh)
+    batch = Batch(torch.arange(6.0).reshape(2, 3), torch.arange(2))
+    given = distribute(batch, Batch(mesh.layout("a"), mesh.layout(), mesh.layout()), comm)
+    assert type(given) is Batch
+    assert (given.x.type, given.y.layout, given.name) == (
+        TensorType((2, 3), torch.float32, mesh.layout("a")),
+        mesh.layout(),
+        "batch",
+    )
+    out = spmd(lambda b: Batch(b.x * 2, b.y + 1, b.name))(given)
+    assert torch.equal(out.x.full(), batch.x * 2)
+    assert torch.equal(out.y.full(), batch.y + 1)
+
+
+def test_a_pytree_is_agreed_on_once():
+    mesh = Mesh(a=2)
+    comm = SimulatedComm(mesh)
+    told = []
+    comm.agree = lambda *args: told.append(args)  # type: ignore[method-assign]
+    distribute({"a": torch.ones(2), "b": [torch.ones(3), torch.ones(4)]}, mesh.layout("a"), comm)
+    assert len(told) == 1
+
+
+def test_what_a_dtensor_holds_goes_out_by_dlpack():
+    mesh = Mesh(a=2)
+    x = distribute(torch.arange(5), mesh.layout("a"), SimulatedComm(mesh))
+    assert torch.equal(torch.from_dlpack(x), torch.arange(5))
+    assert np.from_dlpack(x).tolist() == [0, 1, 2, 3, 4]
+
+
+def from_one(tree, layouts, src_rank, absent):
+    comm = connect(Mesh(world=4))
+    own = tree if comm.rank == src_rank or not absent else None
+    out = distribute(own, layouts, comm, src_rank=src_rank)
+    return [x.full() for x in (out["a"], *out["b"])]
+
+
+@pytest.mark.mesh
+def test_a_pytree_of_one_rank_goes_to_all(pool4):
+    mesh = Mesh(x=2, y=2)
+    tree = {"a": torch.arange(6).reshape(2, 3), "b": [torch.arange(4.0), torch.ones(2, 2)]}
+    layouts = {"a": mesh.layout("x"), "b": [mesh.layout("y"), mesh.layout(None, "x")]}
+    for absent in (True, False):
+        for got in pool4.run(from_one, tree, layouts, 2, absent):
+            for x, t in zip(got, (tree["a"], *tree["b"]), strict=True):
+                assert torch.equal(x, t)
+
+
+@pytest.mark.mesh
+def test_a_pytree_that_differs_in_one_leaf_fails_on_all_ranks(pool4):
+    same = {"a": torch.ones(2, 2), "b": torch.ones(3, 2)}
+    other = {"a": torch.ones(2, 2), "b": torch.ones(4, 2)}
+    for kind, sentence in pool4.run(caught, from_same, same, same, same, other):
+        assert kind == "CommError"
+        assert "do not agree" in sentence
