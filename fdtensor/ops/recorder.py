@@ -30,7 +30,7 @@ from fdtensor.ops.call_recorder import CallRecorder, write_error
 from fdtensor.ops.graph import Full, Graph, Var, pruned
 from fdtensor.ops.randomness import Numbers, without_rejection
 from fdtensor.ops.saved_values import with_saved_values
-from fdtensor.ops.transparent import needs_values, transparent
+from fdtensor.ops.transparent import ALONE, needs_values, transparent
 
 __all__ = ["draw_from", "record"]
 
@@ -96,7 +96,7 @@ def _run(
     of_caller: bool,
 ) -> tuple[Var, ...]:
     """The values of what `f` returns, after it has run on functional tensors around `bare` ones."""
-    with contextlib.ExitStack() as stack:
+    with ALONE, contextlib.ExitStack() as stack:
         if not of_caller:
             stack.enter_context(neutral())
         grad = torch.is_grad_enabled()

@@ -35,7 +35,10 @@ from fdtensor.layouts.torch_private import (
 )
 from fdtensor.ops.writes import checked_write
 
-__all__ = ["needs_values", "recorded_as", "recording", "transparent"]
+__all__ = ["ALONE", "needs_values", "recorded_as", "recording", "transparent"]
+
+ALONE = threading.RLock()
+"""Held while a function is recorded: what is set for that is set for all threads."""
 
 
 class _Depth(threading.local):
