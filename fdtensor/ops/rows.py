@@ -23,7 +23,7 @@ from fdtensor.layouts.placement import (
 from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.torch_private import schema_of
 from fdtensor.ops.graph import Call, Full, Var, substituted
-from fdtensor.ops.notation.core import Halo, P, R, Row, Units, Window, rule_of
+from fdtensor.ops.notation.core import Entries, Halo, P, R, Row, Units, Window, rule_of
 from fdtensor.ops.notation.dtypes import keeps_sums
 from fdtensor.ops.precision import ROUNDED
 
@@ -139,7 +139,7 @@ def _row(
             row=row,
             hint="Yield one placement for each tensor, those in lists too.",
         )
-    special = (Units, Window, Halo, Ragged, StridedShard, Spans)
+    special = (Units, Window, Halo, Entries, Ragged, StridedShard, Spans)
     exact = any(isinstance(p, special) for p in (*before, *after))
     resolved = functools.partial(_resolved, op, row, count)
     placed = tuple(map(resolved, before, ins)), tuple(map(resolved, after, outs))
@@ -153,7 +153,7 @@ def _resolved(op: Any, row: Any, count: int, pattern: Any, full: Full | None) ->
     if full is None:  # an output that no call reads has no type
         return pattern if isinstance(pattern, Partial) else R
     placed = pattern
-    if isinstance(pattern, (Units, Window, Halo)):
+    if isinstance(pattern, (Units, Window, Halo, Entries)):
         placed = pattern.of(full.shape[pattern.dim], count)
         if placed is None:
             return None

@@ -15,9 +15,11 @@ from typing import Any, TypeVar
 import optree
 import torch
 
+from fdtensor.layouts.callsite import user_line
+from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.tree import flatten, unflatten
 
-__all__ = ["closing", "full_of", "given_all", "given_besides"]
+__all__ = ["closing", "full_of", "given_all", "given_besides", "given_nothing"]
 
 R = TypeVar("R")
 
@@ -29,7 +31,7 @@ class _Scopes(threading.local):
     """For each function of this thread that is recorded: its tensors for what it closes over."""
 
     def __init__(self) -> None:
-        self.stack: list[Mapping[int, torch.Tensor]] = []
+        self.stack: list[Mapping[int, torch.Tensor] | None] = []
 
 
 _SCOPES = _Scopes()
@@ -45,6 +47,12 @@ class _ClosesOver(BaseException):  # no `except Exception` of the user stops it
 def full_of(value: Any) -> torch.Tensor:
     """The full tensor that stands for a distributed one in the function that is recorded."""
     scope = _SCOPES.stack[-1]
+    if scope is None:
+        raise TraceError(
+            f"a function of local tensors uses a DTensor, {value.type}, that it closes over.",
+            line=user_line() or "not known",
+            hint="Pass it as an argument.",
+        )
     if id(value) not in scope:
         raise _ClosesOver(value)
     return scope[id(value)]
@@ -83,8 +91,13 @@ def given_besides(
     return flatten((args, {**kwargs, _ARGUMENT: [*values]}), is_leaf=is_leaf)
 
 
+def given_nothing() -> contextlib.AbstractContextManager[None]:
+    """A context of a function of local tensors, which may close over no distributed one."""
+    return _scope(None)
+
+
 @contextlib.contextmanager
-def _scope(tensors: Mapping[int, torch.Tensor]) -> Generator[None]:
+def _scope(tensors: Mapping[int, torch.Tensor] | None) -> Generator[None]:
     _SCOPES.stack.append(tensors)
     try:
         yield

@@ -24,11 +24,13 @@ from fdtensor.layouts.torch_private import (
 from fdtensor.ops.ambient import autocasting, without_autocast
 from fdtensor.ops.graph import Var, substituted, tensors_of
 from fdtensor.ops.line_checks import LineCheck, debugging
+from fdtensor.ops.rank_dims import SAME
 from fdtensor.ops.value_checks import SHARED
 from fdtensor.plans.collectives import Step
 from fdtensor.plans.local_tensors import empty
-from fdtensor.programs.program import Program, Together
+from fdtensor.programs.program import Eqn, Program, Together
 from fdtensor.runtime.comm import inside
+from fdtensor.runtime.copies import refuse_different
 from fdtensor.runtime.lines import AFTER, BEFORE, Begun, Line, LocalProgram, constant, ended
 from fdtensor.runtime.local_program import Spelling, local_program
 from fdtensor.runtime.operand_memory import BY_HAND
@@ -58,13 +60,14 @@ def _run_together(
     program: Program, locals_: Sequence[LocalProgram], envs: Sequence[dict[Var, Any]], comm: Any
 ) -> None:
     """All ranks through the lines of a program, one line after the other."""
-    places = [0] * program.mesh.size
+    places, last = [0] * program.mesh.size, [Var(0)] * program.mesh.size
 
     def run_rest(number: int) -> None:
         """The lines of each rank that belong to this line of the program."""
         for r, (p, env) in enumerate(zip(locals_, envs, strict=True)):
             while places[r] < len(p.lines) and p.lines[places[r]].eqn == number:
                 _call(p.lines[places[r]], env)
+                last[r] = (*p.lines[places[r]].outs, last[r])[0] or last[r]
                 _forget(env, p, places[r])
                 places[r] += 1
 
@@ -84,7 +87,17 @@ def _run_together(
                 _forget(env, locals_[r], places[r])
                 places[r] += 1
         run_rest(number)
+        if eqn.op is SAME and comm.check != "never":
+            _compare(program, eqn, [env.get(last[r]) for r, env in enumerate(envs)])
     run_rest(AFTER)
+
+
+def _compare(program: Program, eqn: Eqn, results: Sequence[Any]) -> None:
+    """Raises where a value that is said to be the same on ranks is not."""
+    (v,), (out,) = eqn.ins, eqn.outs
+    if out is not None and all(t is not None for t in results):
+        axes = tuple(program.type_of(v).layout.cuts(eqn.args[1]))
+        refuse_different(results, program.mesh, axes, "a result")
 
 
 def _forget(env: dict[Var, Any], p: LocalProgram, place: int) -> None:

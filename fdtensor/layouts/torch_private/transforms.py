@@ -14,6 +14,7 @@ from torch._C._functorch import (
     get_unwrapped,
     is_functorch_wrapped_tensor,
     is_gradtrackingtensor,
+    maybe_get_level,
 )
 from torch._functorch import eager_transforms
 from torch.autograd import forward_ad
@@ -27,6 +28,7 @@ __all__ = [
     "get_unwrapped",
     "is_functorch_wrapped_tensor",
     "is_gradtrackingtensor",
+    "is_mapped",
     "nested_jvp",
     "pop_saving_hooks",
     "push_saving_hooks",
@@ -49,6 +51,16 @@ def transforms_around() -> int:
     """How many transforms of `torch.func` surround this code."""
     stack: Any = get_interpreter_stack()
     return len(stack or ())
+
+
+def is_mapped(tensor: torch.Tensor, with_: torch.Tensor) -> bool:
+    """Whether a tensor has an entry for each of those over which `with_` is mapped by a `vmap`."""
+    level = maybe_get_level(with_)
+    while is_functorch_wrapped_tensor(tensor):
+        if maybe_get_level(tensor) == level:
+            return True
+        tensor = get_unwrapped(tensor)
+    return False
 
 
 without_transforms: Any = _C._DisableFuncTorch

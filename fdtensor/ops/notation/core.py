@@ -8,6 +8,7 @@ too, in order) and one for each tensor that the op returns. The row of all `R` i
     Units(d, unit)   contiguous blocks of whole units, as `torch.chunk` cuts the units
     Units(d, unit, n)  the same in each of n blocks of the dim; no row unless a StridedShard has it
     Window(d..)      the blocks of a slice of a dim, or of a padded dim, where those of the dim are
+    Entries(d)       as many entries of dim d as ranks, one on each
     Halo(d..)        the part of a dim, with its halo, that each block of another dim is made from
     P                a term of a pending sum (in `ins` also of an average: such a row is linear)
     MAX, MIN..       a term of a pending maximum, minimum or product
@@ -18,29 +19,28 @@ cut: so rows of several axes compose.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import attrs
 import torch
 
-from fdtensor.layouts.blocks import Box, Intervals, chunk, length
+from fdtensor.layouts.blocks import Box, length
 from fdtensor.layouts.errors import RuleError
 from fdtensor.layouts.placement import (
     Partial,
     Placement,
-    Ragged,
     Replicate,
     Shard,
-    Spans,
-    StridedShard,
 )
 from fdtensor.layouts.record import Record
 from fdtensor.layouts.torch_private import OpOverload, OpOverloadPacket, overload_in, schema_of
+from fdtensor.ops.notation.patterns import Entries, Halo, Units, Window
 
 __all__ = [
     "At",
     "Block",
+    "Entries",
     "MAX",
     "MIN",
     "Halo",
@@ -62,101 +62,6 @@ P = Partial("sum")
 MAX = Partial("max")
 MIN = Partial("min")
 PRODUCT = Partial("product")
-
-
-@attrs.frozen(eq=False)
-class Units(Record):
-    """Blocks of dim `dim`, or of each of `blocks` of it, in whole units of `unit` elements."""
-
-    dim: int
-    unit: int
-    blocks: int = 1
-
-    def of(self, size: int, count: int) -> Placement | None:
-        """The placement of a dim of `size` over an axis of `count` ranks."""
-        if self.blocks > 1:
-            block = size // self.blocks
-            even = -(-block // count) == self.unit * -(-block // (self.unit * count))
-            return StridedShard(self.dim, self.blocks) if even else None
-        units = -(-size // self.unit)
-        blocks = [chunk(units, count, i) for i in range(count)]
-        sizes = [min(size, b * self.unit) - min(size, a * self.unit) for a, b in blocks]
-        return _contiguous(self.dim, sizes)
-
-
-@attrs.frozen(eq=False)
-class Window(Record):
-    """Positions `range(start, stop, step)` of a dim of `size` cut as S, each on its rank.
-
-    They are dim `dim` of this tensor. Positions before the dim are on the rank of its first block,
-    those after it on that of the last one, or where they complete a plain S.
-    """
-
-    dim: int
-    size: int
-    start: int
-    stop: int
-    step: int = 1
-
-    def of(self, size: int, count: int) -> Placement:
-        """The placement of a dim of `size` over an axis of `count` ranks."""
-
-        def passed(end: int) -> int:
-            return min(size, max(0, -(-(end - self.start) // self.step)))
-
-        ends = [passed(chunk(self.size, count, i)[1]) for i in range(count - 1)]
-        plain = [chunk(size, count, i)[1] for i in range(count - 1)]
-        last = passed(self.size)
-        if all(a == b or min(a, b) >= last for a, b in zip(ends, plain, strict=True)):
-            return Shard(self.dim)
-        sizes = [b - a for a, b in zip([0, *ends], [*ends, size], strict=True)]
-        return _contiguous(self.dim, sizes)
-
-
-@attrs.frozen(eq=False)
-class Halo(Record):
-    """The ranges of dim `dim` that blocks of a dim of `made` elements, cut as S, are made from.
-
-    `of_block(start, stop)` is the range, or a list of ranges, that the elements from `start` to
-    `stop` need; it is cut off where the dim ends. Empty blocks need none.
-    """
-
-    dim: int
-    made: int
-    of_block: Callable[[int, int], Any]
-
-    def of(self, size: int, count: int) -> Placement:
-        """The placement of a dim of `size` over an axis of `count` ranks."""
-        blocks = []
-        for i in range(count):
-            start, stop = chunk(self.made, count, i)
-            ranges: list[tuple[int, int]] = []
-            if start < stop:
-                needed = self.of_block(start, stop)
-                ranges += [needed] if isinstance(needed, tuple) else needed
-            blocks.append(_united(ranges, size))
-        plain = [chunk(size, count, i) for i in range(count)]
-        if count == 1 or blocks == [((a, b),) if a < b else () for a, b in plain]:
-            return Shard(self.dim)
-        return Spans(self.dim, tuple(blocks))
-
-
-def _united(ranges: Iterable[tuple[int, int]], size: int) -> Intervals:
-    """The ranges, cut off at the ends of the dim and joined where they touch or overlap."""
-    joined: list[tuple[int, int]] = []
-    for a, b in sorted((max(0, a), min(size, b)) for a, b in ranges):
-        if joined and a <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(b, joined[-1][1])
-        elif a < b:
-            joined.append((a, b))
-    return tuple(joined)
-
-
-def _contiguous(dim: int, sizes: Sequence[int]) -> Placement:
-    """The placement of contiguous blocks of these sizes."""
-    count = len(sizes)
-    plain = [b - a for a, b in (chunk(sum(sizes), count, i) for i in range(count))]
-    return Shard(dim) if list(sizes) == plain else Ragged(dim, tuple(sizes))
 
 
 @attrs.frozen(eq=False)

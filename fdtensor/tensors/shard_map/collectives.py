@@ -63,7 +63,7 @@ def axis_index(axis: Axis) -> int:
     (tensor([0, 0]), tensor([1, 1]))
     """
     place, axes = _here("axis_index", axis)
-    return _ranks(place, axes, place.rank).index(place.rank)
+    return place.index(axes)
 
 
 def psum(x: torch.Tensor, axis: Axis) -> torch.Tensor:
@@ -322,7 +322,7 @@ def _moved(
     place: Place, move: LocalCollective, x: torch.Tensor, tracked: bool, by: Any = None
 ) -> torch.Tensor:
     """The tensor after a move; where `some` rank tracks it, all run the backward, in this order."""
-    by = by or Linear
+    by, x = by or Linear, place.own(x)
     if not tracked or place.token is None or transforms_active():
         return by.apply(place, move, x)
     if not x.requires_grad:

@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 
 from fdtensor.layouts.torch_private import forward_level, transforms_active
 from fdtensor.runtime.autograd import spread, tracked
-from fdtensor.tensors.shard_map.copies import cosets, is_smooth
+from fdtensor.runtime.copies import cosets, is_smooth
 from fdtensor.tensors.shard_map.program import Program, Tensors, grouped
 
 __all__ = ["joint"]

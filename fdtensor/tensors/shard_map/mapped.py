@@ -20,6 +20,7 @@ from fdtensor.layouts.signatures import named_arguments
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.torch_private import transforms_active
 from fdtensor.layouts.tree import flatten, paths, unflatten
+from fdtensor.ops.transparent import recording
 from fdtensor.plans.local_tensors import own
 from fdtensor.programs.options import EVERY_CALL
 from fdtensor.programs.recording import name_of, refuse_no_function
@@ -38,9 +39,11 @@ from fdtensor.tensors.shard_map.arguments import (
     refuse_captured,
 )
 from fdtensor.tensors.shard_map.joint import joint
-from fdtensor.tensors.shard_map.places import Call, Place, RealPlace, Table, at
+from fdtensor.tensors.shard_map.places import Call, Place, Table, at
 from fdtensor.tensors.shard_map.program import Kind, Program
+from fdtensor.tensors.shard_map.real import RealPlace
 from fdtensor.tensors.shard_map.result_types import result_types
+from fdtensor.tensors.shard_map.traced import mapped_in_trace
 from fdtensor.tensors.shard_map.varying import enter, is_tracked, leave, replicated
 
 __all__ = ["shard_map"]
@@ -76,6 +79,10 @@ def shard_map(
     over an axis gets the sum of its ranks' cotangents, and a result replicated over an axis has its
     cotangent once.
 
+    Inside of a function that is traced it becomes lines of the program, with its bytes: `f` runs
+    once, for all ranks, so that `axis_index` is a tensor there. Blocks are even there, and the
+    arguments need `in_layouts`.
+
     On a simulated mesh all ranks run here, in turns, and results that are said to be replicated are
     compared. On a real mesh ranks tell each other what they call where arguments of these types
     come for the first time; one that fails then stops all. Later calls trust that.
@@ -96,6 +103,8 @@ def shard_map(
 
     @functools.wraps(f)
     def mapped(*args: Any) -> Any:
+        if recording():
+            return mapped_in_trace(f, mesh, ins, outs, args)
         leaves, spec = flatten(args, is_leaf=is_dtensor)
         comm = checked(leaves, paths(spec, "args"), mesh)
         refuse_captured(f)

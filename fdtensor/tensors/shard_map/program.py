@@ -13,8 +13,9 @@ from torch.autograd import forward_ad
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.torch_private import forward_level, nested_jvp
 from fdtensor.runtime.comm import Comm
-from fdtensor.tensors.shard_map.copies import refuse_different
-from fdtensor.tensors.shard_map.places import Place, SimulatedPlace, simulate
+from fdtensor.runtime.copies import refuse_different
+from fdtensor.tensors.shard_map.places import Place
+from fdtensor.tensors.shard_map.simulated import SimulatedPlace, simulate
 
 __all__ = ["Kind", "Program", "Tensors", "grouped"]
 

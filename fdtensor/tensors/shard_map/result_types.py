@@ -9,7 +9,8 @@ import torch
 from fdtensor.layouts.errors import FdtensorError, LayoutError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.tensors.shard_map.places import Place, RealPlace, Table
+from fdtensor.tensors.shard_map.places import Place, Table
+from fdtensor.tensors.shard_map.real import RealPlace
 
 __all__ = ["result_types"]
 

@@ -1,0 +1,137 @@
+"""`mapped_in_trace`: a function of local tensors inside of a function that is traced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import torch
+
+from fdtensor.layouts.callsite import user_line
+from fdtensor.layouts.errors import LayoutError, TraceError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.torch_private import is_mapped, transforms_around
+from fdtensor.layouts.tree import flatten, paths, unflatten
+from fdtensor.programs.closed_over import given_nothing
+from fdtensor.tensors.calls.inlined import as_records, as_tensors
+from fdtensor.tensors.dtensor import TracedDTensor, is_dtensor
+from fdtensor.tensors.shard_map.arguments import OPEN, prefixed
+from fdtensor.tensors.shard_map.moves import LocalCollective
+from fdtensor.tensors.shard_map.places import Call, Table, at
+from fdtensor.tensors.shard_map.stacked import carried, joined, numbered, stacked
+
+__all__ = ["mapped_in_trace"]
+
+
+@attrs.define(eq=False)
+class TracedPlace:
+    """The place of any rank: what runs there runs on all of them at once."""
+
+    mesh: Mesh
+    numbers: torch.Tensor
+    """The number of each rank, of which a rank sees its own."""
+    depth: int
+    """How many transforms surround the `vmap` over the ranks."""
+    at: int | None = None
+    """The dim of the ranks, outside of that."""
+    rank: int = attrs.field(init=False)
+    """Any one: what it calls all ranks call."""
+    token: torch.Tensor | None = None
+
+    def __attrs_post_init__(self) -> None:
+        self.rank = self.mesh.order[0]
+
+    def meet(self, call: Call) -> Table:
+        return [call] * self.mesh.size
+
+    def carry(self, move: LocalCollective, tensor: torch.Tensor) -> torch.Tensor:
+        assert self.at is not None
+        return carried(tensor.movedim(self.at, 0), move, self.mesh).movedim(0, self.at)
+
+    def shifted(self) -> TracedPlace:
+        if self.at is not None:
+            return attrs.evolve(self, at=self.at + 1)
+        return attrs.evolve(self, at=0) if transforms_around() == self.depth else self
+
+    def own(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor that each rank has for itself, also where all have the same."""
+        if is_mapped(tensor, self.numbers):
+            return tensor
+        return torch.where(self.numbers >= 0, tensor, tensor)
+
+    def index(self, axes: Sequence[str]) -> torch.Tensor:
+        """The index of a rank along axes, as a tensor."""
+        index: Any = 0
+        for axis in axes:
+            inner = self.mesh.axes[self.mesh.axis(axis) + 1 :]
+            stride = 1
+            for a in inner:
+                stride *= self.mesh.axis_size(a)
+            size = self.mesh.axis_size(axis)
+            index = index * size + self.numbers // stride % size
+        return index
+
+
+def mapped_in_trace(f: Callable[..., Any], mesh: Mesh, ins: Any, outs: Any, args: Any) -> Any:
+    """The result of `shard_map` where a function is traced: lines of its program."""
+    leaves, spec = flatten(args, is_leaf=is_dtensor)
+    where = paths(spec, "args")
+    wanted = prefixed(ins, spec, len(leaves), "in_layouts", "the arguments")
+    places = [i for i, leaf in enumerate(leaves) if is_dtensor(leaf) or torch.is_tensor(leaf)]
+    blocks: list[torch.Tensor] = []
+    for i in places:
+        layout = _layout(leaves[i], wanted[i], where[i])
+        blocks.append(stacked(as_tensors(leaves[i]), layout))
+    known: list[Any] = []
+    depth = transforms_around()
+
+    def one(number: torch.Tensor, *own: torch.Tensor) -> Any:
+        arguments = list(leaves)
+        for i, tensor in zip(places, own, strict=True):
+            arguments[i] = tensor
+        with at(TracedPlace(mesh, number, depth)), given_nothing():
+            result, tree = flatten(f(*unflatten(spec, arguments)))
+        known[:] = [tree]
+        return tuple(result)
+
+    results = _over_ranks(one, numbered(mesh), *blocks)
+    layouts = prefixed(outs, known[0], len(results), "out_layouts", "the result")
+    layouts = [mesh.layout() if layout is OPEN else layout for layout in layouts]
+    full = [joined(x, layout) for x, layout in zip(results, layouts, strict=True)]
+    if any(is_dtensor(leaf) for leaf in leaves) or not places:
+        types = [
+            TensorType(tuple(x.shape), x.dtype, layout)
+            for x, layout in zip(full, layouts, strict=True)
+        ]
+        full = as_records(full, mesh, types)
+    return unflatten(known[0], full)
+
+
+def _over_ranks(one: Callable[..., Any], *blocks: torch.Tensor) -> Any:
+    """What a function gives on all ranks."""
+    try:
+        return torch.func.vmap(one, randomness="different")(*blocks)
+    except RuntimeError as error:
+        if "data-dependent" not in str(error) and "item()" not in str(error):
+            raise
+        raise TraceError(
+            "a function in shard_map asks for the value of a tensor, by if, int() or the like.",
+            line=user_line() or "not known",
+            hint="Use torch.where: inside of a traced function one program runs on all ranks, and "
+            "axis_index is a tensor.",
+        ) from error
+
+
+def _layout(leaf: Any, wanted: Any, where: str) -> Layout:
+    """The layout in which an argument goes in."""
+    if wanted is not OPEN:
+        return wanted
+    if isinstance(leaf, TracedDTensor) and isinstance(leaf.type, TensorType):
+        return leaf.type.layout
+    raise LayoutError(
+        f"{where} of shard_map has no layout yet, inside of a function that is traced.",
+        hint="Say in_layouts: layouts there are chosen for the whole.",
+    )
