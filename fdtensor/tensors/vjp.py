@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from fdtensor.layouts.tree import flatten, unflatten
 from fdtensor.ops.transparent import recording
 from fdtensor.tensors.calls.inlined import as_records, as_tensors
 from fdtensor.tensors.dtensor import DTensor, is_dtensor
+from fdtensor.tensors.pulled import filled, pulled
 from fdtensor.tensors.transforms import Transformed, lifted
 
 __all__ = ["vjp"]
@@ -55,7 +56,8 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
                 hint="Give a DTensor for each result.",
             )
         again = torch.is_grad_enabled() and any(x.requires_grad for x in (*own, *records))
-        grads = iter(_pulled(ends, own, [x for x in tracked if is_dtensor(x)], again))
+        starts = [x for x in tracked if is_dtensor(x)]
+        grads = iter(filled(starts, pulled(ends, own, starts, again=again)))
         return unflatten(spec, [next(grads) if is_dtensor(x) else None for x in tracked])[0]
 
     if not (torch.is_grad_enabled() and any(x.requires_grad for x in records)):
@@ -87,37 +89,6 @@ def _tracked(x: DTensor[Any]) -> DTensor[Any]:
         local = x.comm.value([leaf.view_as(leaf) for leaf in x.comm.leaves(x.local)])
         return DTensor(local, x.type, x.comm)
     return x.detach().requires_grad_()
-
-
-def _pulled(
-    ends: Sequence[Any], cotangents: Sequence[Any], starts: Sequence[DTensor[Any]], again: bool
-) -> list[DTensor[Any]]:
-    """The cotangents of `starts`, by the graphs of the local tensors of `ends`."""
-    outs: list[torch.Tensor] = []
-    grads: list[torch.Tensor] = []
-    for end, cotangent in zip(ends, cotangents, strict=True):
-        moved = cotangent.redistribute(end.type.cotangent().layout)
-        for leaf, grad in zip(
-            end.comm.leaves(end.local), end.comm.leaves(moved.local), strict=True
-        ):
-            if leaf.requires_grad:
-                outs.append(leaf)
-                grads.append(grad)
-    ins = [leaf for x in starts for leaf in x.comm.leaves(x.local)]
-    wanted = [leaf for leaf in ins if leaf.requires_grad]
-    given: tuple[Any, ...] = (None,) * len(wanted)
-    if outs and wanted:
-        given = torch.autograd.grad(
-            outs, wanted, grads, retain_graph=True, create_graph=again, allow_unused=True
-        )
-    by_leaf = dict(zip(map(id, wanted), given, strict=True))
-    pulled: list[DTensor[Any]] = []
-    for x in starts:
-        leaves = x.comm.leaves(x.local)
-        own = [by_leaf.get(id(leaf)) for leaf in leaves]
-        local = [torch.zeros_like(a) if g is None else g for a, g in zip(leaves, own, strict=True)]
-        pulled.append(DTensor(x.comm.value(local), x.type.cotangent(), x.comm))
-    return pulled
 
 
 def _itself(f: Callable[..., Any]) -> Callable[..., Any]:

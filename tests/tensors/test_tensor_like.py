@@ -9,13 +9,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fdtensor.layouts.errors import NotTorchError, ValueTreeError
+from fdtensor.layouts.errors import FdtensorError, NotTorchError, ValueTreeError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tree import flatten
 from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.tensors.call import call
 from fdtensor.tensors.distribution import distribute
 from fdtensor.tensors.dtensor import DTensor, is_dtensor
+from fdtensor.tensors.spmd import spmd
 from fdtensor.testing.strategies import types
 from fdtensor.testing.tensor_strategies import sharded
 from fdtensor.testing.values import full_tensor
@@ -105,6 +106,39 @@ def test_backward_takes_a_cotangent_in_any_layout(pair, others):
         others = {"b": DTensor(others["b"].local, others["b"].type, a.comm)}
     (a * a).backward(others["b"])
     same(a.grad, 2 * A * wanted)
+
+
+@given(sharded(ANY), sharded(ANY))
+def test_gradients_by_autograd_are_those_of_one_process(pair, others):
+    a, b = (x.detach().requires_grad_() for x in (pair["a"], pair["b"]))
+    p, q = A.clone().requires_grad_(), B.clone().requires_grad_()
+    wanted = torch.autograd.grad((p * q * p).sum(), (p, q), create_graph=True)
+    grads = torch.autograd.grad((a * b * a).sum(), (a, b), create_graph=True)
+    same(grads, wanted)
+    (again,) = torch.autograd.grad(grads[0].sum(), b)
+    same(again, torch.autograd.grad(wanted[0].sum(), q)[0])
+    (weighted,) = torch.autograd.grad(a * b, a, grad_outputs=b.detach())
+    same(weighted, B * B)
+
+
+def test_gradients_by_autograd_take_what_torch_takes():
+    x, y = (X.detach().requires_grad_() for _ in range(2))
+    named = torch.autograd.grad((x * x).sum(), {"x": x})
+    same(named, {"x": 2 * A})
+    assert torch.autograd.grad((x * x).sum(), (x, y), allow_unused=True)[1] is None
+    same(torch.autograd.grad(x.sum(), [y], materialize_grads=True), (0 * A,))
+    with pytest.raises(FdtensorError, match="input 1 has no part in the outputs"):
+        torch.autograd.grad((x * x).sum(), (x, y))
+    with pytest.raises(NotTorchError, match="is no single number"):
+        torch.autograd.grad(x * x, x)
+    with pytest.raises(FdtensorError, match="takes no batch"):
+        torch.autograd.grad(x * x, x, x, is_grads_batched=True)
+    assert torch.equal(spmd(_double)(X).full(), 2 * A)
+
+
+def _double(x):
+    x = x.detach().requires_grad_()
+    return torch.autograd.grad((x * x).sum(), x)[0]
 
 
 @given(types(dtype=torch.float32))
