@@ -73,9 +73,8 @@ def grad_of(
     given += [None] * (len(ends) - len(given))
     cotangents = [_one(x) if ct is None else ct for x, ct in zip(ends, given, strict=True)]
     named = inputs if isinstance(inputs, Mapping) else None
-    starts: list[Any] = (
-        [inputs] if _is_one(inputs) else list(inputs if named is None else named.values())
-    )
+    each: Any = inputs if named is None else named.values()
+    starts: list[Any] = [inputs] if _is_one(inputs) else list(each)
     retain = create_graph if retain_graph is None else retain_graph
     grads = pulled(ends, cotangents, starts, retain=retain, again=create_graph)
     if materialize_grads:

@@ -49,6 +49,8 @@ class TracedPlace:
 
     def carry(self, move: LocalCollective, tensor: torch.Tensor) -> torch.Tensor:
         assert self.at is not None
+        if not self.at:
+            return carried(tensor, move, self.mesh)
         return carried(tensor.movedim(self.at, 0), move, self.mesh).movedim(0, self.at)
 
     def shifted(self) -> TracedPlace:

@@ -153,7 +153,7 @@ class Linear(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, place: Place, move: LocalCollective, x: torch.Tensor) -> Any:  # type: ignore[override]
-        return Linear.apply(place.shifted(), move.shifted(), x.movedim(in_dims[2], 0)), 0
+        return Linear.apply(place.shifted(), move.shifted(), _in_front(x, in_dims[2])), 0
 
 
 class Extreme(torch.autograd.Function):
@@ -181,7 +181,11 @@ class Extreme(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, place: Place, move: Move, x: torch.Tensor) -> Any:  # type: ignore[override]
-        return Extreme.apply(place.shifted(), move, x.movedim(in_dims[2], 0)), 0
+        return Extreme.apply(place.shifted(), move, _in_front(x, in_dims[2])), 0
+
+
+def _in_front(x: torch.Tensor, dim: int) -> torch.Tensor:
+    return x.movedim(dim, 0) if dim else x
 
 
 def _share(ctx: Any, dtype: torch.dtype) -> torch.Tensor:
