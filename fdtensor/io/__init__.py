@@ -1,8 +1,8 @@
 """Distributed tensors in files, and in torch's own kind.
 
 It imports from all rooms up to `tensors`. It offers checkpoints through
-`torch.distributed.checkpoint`, safetensors read by blocks, `to_torch` and `from_torch`, and
-`dump_calls`, the last calls of a rank.
+`torch.distributed.checkpoint`, safetensors read by blocks, `to_torch` and `from_torch`,
+`shard_batches`, of which each rank reads its own rows, and `dump_calls`, the last calls of a rank.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from fdtensor.layouts.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from fdtensor.io.batches import Batches, shard_batches
     from fdtensor.io.checkpoint import (
         Saving,
         checkpoint_contents,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from fdtensor.runtime.control.flight import dump_calls
 
 __all__ = [
+    "Batches",
     "Saving",
     "checkpoint_contents",
     "dump_calls",
@@ -33,6 +35,7 @@ __all__ = [
     "load_safetensors",
     "save_checkpoint",
     "save_safetensors",
+    "shard_batches",
     "to_torch",
 ]
 
@@ -40,6 +43,7 @@ if not TYPE_CHECKING:  # checkers would take any name for one of this package
     __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "io.batches": ["Batches", "shard_batches"],
             "io.checkpoint": [
                 "Saving",
                 "checkpoint_contents",
