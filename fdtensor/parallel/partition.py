@@ -43,11 +43,12 @@ def tensor_parallel(
 ) -> ExportedProgram:
     """The exported program that `rank` runs of one that was exported for a single device.
 
-    `styles` maps names of modules, or globs such as `"layers.*.mlp.up"`, to `Colwise()`,
-    `Rowwise()`, `VocabParallel()` and `SequenceParallel()`, or to torch's own classes. Parameters
-    are cut along `axis`, by default the only one of the mesh, or 'tp'; they stay where they are,
-    and activations move, in as few collectives as there can be. It takes full inputs, and returns
-    full outputs but where `out_layouts`, a prefix of what the function returns, says otherwise.
+    `styles` maps names of modules, or globs such as `"layers.*.mlp.up"` or `"*.up"`, to
+    `Colwise()`, `Rowwise()`, `VocabParallel()` and `SequenceParallel()`, or to torch's own classes.
+    Parameters are cut along `axis`, by default the only one of the mesh, or 'tp'; they stay where
+    they are, and activations move, in as few collectives as there can be. It takes full inputs, and
+    returns full outputs but where `out_layouts`, a prefix of what the function returns, says
+    otherwise.
     Gradients of an exported training step have the layouts of their parameters; results have no
     derivatives of their own, which would be those of one rank.
 

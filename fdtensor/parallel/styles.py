@@ -204,7 +204,8 @@ def axes_of(mesh: Mesh, axis: str | Sequence[str] | None) -> tuple[str, ...]:
 def matched(styles: Mapping[str, Any], names: Collection[str]) -> dict[str, Style]:
     """The style of each module that a name or a glob means; a name means more than a glob.
 
-    A `*` stands for a part between dots. Raises `TraceError` for what means no module, and where
+    A `*` stands for a part between dots, or where that means no module for several of them: so
+    `"*.q_proj"` is that of all layers. Raises `TraceError` for what means no module, and where
     globs give a module two styles.
     """
     if not isinstance(styles, Mapping):
@@ -216,9 +217,11 @@ def matched(styles: Mapping[str, Any], names: Collection[str]) -> dict[str, Styl
     missing: dict[str, str] = {}
     for pattern, given in styles.items():
         style = styled(given)
-        names_meant = [n for n in names if n == pattern] or [
-            n for n in names if n and _means(pattern, n)
-        ]
+        names_meant = (
+            [n for n in names if n == pattern]
+            or [n for n in names if n and _means(pattern, n)]
+            or [n for n in names if n and fnmatchcase(n, pattern)]
+        )
         if not names_meant:
             near = difflib.get_close_matches(pattern, list(names), n=3, cutoff=0.4)
             missing[pattern] = f"near it: {', '.join(near)}" if near else "nothing is near it"

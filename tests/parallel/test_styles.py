@@ -166,6 +166,15 @@ def test_parts_of_a_weight_are_cut_each_by_itself():
     assert found["0.weight"] == Layout(MESH, [Replicate(), StridedShard(0, 3)])
 
 
+def test_a_star_means_several_parts_where_one_would_mean_nothing():
+    names = ["", "layers", "layers.0", "layers.0.attn.q_proj", "layers.1.attn.q_proj", "q_proj2"]
+    both = {"layers.0.attn.q_proj", "layers.1.attn.q_proj"}
+    for glob in ("*.q_proj", "*q_proj", "layers.*.q_proj", "layers.*.attn.q_proj"):
+        assert set(matched({glob: Colwise()}, names)) == both
+    assert set(matched({"layers.*": Colwise()}, names)) == {"layers.0"}
+    assert set(matched({"*": Colwise()}, names)) == {"layers", "q_proj2"}
+
+
 def test_a_glob_does_not_mean_the_whole():
     assert set(matched({"*": Colwise()}, ["", "up", "up.a"])) == {"up"}
     assert set(matched({"": Colwise()}, ["", "up"])) == {""}
