@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fdtensor import func
-from fdtensor.layouts.errors import CommError, LayoutError, TraceError
+from fdtensor.layouts.errors import CommError, LayoutError, TraceError, ValueTreeError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.programs.program import Program
 from fdtensor.programs.tracer import trace
@@ -243,6 +243,16 @@ def test_random_numbers_differ_from_rank_to_rank():
     assert torch.equal(drawn, noisy(x, key=random.key(0)).full())
 
 
+@torch.library.custom_op("tests::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@twice.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
 def mistaken(f, out=ROWS, taken=ROWS, rows=8):
     x = distribute(torch.arange(2.0 * rows).reshape(rows, 2), LINE.layout(), ON_LINE)
     return spmd(lambda x: shard_map(f, LINE, taken, out)(x))(x)
@@ -259,6 +269,10 @@ def test_mistakes_are_told():
         mistaken(lambda a: a, out=LINE.layout())
     with pytest.raises(CommError, match="psum is called outside of shard_map"):
         spmd(lambda x: psum(x, "x"))(distribute(torch.ones(4), LINE.layout(), ON_LINE))
+    with pytest.raises(ValueTreeError, match="result is 3, which is not a tensor"):
+        mistaken(lambda a: 3)
+    with pytest.raises(TraceError, match=r"tests::twice in shard_map has no batching rule"):
+        mistaken(twice)
     w = distribute(torch.ones(2, 2), LINE.layout(), ON_LINE)
     with pytest.raises(TraceError, match="that it closes over"):
         mistaken(lambda a: a * w)

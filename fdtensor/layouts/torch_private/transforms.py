@@ -30,6 +30,7 @@ __all__ = [
     "is_gradtrackingtensor",
     "is_mapped",
     "nested_jvp",
+    "only_batched_ops",
     "pop_saving_hooks",
     "push_saving_hooks",
     "saving_hooks",
@@ -41,6 +42,7 @@ __all__ = [
 
 _C: Any = torch._C
 _autograd: Any = _C._autograd
+_functorch: Any = _C._functorch
 _forward_ad: Any = forward_ad
 
 transforms_active: Any = _C._are_functorch_transforms_active
@@ -61,6 +63,17 @@ def is_mapped(tensor: torch.Tensor, with_: torch.Tensor) -> bool:
             return True
         tensor = get_unwrapped(tensor)
     return False
+
+
+@contextlib.contextmanager
+def only_batched_ops() -> Generator[None]:
+    """A context in which `vmap` refuses ops without a batching rule, which it would loop over."""
+    before = _functorch._is_vmap_fallback_enabled()
+    _functorch._set_vmap_fallback_enabled(False)
+    try:
+        yield
+    finally:
+        _functorch._set_vmap_fallback_enabled(before)
 
 
 without_transforms: Any = _C._DisableFuncTorch

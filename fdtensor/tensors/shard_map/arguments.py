@@ -17,7 +17,15 @@ from fdtensor.runtime.comm import Comm
 from fdtensor.tensors.connect import redistribute
 from fdtensor.tensors.dtensor import is_dtensor
 
-__all__ = ["OPEN", "checked", "laid_out", "opened", "prefixed", "refuse_captured"]
+__all__ = [
+    "OPEN",
+    "checked",
+    "laid_out",
+    "no_tensor_result",
+    "opened",
+    "prefixed",
+    "refuse_captured",
+]
 
 OPEN: Any = object()
 """Stands for a layout that is left open."""
@@ -63,6 +71,14 @@ def refuse_captured(f: Callable[..., Any]) -> None:
                 f"the function in shard_map closes over {name!r}, a tensor that requires grad.",
                 hint="Make it a DTensor and an argument, or detach it.",
             )
+
+
+def no_tensor_result(where: str, leaf: object) -> ValueTreeError:
+    """The error for a result that is no tensor."""
+    return ValueTreeError(
+        f"{where} is {leaf!r}, which is not a tensor.",
+        hint="Let the function return a pytree of tensors.",
+    )
 
 
 def laid_out(leaves: Sequence[Any], spec: Any, ins: Any) -> list[Any]:

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import attrs
 import torch
 
-from fdtensor.layouts.errors import CommError, ValueTreeError
+from fdtensor.layouts.errors import CommError
 from fdtensor.layouts.expected import no_mesh
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
@@ -34,6 +34,7 @@ from fdtensor.tensors.shard_map.arguments import (
     OPEN,
     checked,
     laid_out,
+    no_tensor_result,
     opened,
     prefixed,
     refuse_captured,
@@ -158,10 +159,7 @@ class _Run:
         layouts = prefixed(self.outs, spec, len(leaves), "out_layouts", "the result")
         for leaf, where in zip(leaves, paths(spec, "result"), strict=True):
             if not isinstance(leaf, torch.Tensor):
-                raise ValueTreeError(
-                    f"{where} is {leaf!r}, which is not a tensor.",
-                    hint="Let the function return a pytree of tensors.",
-                )
+                raise no_tensor_result(where, leaf)
         whole = Layout(self.mesh, [Replicate()] * self.mesh.ndim)
         layouts = [whole if layout is OPEN else layout for layout in layouts]
         tree = "returns" if spec.is_leaf() else f"returns {spec}"

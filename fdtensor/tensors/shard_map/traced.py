@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,12 +14,12 @@ from fdtensor.layouts.errors import LayoutError, TraceError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.layouts.torch_private import is_mapped, transforms_around
+from fdtensor.layouts.torch_private import is_mapped, only_batched_ops, transforms_around
 from fdtensor.layouts.tree import flatten, paths, unflatten
 from fdtensor.programs.closed_over import given_nothing
 from fdtensor.tensors.calls.inlined import as_records, as_tensors
 from fdtensor.tensors.dtensor import TracedDTensor, is_dtensor
-from fdtensor.tensors.shard_map.arguments import OPEN, prefixed
+from fdtensor.tensors.shard_map.arguments import OPEN, no_tensor_result, prefixed
 from fdtensor.tensors.shard_map.moves import LocalCollective
 from fdtensor.tensors.shard_map.places import Call, Table, at
 from fdtensor.tensors.shard_map.stacked import carried, joined, numbered, stacked
@@ -96,6 +97,9 @@ def mapped_in_trace(f: Callable[..., Any], mesh: Mesh, ins: Any, outs: Any, args
             arguments[i] = tensor
         with at(TracedPlace(mesh, number, depth)), given_nothing():
             result, tree = flatten(f(*unflatten(spec, arguments)))
+        for leaf, name in zip(result, paths(tree, "result"), strict=True):
+            if not isinstance(leaf, torch.Tensor):
+                raise no_tensor_result(name, leaf)
         known[:] = [tree]
         return tuple(result)
 
@@ -115,8 +119,18 @@ def mapped_in_trace(f: Callable[..., Any], mesh: Mesh, ins: Any, outs: Any, args
 def _over_ranks(one: Callable[..., Any], *blocks: torch.Tensor) -> Any:
     """What a function gives on all ranks."""
     try:
-        return torch.func.vmap(one, randomness="different")(*blocks)
+        with only_batched_ops():
+            return torch.func.vmap(one, randomness="different")(*blocks)
     except RuntimeError as error:
+        op = re.search(r"([\w:.]+) hit the vmap fallback|not implemented for ([\w:]+)", str(error))
+        if op:
+            raise TraceError(
+                f"{op[1] or op[2]} in shard_map has no batching rule, so that one program cannot "
+                "run it on all ranks.",
+                line=user_line() or "not known",
+                hint="Give it one by torch.library.register_vmap, and rows by @fdtensor.rule; or "
+                "call shard_map outside of the traced function.",
+            ) from error
         if "data-dependent" not in str(error) and "item()" not in str(error):
             raise
         raise TraceError(
