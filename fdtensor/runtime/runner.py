@@ -7,7 +7,7 @@ is compiled once; on a simulated mesh all ranks go through the program line by l
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -60,14 +60,13 @@ def _run_together(
     program: Program, locals_: Sequence[LocalProgram], envs: Sequence[dict[Var, Any]], comm: Any
 ) -> None:
     """All ranks through the lines of a program, one line after the other."""
-    places, last = [0] * program.mesh.size, [Var(0)] * program.mesh.size
+    places = [0] * program.mesh.size
 
     def run_rest(number: int) -> None:
         """The lines of each rank that belong to this line of the program."""
         for r, (p, env) in enumerate(zip(locals_, envs, strict=True)):
             while places[r] < len(p.lines) and p.lines[places[r]].eqn == number:
                 _call(p.lines[places[r]], env)
-                last[r] = (*p.lines[places[r]].outs, last[r])[0] or last[r]
                 _forget(env, p, places[r])
                 places[r] += 1
 
@@ -86,10 +85,18 @@ def _run_together(
                 )
                 _forget(env, locals_[r], places[r])
                 places[r] += 1
+        before = [*places] if eqn.op is SAME else places
         run_rest(number)
         if eqn.op is SAME and comm.check != "never":
-            _compare(program, eqn, [env.get(last[r]) for r, env in enumerate(envs)])
+            spans = zip(envs, locals_, before, places, strict=True)
+            _compare(program, eqn, [_result(env, p.lines[a:b]) for env, p, a, b in spans])
     run_rest(AFTER)
+
+
+def _result(env: Mapping[Var, Any], lines: Sequence[Line]) -> Any:
+    """The result of the last of some lines; None where it is read by nobody."""
+    results = [v for line in lines for v in line.outs if v is not None]
+    return env.get(results[-1]) if results else None
 
 
 def _compare(program: Program, eqn: Eqn, results: Sequence[Any]) -> None:
