@@ -1,15 +1,19 @@
-"""`refuse_different`: a check that ranks have the same where a layout says so."""
+"""Checks that simulated ranks have the same where a layout says so."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
 from fdtensor.layouts.errors import LayoutError
 from fdtensor.layouts.mesh import Mesh
+from fdtensor.ops.graph import Var
+from fdtensor.programs.program import Eqn, Program
+from fdtensor.runtime.lines import Line
 
-__all__ = ["cosets", "is_smooth", "refuse_different"]
+__all__ = ["compare_copies", "cosets", "is_smooth", "last_result", "refuse_different"]
 
 
 def is_smooth(dtype: torch.dtype) -> bool:
@@ -37,6 +41,20 @@ def refuse_different(
                         f"{ranks} have different values.",
                         hint=f"psum it over {axis!r}, or say Shard or Partial in out_layouts.",
                     )
+
+
+def last_result(env: Mapping[Var, Any], lines: Sequence[Line]) -> Any:
+    """The result of the last of some lines; None where it is read by nobody."""
+    results = [v for line in lines for v in line.outs if v is not None]
+    return env.get(results[-1]) if results else None
+
+
+def compare_copies(program: Program, eqn: Eqn, results: Sequence[Any]) -> None:
+    """Raises where a value that is said to be the same on ranks is not."""
+    (v,), (out,) = eqn.ins, eqn.outs
+    if out is not None and all(t is not None for t in results):
+        axes = tuple(program.type_of(v).layout.cuts(eqn.args[1]))
+        refuse_different(results, program.mesh, axes, "a result")
 
 
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:

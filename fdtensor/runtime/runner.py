@@ -7,7 +7,7 @@ is compiled once; on a simulated mesh all ranks go through the program line by l
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import isfinite
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -28,9 +28,9 @@ from fdtensor.ops.rank_dims import SAME
 from fdtensor.ops.value_checks import SHARED
 from fdtensor.plans.collectives import Step
 from fdtensor.plans.local_tensors import empty
-from fdtensor.programs.program import Eqn, Program, Together
+from fdtensor.programs.program import Program, Together
 from fdtensor.runtime.comm import inside
-from fdtensor.runtime.copies import refuse_different
+from fdtensor.runtime.copies import compare_copies, last_result
 from fdtensor.runtime.lines import AFTER, BEFORE, Begun, Line, LocalProgram, constant, ended
 from fdtensor.runtime.local_program import Spelling, local_program
 from fdtensor.runtime.operand_memory import BY_HAND
@@ -89,22 +89,8 @@ def _run_together(
         run_rest(number)
         if eqn.op is SAME and comm.check != "never":
             spans = zip(envs, locals_, before, places, strict=True)
-            _compare(program, eqn, [_result(env, p.lines[a:b]) for env, p, a, b in spans])
+            compare_copies(program, eqn, [last_result(env, p.lines[a:b]) for env, p, a, b in spans])
     run_rest(AFTER)
-
-
-def _result(env: Mapping[Var, Any], lines: Sequence[Line]) -> Any:
-    """The result of the last of some lines; None where it is read by nobody."""
-    results = [v for line in lines for v in line.outs if v is not None]
-    return env.get(results[-1]) if results else None
-
-
-def _compare(program: Program, eqn: Eqn, results: Sequence[Any]) -> None:
-    """Raises where a value that is said to be the same on ranks is not."""
-    (v,), (out,) = eqn.ins, eqn.outs
-    if out is not None and all(t is not None for t in results):
-        axes = tuple(program.type_of(v).layout.cuts(eqn.args[1]))
-        refuse_different(results, program.mesh, axes, "a result")
 
 
 def _forget(env: dict[Var, Any], p: LocalProgram, place: int) -> None:
