@@ -83,8 +83,7 @@ class Batches:
         if self._rows is None:
             self._rows = Rows.of(loader, self.layouts, self.comm)
         rows, batches = self._rows, batches[start:]
-        own = [rows.indices(batch) for batch in batches]
-        read = _reader(loader, own)
+        read = _reader(loader, rows.indices(batches))
         for number, (batch, local) in enumerate(
             zip(batches, _ahead(read, self.prefetch), strict=True), start
         ):
@@ -151,11 +150,13 @@ def _has_rows(loader: Any) -> bool:
 
 def _batches(loader: Any, seed: int) -> list[list[int]]:
     """The samples of each batch of an epoch."""
-    kind = type(loader.sampler)
-    if loader.batch_size is None or kind not in (RandomSampler, SequentialSampler):
-        return [list(batch) for batch in loader.batch_sampler]
+    sampler: Any = loader.sampler
     order: Sequence[int] = range(len(loader.dataset))
-    if kind is RandomSampler:
+    shuffles = type(sampler) is RandomSampler and not sampler.replacement
+    known = type(sampler) is SequentialSampler or (shuffles and sampler.num_samples == len(order))
+    if loader.batch_size is None or not known:  # ranks compare what a sampler of its own draws
+        return [list(batch) for batch in loader.batch_sampler]
+    if shuffles:
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(len(order), generator=generator).tolist()
     size = loader.batch_size

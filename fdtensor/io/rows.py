@@ -8,12 +8,13 @@ from typing import Any
 import attrs
 import torch
 
-from fdtensor.layouts.blocks import Intervals, length
+from fdtensor.layouts.blocks import Intervals, united, whole
 from fdtensor.layouts.errors import LayoutError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.prefixes import layout_of_each
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten, paths, unflatten
+from fdtensor.ops.notation.local_index import subset
 from fdtensor.runtime.comm import Comm
 from fdtensor.tensors.distribution import distribute, from_local
 from fdtensor.tensors.dtensor import DTensor
@@ -39,7 +40,7 @@ class Rows:
         batch = loader.collate_fn([loader.dataset[0]])
         leaves, spec = flatten(batch)
         tensors = [leaf if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
-        wanted = layout_of_each(layouts, spec, lambda node: isinstance(node, Layout))
+        wanted = layout_of_each(layouts, spec)
         shapes = [None if t is None else tuple(t.shape[1:]) for t in tensors]
         dtypes = [None if t is None else t.dtype for t in tensors]
         return cls(comm, spec, shapes, dtypes, wanted, paths(spec, "batch"))
@@ -61,12 +62,13 @@ class Rows:
             coord = None if type is None else type.mesh.coord(rank)
             if type is not None and coord is not None:
                 rows += type.box(coord)[0]
-        return _united(rows)
+        return united(rows, count)
 
-    def indices(self, batch: Sequence[int]) -> list[int]:
-        """The samples that this rank reads of a batch: one at least, to learn what they are."""
-        own = [batch[i] for a, b in self.own(len(batch)) for i in range(a, b)]
-        return own or [batch[0]]
+    def indices(self, batches: Sequence[Sequence[int]]) -> list[list[int]]:
+        """The samples that this rank reads of each batch: one at least, to learn what they are."""
+        own = {count: self.own(count) for count in {len(batch) for batch in batches}}
+        each = [[b[i] for start, stop in own[len(b)] for i in range(start, stop)] for b in batches]
+        return [read or [batch[0]] for read, batch in zip(each, batches, strict=True)]
 
     def distributed(self, local: Any, count: int) -> Any:
         """The batch of `count` samples, from what this rank has read of it."""
@@ -103,39 +105,6 @@ class Rows:
         if coord is None:
             return from_local(x[:0], type, comm, check="never")
         box = type.box(coord)
-        x = _taken(x, 0, _places(box[0], held))
-        for d in range(1, x.dim()):
-            x = _taken(x, d, box[d])
+        for d, own in enumerate(box):
+            x = subset(x, d, held if d == 0 else whole(x.shape[d]), own)
         return from_local(x.contiguous(), type, comm, check="never")
-
-
-def _united(ranges: Sequence[tuple[int, int]]) -> Intervals:
-    """The ranges joined where they touch or overlap."""
-    joined: list[tuple[int, int]] = []
-    for a, b in sorted(ranges):
-        if joined and a <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(b, joined[-1][1]))
-        else:
-            joined.append((a, b))
-    return tuple(joined)
-
-
-def _places(rows: Intervals, held: Intervals) -> Intervals:
-    """Where rows stand among those that are held."""
-    places: list[tuple[int, int]] = []
-    passed = 0
-    for a, b in held:
-        for start, stop in rows:
-            low, high = max(a, start), min(b, stop)
-            if low < high:
-                places.append((low - a + passed, high - a + passed))
-        passed += b - a
-    return tuple(places)
-
-
-def _taken(x: torch.Tensor, dim: int, ranges: Intervals) -> torch.Tensor:
-    """The entries of a dim in these ranges."""
-    if length(ranges) == x.shape[dim]:
-        return x
-    parts = [x.narrow(dim, a, b - a) for a, b in ranges]
-    return torch.cat(parts, dim) if parts else x.narrow(dim, 0, 0)

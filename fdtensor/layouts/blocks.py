@@ -7,7 +7,7 @@ the cuts before it left.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from fdtensor.layouts.placement import Cut, Ragged, Shard, Spans, StridedShard
 
@@ -22,6 +22,7 @@ __all__ = [
     "merged",
     "select",
     "whole",
+    "united",
 ]
 
 Intervals = tuple[tuple[int, int], ...]
@@ -58,6 +59,17 @@ def merged(intervals: Sequence[tuple[int, int]]) -> Intervals:
             joined[-1] = (joined[-1][0], stop)
         elif start < stop:
             joined.append((start, stop))
+    return tuple(joined)
+
+
+def united(ranges: Iterable[tuple[int, int]], size: int) -> Intervals:
+    """The ranges, cut off at the ends of a dim of `size`, joined where they touch or overlap."""
+    joined: list[tuple[int, int]] = []
+    for a, b in sorted((max(0, a), min(size, b)) for a, b in ranges):
+        if joined and a <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(b, joined[-1][1])
+        elif a < b:
+            joined.append((a, b))
     return tuple(joined)
 
 

@@ -9,19 +9,21 @@ import optree
 
 from fdtensor.layouts.errors import ValueTreeError
 from fdtensor.layouts.expected import refuse_no_layouts
+from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.tree import broadcast_prefix, mismatches, unflatten
 
 __all__ = ["layout_of_each"]
 
 
 def layout_of_each(
-    layouts: Any, spec: optree.PyTreeSpec, is_layout: Callable[[Any], bool]
+    layouts: Any, spec: optree.PyTreeSpec, is_layout: Callable[[Any], bool] | None = None
 ) -> list[Any]:
-    """The layout of each leaf of a pytree of this structure.
+    """The layout of each leaf of a pytree of this structure, or what else `is_layout` takes.
 
     Raises `ValueTreeError` where `layouts` has another structure, `LayoutError` where it has
     something else than layouts.
     """
+    is_layout = is_layout or _is_layout
     skeleton = unflatten(spec, range(spec.num_leaves))
     try:
         return broadcast_prefix(layouts, skeleton, is_layout)
@@ -32,3 +34,7 @@ def layout_of_each(
             **(mismatches(layouts, skeleton, is_layout, "layouts") or {"problem": error}),
             hint="Pass one layout, or a pytree of layouts like the tree or a prefix of it.",
         ) from error
+
+
+def _is_layout(node: object) -> bool:
+    return isinstance(node, Layout)

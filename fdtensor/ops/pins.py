@@ -112,13 +112,13 @@ def constrain(x: Any, layout: Any) -> Any:
     if isinstance(x, torch.Tensor):
         return _constrained(x, layout)
     leaves, spec = flatten(x, is_leaf=_moves)
-    pairs = zip(leaves, layout_of_each(layout, spec, _is_layout), strict=True)
+    pairs = zip(leaves, layout_of_each(layout, spec), strict=True)
     return unflatten(spec, [_constrained(leaf, wanted) for leaf, wanted in pairs])
 
 
 def _constrained(x: Any, layout: Any) -> Any:
     """A tensor or DTensor whose layout is pinned."""
-    if not _is_layout(layout):
+    if not isinstance(layout, Layout):
         raise no_layout(layout)
     if _moves(x):
         return x.redistribute(layout)
@@ -132,10 +132,6 @@ def _constrained(x: Any, layout: Any) -> Any:
 def _moves(node: Any) -> bool:
     """Whether a node of a pytree is a DTensor."""
     return hasattr(node, "redistribute")
-
-
-def _is_layout(node: Any) -> bool:
-    return isinstance(node, Layout)
 
 
 def pinned(call: Call) -> Layout | None:

@@ -89,7 +89,7 @@ def recorded(
     def flat(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         args, kwargs = unflatten(spec, filled(leaves, types, tensors))
         out, tree = flatten(f(*args, **kwargs))
-        out = [getattr(o, "traced", o) for o in out]  # of a DTensor inside, the full tensor
+        out = [_full(o) for o in out]
         results = [o for o in out if isinstance(o, torch.Tensor)]
         taken = {id(t) for t in tensors}
         new = [o.requires_grad and o.is_leaf and id(o) not in taken for o in results]
@@ -104,6 +104,12 @@ def recorded(
     with _told(f, spec, types):
         graph = rewritten(record_these(flat, fulls))
     return graph, *result
+
+
+def _full(leaf: Any) -> Any:
+    """A leaf of the result; of a DTensor inside of the function, the full tensor."""
+    full = getattr(leaf, "traced", None)
+    return full if isinstance(full, torch.Tensor) else leaf
 
 
 @contextlib.contextmanager

@@ -49,7 +49,7 @@ class Given:
         places = [i for i, leaf in enumerate(leaves) if is_dtensor(leaf) or _is_array(leaf)]
         if not places:
             return single
-        wanted, names = layout_of_each(layouts, spec, _is_layout), paths(spec, "tree")
+        wanted, names = layout_of_each(layouts, spec), paths(spec, "tree")
         return cls(
             [_tensor(leaves[i]) for i in places],
             [wanted[i] for i in places],
@@ -67,10 +67,6 @@ class Given:
         for i, tensor in zip(self.places, tensors, strict=True):
             leaves[i] = tensor
         return unflatten(self.spec, leaves)
-
-
-def _is_layout(node: object) -> bool:
-    return isinstance(node, Layout)
 
 
 def _is_array(leaf: object) -> bool:

@@ -8,10 +8,8 @@ DTensors among the arguments they are those of torch.
 from __future__ import annotations
 
 import functools
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 
@@ -23,10 +21,11 @@ from fdtensor.ops.transparent import recording
 from fdtensor.programs.program import Program
 from fdtensor.programs.recording import name_of, refuse_no_function
 from fdtensor.programs.tracer import is_typed, one_mesh, type_of
-from fdtensor.tensors.calls.function import CACHED, Spmd
+from fdtensor.tensors.calls.function import Spmd
+from fdtensor.tensors.calls.functions import MadeOf
 from fdtensor.tensors.calls.inlined import as_records, as_tensors
 from fdtensor.tensors.calls.python_state import argument_key, reads_of
-from fdtensor.tensors.calls.weakly import OWN, Around
+from fdtensor.tensors.calls.weakly import Around
 from fdtensor.tensors.dtensor import DTensor, is_dtensor
 
 __all__ = [
@@ -212,7 +211,7 @@ class Transformed:
     def _function(self, leaves: Sequence[Any], records: Sequence[Any]) -> Spmd[..., Any]:
         """The function of DTensors of these types, which lives as long as the one inside."""
         types = tuple([type_of(leaf) for leaf in leaves])
-        known = _known_of(self.func)
+        known = _MADE.of(self.func)
         key = *self.key, types
         if key not in known:
             mesh = one_mesh([type_of(x) for x in records])  # type: ignore[misc]
@@ -239,15 +238,5 @@ def lifted(func: Callable[..., Any], mesh: Mesh, leaves: Sequence[Any]) -> Calla
     return lifted
 
 
-_of_users: WeakKeyDictionary[Any, dict[Any, Spmd[..., Any]]] = WeakKeyDictionary()
-_others: OrderedDict[Any, dict[Any, Spmd[..., Any]]] = OrderedDict()
-
-
-def _known_of(func: Callable[..., Any]) -> dict[Any, Spmd[..., Any]]:
-    """The functions that have been made of one, by what is around it and the types."""
-    table: Any = _of_users if func.__class__ in OWN else _others
-    if func not in table:
-        if len(table) >= CACHED:
-            del table[next(iter(table))]
-        table[func] = {}
-    return table[func]
+_MADE = MadeOf()
+"""The functions with transforms around them, by what is around and the types."""

@@ -16,6 +16,7 @@ from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Ragged, Replicate
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.programs.tracer import trace
 from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.tensors.connect import connect
 from fdtensor.tensors.distribution import distribute, from_local
@@ -868,3 +869,16 @@ def test_memory_of_numpy_is_copied_at_once():
     )  # fmt: skip
     shard_map(lambda x: x.mul_(5), MESH, None, MESH.layout())(x)
     assert (base == 1).all()
+
+
+def test_a_collective_of_a_traced_function_inside_is_refused_and_nobody_waits():
+    mesh = Mesh(x=2)
+    rows = mesh.layout("x")
+    x = distribute(torch.arange(4.0), rows, SimulatedComm(mesh))
+
+    def body(a):
+        trace(lambda t: psum(t, "x"), x.type)
+        return a
+
+    with pytest.raises(CommError, match="psum is called in a traced function inside of shard_map"):
+        shard_map(body, mesh, rows, rows)(x)

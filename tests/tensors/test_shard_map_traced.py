@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from fdtensor import func
 from fdtensor.layouts.errors import CommError, LayoutError, TraceError, ValueTreeError
 from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.programs.program import Program
 from fdtensor.programs.tracer import trace
+from fdtensor.random import key as random_key
 from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.tensors.call import call
 from fdtensor.tensors.distribution import distribute
@@ -138,9 +140,8 @@ def test_programs_are_verified_written_and_read(steps, taken):
 
 
 def received(body, taken, given):
-    """The bytes of a collective alone, as a simulated mesh counts them, and inside."""
-    comm = SimulatedComm(MESH)
-    x = distribute(torch.zeros(64, 64), taken, comm)
+    """The bytes of the program with this body alone."""
+    x = TensorType((64, 64), torch.float32, taken)
     program = trace(lambda x: shard_map(body, MESH, taken, given)(x), x, out_layouts=given)
     return program.received_bytes
 
@@ -235,12 +236,10 @@ def test_transforms_go_inside_and_around():
 def test_random_numbers_differ_from_rank_to_rank():
     rows = LINE.layout("x")
     x = distribute(torch.zeros(8, 2), rows, ON_LINE)
-    import fdtensor.random as random
-
     noisy = spmd(lambda x: shard_map(lambda a: a + torch.rand_like(a), LINE, rows, rows)(x))
-    drawn = noisy(x, key=random.key(0)).full()
+    drawn = noisy(x, key=random_key(0)).full()
     assert drawn.unique().numel() == 16
-    assert torch.equal(drawn, noisy(x, key=random.key(0)).full())
+    assert torch.equal(drawn, noisy(x, key=random_key(0)).full())
 
 
 @torch.library.custom_op("tests::twice", mutates_args=())

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
 
-from fdtensor.layouts.blocks import Intervals, chunk
+from fdtensor.layouts.blocks import chunk, united
 from fdtensor.layouts.placement import Placement, Ragged, Shard, Spans, StridedShard
 from fdtensor.layouts.record import Record
 
@@ -84,7 +84,7 @@ class Halo(Record):
             if start < stop:
                 needed = self.of_block(start, stop)
                 ranges += [needed] if isinstance(needed, tuple) else needed
-            blocks.append(_united(ranges, size))
+            blocks.append(united(ranges, size))
         plain = [chunk(size, count, i) for i in range(count)]
         if count == 1 or blocks == [((a, b),) if a < b else () for a, b in plain]:
             return Shard(self.dim)
@@ -103,17 +103,6 @@ class Entries(Record):
     def of(self, size: int, count: int) -> Placement | None:
         """The placement of a dim of `size` over an axis of `count` ranks."""
         return Shard(self.dim) if size == count else None
-
-
-def _united(ranges: Iterable[tuple[int, int]], size: int) -> Intervals:
-    """The ranges, cut off at the ends of the dim and joined where they touch or overlap."""
-    joined: list[tuple[int, int]] = []
-    for a, b in sorted((max(0, a), min(size, b)) for a, b in ranges):
-        if joined and a <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(b, joined[-1][1])
-        elif a < b:
-            joined.append((a, b))
-    return tuple(joined)
 
 
 def _contiguous(dim: int, sizes: Sequence[int]) -> Placement:

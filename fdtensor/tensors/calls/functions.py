@@ -14,27 +14,39 @@ from fdtensor.programs.options import Options
 from fdtensor.tensors.calls.function import CACHED, Spmd
 from fdtensor.tensors.calls.weakly import OWN
 
-__all__ = ["DEFAULT", "function_of"]
+__all__ = ["DEFAULT", "MadeOf", "function_of"]
 
 DEFAULT = Options(on_data_dependent="replicate", quiet=True)
 """The options of `call`."""
 
-_of_users: WeakKeyDictionary[Any, dict[Options | None, Spmd[..., Any]]] = WeakKeyDictionary()
 
-_others: OrderedDict[Any, dict[Options | None, Spmd[..., Any]]] = OrderedDict()
-"""Those of torch's functions, of methods and of objects: the last `CACHED`."""
+class MadeOf:
+    """What is made of functions, a dict for each: as long as it lives, of others the last ones."""
+
+    def __init__(self) -> None:
+        self._of_users: WeakKeyDictionary[Any, dict[Any, Any]] = WeakKeyDictionary()
+        self._others: OrderedDict[Any, dict[Any, Any]] = OrderedDict()
+        """Of torch's functions, of methods and of objects."""
+
+    def of(self, fn: Callable[..., Any]) -> dict[Any, Any]:
+        """What is made of this one, to be filled."""
+        table: Any = self._of_users if fn.__class__ in OWN else self._others
+        known = table.get(fn)
+        if known is None:
+            if len(table) >= CACHED:
+                del table[next(iter(table))]
+            known = table[fn] = {}
+        return known
+
+
+_MADE = MadeOf()
 
 
 def function_of(fn: Callable[..., Any], options: Options | None = None) -> Spmd[..., Any]:
     """The function of DTensors made of `fn`, which does not keep it, by default as `call` does."""
-    own = fn.__class__ in OWN
-    table: Any = _of_users if own else _others
-    known = table.get(fn)
-    if known is None:
-        if len(table) >= CACHED:
-            del table[next(iter(table))]
-        known = table[fn] = {}
+    known = _MADE.of(fn)
     function = known.get(options)
     if function is None:
-        function = known[options] = Spmd(fn, options or DEFAULT, weak=own)
+        weak = fn.__class__ in OWN
+        function = known[options] = Spmd(fn, options or DEFAULT, weak=weak)
     return function

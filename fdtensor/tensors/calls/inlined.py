@@ -18,6 +18,7 @@ from fdtensor.ops.random_key import is_key, with_random_key
 from fdtensor.ops.randomness import Numbers
 from fdtensor.programs.options import Options
 from fdtensor.programs.out_layouts import asked_layouts, resolved
+from fdtensor.programs.tracer import type_of
 from fdtensor.tensors.dtensor import DTensor, TracedDTensor, full_in_trace, is_dtensor
 
 __all__ = ["as_records", "as_tensors", "inlined"]
@@ -35,7 +36,7 @@ def inlined(f: Callable[..., Any], options: Options, args: Any, kwargs: dict[str
     with _drawing(f, kwargs) as (g, kwargs):
         result = g(*args, **kwargs)
     if options.out_layouts is not None:
-        types = [_type_of(leaf) for leaf in leaves]
+        types = [type_of(leaf) for leaf in leaves]
         result = _pinned(result, resolved(options.out_layouts, f, spec, types))
     if not known or any(isinstance(leaf, torch.Tensor) for leaf in leaves):
         return result
@@ -61,11 +62,6 @@ def as_records(tree: Any, mesh: Mesh, types: Sequence[TensorType | FreeType | No
             for leaf, type in zip(leaves, known, strict=True)
         ],
     )
-
-
-def _type_of(leaf: Any) -> TensorType | None:
-    type = getattr(leaf, "type", None) if isinstance(leaf, DTensor) else None
-    return type if isinstance(type, TensorType) else None
 
 
 def _pinned(result: Any, out_layouts: Any) -> Any:

@@ -17,8 +17,9 @@ from fdtensor.layouts.kinds import is_iterable
 from fdtensor.layouts.placement import Partial, Ragged, ReduceOp, Replicate
 from fdtensor.layouts.record import integer
 from fdtensor.layouts.torch_private import transforms_active
+from fdtensor.ops.transparent import recording
 from fdtensor.tensors.shard_map.moves import LocalCollective, Move, Permute, blocks, quoted
-from fdtensor.tensors.shard_map.places import Call, Place, current
+from fdtensor.tensors.shard_map.places import Call, OneRank, Place, current
 from fdtensor.tensors.shard_map.varying import Extreme, Linear, Tie, is_tracked
 
 __all__ = [
@@ -232,6 +233,12 @@ def _here(name: str, axis: Axis, *tensors: object) -> tuple[Place, tuple[str, ..
         raise CommError(
             f"{name} is called outside of shard_map.",
             hint="Call it in the function that you give to shard_map(f, mesh, ...).",
+        )
+    if recording() and isinstance(place, OneRank):  # it would wait for ranks that wait for it
+        raise CommError(
+            f"{name} is called in a traced function inside of shard_map.",
+            hint="Call it in the function of shard_map itself, or trace a function that has the "
+            "shard_map in it.",
         )
     axes: Any = (axis,) if isinstance(axis, str) or not is_iterable(axis) else tuple(axis)
     for axis_name in axes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 import torch
@@ -19,7 +19,7 @@ from fdtensor.layouts.errors import CommError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.tensors.shard_map.moves import LocalCollective
 
-__all__ = ["Call", "Place", "Table", "at", "compared", "current", "index_of", "says"]
+__all__ = ["Call", "OneRank", "Place", "Table", "at", "compared", "current", "says"]
 
 
 @attrs.frozen
@@ -80,6 +80,26 @@ class Place(Protocol):
         ...
 
 
+class OneRank:
+    """The base of a place of one rank, where tensors have values and an index is a number."""
+
+    __slots__ = ()
+
+    if TYPE_CHECKING:
+        mesh: Mesh
+        rank: int
+
+    def index(self, axes: Sequence[str]) -> int:
+        coord = self.mesh.coord(self.rank) or ()
+        return self.mesh.coset(tuple(axes), coord).index(self.rank)
+
+    def shifted(self) -> Any:
+        return self
+
+    def own(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+
 _current: contextvars.ContextVar[Place | None] = contextvars.ContextVar("place", default=None)
 
 
@@ -96,11 +116,6 @@ def at(place: Place) -> Iterator[None]:
         yield
     finally:
         _current.reset(mark)
-
-
-def index_of(place: Place, axes: Sequence[str]) -> int:
-    coord = place.mesh.coord(place.rank) or ()
-    return place.mesh.coset(tuple(axes), coord).index(place.rank)
 
 
 def compared(mesh: Mesh, table: Table) -> Table:

@@ -18,13 +18,13 @@ from fdtensor.plans.planner import plan
 from fdtensor.runtime.comm import Comm
 from fdtensor.runtime.interpreter import execute
 from fdtensor.tensors.shard_map.moves import LocalCollective, Move, plan_of
-from fdtensor.tensors.shard_map.places import Call, Place, Table, compared, index_of, says
+from fdtensor.tensors.shard_map.places import Call, OneRank, Table, compared, says
 
 __all__ = ["RealPlace"]
 
 
 @attrs.define(eq=False)
-class RealPlace:
+class RealPlace(OneRank):
     """The place of this process. It hears what all ranks say, or trusts what `known` tells."""
 
     mesh: Mesh
@@ -35,15 +35,6 @@ class RealPlace:
     heard: list[Table] = attrs.field(factory=list)
     over: bool = False
     """Whether all ranks have failed together."""
-
-    def index(self, axes: Sequence[str]) -> int:
-        return index_of(self, axes)
-
-    def shifted(self) -> Place:
-        return self
-
-    def own(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
 
     def meet(self, call: Call) -> Table:
         if self.known is not None:

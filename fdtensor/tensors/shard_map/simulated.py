@@ -15,7 +15,7 @@ from fdtensor.runtime.comm import Comm
 from fdtensor.runtime.interpreter import execute
 from fdtensor.tensors.shard_map.fibers import Done, ask, inside, run_lockstep
 from fdtensor.tensors.shard_map.moves import LocalCollective, Permute, plan_of, quoted
-from fdtensor.tensors.shard_map.places import Call, Place, Table, compared, index_of
+from fdtensor.tensors.shard_map.places import Call, OneRank, Table, compared
 
 __all__ = ["SimulatedPlace", "simulate"]
 
@@ -29,21 +29,12 @@ class _Carry:
 
 
 @attrs.define(eq=False)
-class SimulatedPlace:
+class SimulatedPlace(OneRank):
     """The place of one of the ranks that run in this process, each in a fiber."""
 
     mesh: Mesh
     rank: int
     token: torch.Tensor | None = None
-
-    def index(self, axes: Sequence[str]) -> int:
-        return index_of(self, axes)
-
-    def shifted(self) -> Place:
-        return self
-
-    def own(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor
 
     def meet(self, call: Call) -> Table:
         return ask(call)

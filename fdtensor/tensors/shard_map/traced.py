@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import attrs
@@ -70,9 +71,7 @@ class TracedPlace:
         index: Any = 0
         for axis in axes:
             inner = self.mesh.axes[self.mesh.axis(axis) + 1 :]
-            stride = 1
-            for a in inner:
-                stride *= self.mesh.axis_size(a)
+            stride = prod(map(self.mesh.axis_size, inner))
             size = self.mesh.axis_size(axis)
             index = index * size + self.numbers // stride % size
         return index
