@@ -12,7 +12,7 @@ from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Call, Graph, Var
-from fdtensor.plans.cost import CostModel
+from fdtensor.plans.cost import CostModel, linked
 from fdtensor.programs.arguments import Arguments
 from fdtensor.programs.as_if import Repeated
 from fdtensor.programs.axis_order import preferred_order
@@ -22,6 +22,7 @@ from fdtensor.programs.bundles import bundled
 from fdtensor.programs.choice import prices_of
 from fdtensor.programs.choices import UNCONSTRAINED, Constraints
 from fdtensor.programs.ends import Wanted, tied_inputs, typed, wanted
+from fdtensor.programs.following import tolls_of
 from fdtensor.programs.options import OnMissingRule
 from fdtensor.programs.program import Program
 from fdtensor.programs.regather import unshared, views_of_inputs
@@ -53,6 +54,10 @@ class Origin:
     """How many times the bytes that they have values of the program then had; 1 where silent."""
     arguments: Arguments | None = None
     """The arguments of the function, with the number of the input in place of each tensor."""
+    parameters: frozenset[int] = frozenset()
+    """The numbers of the inputs that are parameters."""
+    follow: bool = False
+    """Whether the choice follows the layouts that were given."""
 
 
 def assembled(
@@ -85,6 +90,9 @@ def assembled(
     graph, prices = unshared(graph) if regather else graph, choosing or constraints.cost or cost
     repeated = _repeated(repeats, graph, in_types)
     constraints = _of_ends(constraints, wants, holding, repeats)
+    if constraints.follow:
+        tolls = tolls_of(graph, mesh, linked(prices, mesh), constraints.parameters)
+        constraints = attrs.evolve(constraints, tolls=tolls)
     ends, known = boundaries_of(mesh, in_types, wants), prices_of(graph, mesh, prices, constraints)
     choices = chosen_together(graph, ends, known, constraints, regather)
     regathered = views_of_inputs(graph) if regather else frozenset[Var]()
@@ -95,11 +103,12 @@ def assembled(
         orders = preferred_order(graph, [t.layout for t in types], asked, near)
         values = Values(cost, constraints.reduce_dtype)
         how = regathered, orders, nesting, repeated
-        builder = Builder(mesh, prices, on_missing_rule, values, *how)
+        builder = Builder(mesh, prices, constraints.inside, on_missing_rule, values, *how)
         inputs, env, outs = builder.whole(graph, choices, types, asked)
         lines = tuple(values.constants), tuple(values.eqns), outs, tuple(values.types)
         how = asked, regather, nesting, repeats, values.scales, arguments
-        origin = Origin(graph, choices, env, values.makers, *how)
+        known = constraints.parameters, constraints.follow
+        origin = Origin(graph, choices, env, values.makers, *how, *known)
         return Program(name, mesh, inputs, *lines, cost, origin)
 
     program = _best_nesting(nested, in_types, mesh, repeats)

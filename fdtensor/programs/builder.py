@@ -22,7 +22,7 @@ from fdtensor.plans.cost import CostModel
 from fdtensor.programs.as_if import Repeated, dearer
 from fdtensor.programs.boundary import boundary_of
 from fdtensor.programs.choice import has_rule, inside
-from fdtensor.programs.choices import Body, Choice
+from fdtensor.programs.choices import Body, Choice, Inside
 from fdtensor.programs.eqn import Eqn
 from fdtensor.programs.nodes import Option, Place
 from fdtensor.programs.options import OnMissingRule
@@ -41,6 +41,7 @@ class Builder:
         self,
         mesh: Mesh,
         prices: CostModel,
+        within: Inside,
         on_missing_rule: OnMissingRule,
         values: Values,
         regathered: frozenset[Var],
@@ -51,6 +52,8 @@ class Builder:
         self.mesh, self.on_missing_rule, self.values = mesh, on_missing_rule, values
         self.prices = prices
         """The cost model that the choice was made by."""
+        self.within = within
+        """The constraints on the choices for decompositions."""
         self.regathered = regathered
         """Values of the whole graph whose moves are made anew for each use."""
         self.orders = orders
@@ -220,7 +223,7 @@ class Builder:
         boundaries = tuple((a, boundary_of(option, is_read)) for a, option in options.items())
         scale, prices = self.values.scale, self.prices
         prices = prices if scale == 1.0 else dearer(prices, scale)
-        choices = inside(note, self.mesh, boundaries, prices, self.values.reduce_dtype)
+        choices = inside(note, self.mesh, boundaries, prices, self.within)
         inner_env: dict[Var, Var] = {}
         needed = {v for inner in body.calls for v in inner.ins} | set(body.outs)
         for i, (v, inner) in enumerate(zip(call.ins, body.inputs, strict=True)):

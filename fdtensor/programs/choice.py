@@ -23,7 +23,7 @@ from fdtensor.ops.pins import pinned
 from fdtensor.ops.rows import CallKey
 from fdtensor.plans.cost import CostModel, linked
 from fdtensor.programs.boundary import Boundary
-from fdtensor.programs.choices import UNCONSTRAINED, Body, Choice, Constraints
+from fdtensor.programs.choices import UNCONSTRAINED, Body, Choice, Constraints, Inside
 from fdtensor.programs.decomposed import decomposed
 from fdtensor.programs.ends import tie
 from fdtensor.programs.nodes import Node, Option, Place, Price
@@ -116,7 +116,9 @@ def prices_of(graph: Graph, mesh: Mesh, cost: CostModel, constraints: Constraint
     if constraints.ties:
         fulls = (*fulls, *(graph.types[v.index] for v in graph.inputs))
         tied = frozenset(tie(graph, k) for k in constraints.ties.values())
-    return Prices(mesh, cost, fulls, fixed, checked, constraints.reduce_dtype, tied)
+    return Prices(
+        mesh, cost, fulls, fixed, checked, constraints.reduce_dtype, tied, constraints.tolls
+    )
 
 
 def regathered(graph: Graph) -> frozenset[int]:
@@ -150,7 +152,7 @@ def _body_options(
     axis: str,
     cost: CostModel,
     depth: int,
-    reduce_dtype: torch.dtype | None,
+    within: Inside,
 ) -> tuple[Option, ...]:
     """The cheapest option of a call's decomposition for each start that it has one for."""
     split = decomposition_of(key.op)
@@ -165,7 +167,7 @@ def _body_options(
         ins[i] = placement
         boundary = (axis, Boundary(tuple(ins), ("free",) * len(graph.outs)))
         body = Body(graph, depth, blocks)
-        choice = inside(body, mesh, (*before, boundary), cost, reduce_dtype)[axis]
+        choice = inside(body, mesh, (*before, boundary), cost, within)[axis]
         used = {v for c in graph.calls for v in c.ins} | set(graph.outs)
         taken: tuple[Place, ...] = tuple(
             p if v in used else "free" for v, p in zip(graph.inputs, choice.ins, strict=True)
@@ -181,10 +183,10 @@ def inside(
     mesh: Mesh,
     boundaries: tuple[tuple[str, Boundary], ...],
     cost: CostModel,
-    reduce_dtype: torch.dtype | None,
+    within: Inside,
 ) -> dict[str, Choice]:
     """The choices for a decomposition by axis, one after the other, within these boundaries."""
-    return dict(_inside(body.graph, body.depth, mesh, boundaries, cost, reduce_dtype))
+    return dict(_inside(body.graph, body.depth, mesh, boundaries, cost, within))
 
 
 @remembered(4096)
@@ -194,11 +196,11 @@ def _inside(
     mesh: Mesh,
     boundaries: tuple[tuple[str, Boundary], ...],
     cost: CostModel,
-    reduce_dtype: torch.dtype | None,
+    within: Inside,
 ) -> tuple[tuple[str, Choice], ...]:
     *others, (axis, last) = boundaries
-    before = _inside(graph, depth, mesh, tuple(others), cost, reduce_dtype) if others else ()
-    constraints = Constraints(reduce_dtype=reduce_dtype)
+    before = _inside(graph, depth, mesh, tuple(others), cost, within) if others else ()
+    constraints = within.constraints
     prices = prices_of(graph, mesh, cost, constraints)
     choice = chosen(graph, axis, last, dict(before), prices, constraints, depth=depth)
     return (*before, (axis, choice))

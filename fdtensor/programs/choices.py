@@ -14,9 +14,10 @@ from fdtensor.plans.cost import CostModel
 from fdtensor.programs.nodes import Option
 
 if TYPE_CHECKING:
+    from fdtensor.programs.following import Tolls
     from fdtensor.programs.problem import ProblemBuilder
 
-__all__ = ["UNCONSTRAINED", "Body", "Choice", "Constraints"]
+__all__ = ["UNCONSTRAINED", "Body", "Choice", "Constraints", "Inside"]
 
 
 @attrs.frozen(eq=False)
@@ -63,8 +64,32 @@ class Constraints:
     """Whether calls whose bits depend on how operands are cut run on whole ones."""
     ties: Mapping[int, int] = attrs.field(factory=lambda: dict[int, int]())
     """The outputs, by number, that are to have the layout of an input which is open, and that."""
+    parameters: frozenset[int] = frozenset()
+    """The numbers of the inputs that are parameters."""
+    follow: bool = False
+    """Whether the layouts that were given decide."""
+    tolls: Tolls | None = None
+    """What undoing a given layout costs then."""
     holding: float = 0.0
     """The seconds that a byte of an open input costs for being held, on the busiest rank."""
+
+    @property
+    def inside(self) -> Inside:
+        """Those that hold inside of decompositions."""
+        return Inside(self.reduce_dtype, self.tolls and self.tolls.inside)
+
+
+@attrs.frozen
+class Inside:
+    """Constraints on the choices for a decomposition; equal ones give equal choices."""
+
+    reduce_dtype: torch.dtype | None
+    tolls: Tolls | None
+
+    @property
+    def constraints(self) -> Constraints:
+        """The same as constraints of a graph."""
+        return Constraints(reduce_dtype=self.reduce_dtype, tolls=self.tolls)
 
 
 UNCONSTRAINED = Constraints()

@@ -81,7 +81,8 @@ def _inside_seconds(
 ) -> float:
     """The seconds of a decomposition on all axes."""
     graph, mesh, cost = body.graph, prices.mesh, prices.cost
-    choices = inside(body, mesh, boundaries, cost, constraints.reduce_dtype)
-    known = prices_of(graph, mesh, cost, Constraints(reduce_dtype=constraints.reduce_dtype))
-    nodes = nodes_of(graph, [choices], known, constraints)
+    choices = inside(body, mesh, boundaries, cost, constraints.inside)
+    within = constraints.inside.constraints
+    known = prices_of(graph, mesh, cost, within)
+    nodes = nodes_of(graph, [choices], known, within)
     return total_seconds(nodes, [node.options[0] for node in nodes], known, frozenset())

@@ -17,6 +17,7 @@ from fdtensor.programs.program import Program
 __all__ = [
     "EVERY_CALL",
     "Check",
+    "Choosing",
     "Like",
     "OnDataDependent",
     "OnMissingRule",
@@ -33,6 +34,9 @@ With "values" they compare at every use, and also the bits of what they are said
 
 EVERY_CALL = ("always", "values")
 """Those that compare at every use."""
+
+Choosing = Literal["cheapest", "follow"]
+"""How layouts inside are chosen: the cheapest ones, or those that the given ones lead to."""
 
 OnMissingRule = Literal["replicate", "error"]
 """How an op without a rule is treated: it runs on replicated operands, or is refused."""
@@ -149,5 +153,8 @@ class Options:
     as_if: Program | Scale | None = attrs.field(default=None, validator=_program_or_scale)
     """The sizes to choose for, as a function of shapes, or the program of which to repeat the
     choices; None to choose for the sizes at hand."""
+    choice: Choosing = attrs.field(default="cheapest", validator=_one_of(Choosing))
+    parameters: frozenset[int] | None = None
+    """The numbers of the inputs that are parameters; None to tell them by the arguments."""
     quiet: bool = False
     """Whether a run on replicated operands is expected, and so not warned of, as in `call`."""

@@ -12,6 +12,7 @@ from fdtensor.layouts.placement import Placement
 from fdtensor.ops.graph import Full
 from fdtensor.ops.notation.core import R
 from fdtensor.plans.cost import CostModel
+from fdtensor.programs.following import Tolls
 from fdtensor.programs.moves import IMPOSSIBLE, Placements, about_seconds, move_seconds
 from fdtensor.programs.nodes import Node, Option, Place
 
@@ -37,6 +38,8 @@ class Prices:
     """The dtype in which pending sums of half precision are held; None for their own."""
     tied: frozenset[int] = frozenset()
     """Ties, which are no values of the graph and cannot move."""
+    tolls: Tolls | None = None
+    """What undoing a layout that was given costs besides."""
 
     def __call__(
         self, v: int, src: Placements, dst: tuple[Place, ...], use: object = None
@@ -48,11 +51,17 @@ class Prices:
         if v in self.tied:
             return IMPOSSIBLE
         seconds = move_seconds(self.fulls[v], self.mesh, src, dst, self.cost, self.reduce_dtype)
-        return seconds + FIXED if seconds and v in self.fixed else seconds
+        return seconds + self.besides(v, src, dst) if seconds else seconds
+
+    def besides(self, v: int, src: Placements, dst: tuple[Place, ...]) -> float:
+        """What a move costs besides its seconds."""
+        fixed = FIXED if v in self.fixed else 0.0
+        return fixed if self.tolls is None else fixed + self.tolls(v, src, dst)
 
     def kind(self, v: int) -> Hashable:
         """What the prices of a value depend on."""
-        return self.fulls[v], v in self.fixed, v in self.light, v in self.tied
+        own = self.tolls is not None and v in self.tolls.parameters
+        return self.fulls[v], own, v in self.fixed, v in self.light, v in self.tied
 
 
 Move = tuple[int, Placements, tuple[Place, ...]]
@@ -71,7 +80,7 @@ class LeastPrices:
         self.known = set(map(self._of_kind, known))
 
     def _of_kind(self, move: Move) -> Hashable:
-        return self.prices.fulls[move[0]], *move[1:]
+        return self.prices.kind(move[0]), *move[1:]
 
     def __call__(
         self, v: int, src: Placements, dst: tuple[Place, ...], use: object = None
@@ -83,7 +92,7 @@ class LeastPrices:
             return IMPOSSIBLE
         full, mesh = self.prices.fulls[v], self.prices.mesh
         least = about_seconds(full, mesh.sizes, src, dst, self.prices.cost)
-        return least + FIXED if least and v in self.prices.fixed else least
+        return least + self.prices.besides(v, src, dst) if least else least
 
     def kind(self, v: int) -> Hashable:
         """What the prices of a value depend on."""

@@ -32,7 +32,7 @@ from fdtensor.programs.prices import AxisPrices, Prices
 __all__ = ["BodyOptions", "ProblemBuilder"]
 
 BodyOptions = Callable[..., Sequence[Option]]
-"""`(key, fulls, read, starts, before, mesh, axis, cost, depth, reduce_dtype)` to the options of a
+"""`(key, fulls, read, starts, before, mesh, axis, cost, depth, within)` to the options of a
 call that is decomposed, one for each of `starts`: an operand, its placement, a number of blocks."""
 
 
@@ -281,7 +281,7 @@ class ProblemBuilder:
         before = tuple((axis, boundary_of(option, read)) for axis, option in past)
         return self.body_options(
             *(CallKey.of(call), fulls, read, tuple(starts), before),
-            *(self.mesh, self.axis, self.cost, self.depth, self.constraints.reduce_dtype),
+            *(self.mesh, self.axis, self.cost, self.depth, self.constraints.inside),
         )
 
     def _blocks(self, v: Var, dim: int) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from fdtensor.ops.graph import Var, argument_text
 from fdtensor.plans.text import bytes_text, time_text
 from fdtensor.plans.traffic import most_received
+from fdtensor.programs.strategy import strategy
 
 if TYPE_CHECKING:
     from fdtensor.programs.eqn import Eqn
@@ -82,4 +83,5 @@ def summary(program: Program) -> str:
         f"{_total(program)}, peak {bytes_text(program.peak_bytes)}, "
         f"{time_text(program.seconds)} on {program.cost.name}"
     )
-    return "\n".join(lines)
+    told = strategy(program)
+    return "\n".join([*lines, told] if told else lines)

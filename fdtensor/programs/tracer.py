@@ -31,7 +31,8 @@ from fdtensor.programs.budget import cheapest_within
 from fdtensor.programs.choices import Constraints
 from fdtensor.programs.closed_over import closing, given_all, given_besides
 from fdtensor.programs.ends import Wanted, numbered
-from fdtensor.programs.options import OnMissingRule, Options
+from fdtensor.programs.following import parameters_among
+from fdtensor.programs.options import Choosing, OnMissingRule, Options
 from fdtensor.programs.out_layouts import resolved, wanted_layouts
 from fdtensor.programs.program import Program
 from fdtensor.programs.recording import TENSOR, name_of, recorded, refuse_no_function
@@ -73,6 +74,7 @@ def trace(
     max_bytes: int | None = None,
     as_if: Program | Scale | None = None,
     like: Program | None = None,
+    choice: Choosing = "cheapest",
     mesh: Mesh | None = None,
     **kwargs: Any,
 ) -> Program:
@@ -102,6 +104,10 @@ def trace(
     default a test on small tensors may take another program than the real run, since small tensors
     are cheap to gather. The values of other arguments, and so `f`, are to allow both sizes.
     With a function `max_bytes` bounds what the real program holds.
+    With `choice="follow"` the layouts that were given decide, at any size: what is cut stays cut,
+    what is whole stays whole. Where parameters and data are cut over one axis in ways that do not
+    meet, the parameters are gathered (as in FSDP) and data are not. Parameters are the arguments
+    that require grad or, where none does, the floating-point leaves of pytrees.
     Arguments of `TensorType(shape, dtype, layout="free")` get layouts that take the least time with
     all else, never pending, and results that are like them the same: `Program.layouts_of`. With
     `max_bytes` they are cut as far as needed. Where all are free, `mesh` says on which mesh.
@@ -142,6 +148,7 @@ def trace(
         deterministic=deterministic,
         max_bytes=max_bytes,
         as_if=as_if if like is None else like,
+        choice=choice,
     )
 
     with working(f"tracing {name_of(f)}"):
@@ -219,7 +226,7 @@ def traced(
         regather=options.regather,
         on_missing_rule=options.on_missing_rule,
         packed=packed,
-        constraints=_constraints(options),
+        constraints=_constraints(options, spec, types, requires_grad),
         repeats=repeats,
         arguments=arguments_of(f, spec, numbered(types)),
     )
@@ -273,8 +280,21 @@ def _refuse_other_mesh(layouts: Sequence[Wanted], mesh: Mesh) -> None:
             )
 
 
-def _constraints(options: Options) -> Constraints:
-    return Constraints(reduce_dtype=options.reduce_dtype, deterministic=options.deterministic)
+def _constraints(
+    options: Options,
+    spec: optree.PyTreeSpec,
+    types: Sequence[TensorType | FreeType | None],
+    requires_grad: Sequence[bool],
+) -> Constraints:
+    parameters = options.parameters
+    if parameters is None:
+        parameters = parameters_among(spec, types, requires_grad)
+    return Constraints(
+        reduce_dtype=options.reduce_dtype,
+        deterministic=options.deterministic,
+        parameters=parameters,
+        follow=options.choice == "follow",
+    )
 
 
 def one_mesh(types: Sequence[TensorType | FreeType], mesh: Mesh | None = None) -> Mesh:

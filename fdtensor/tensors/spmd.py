@@ -10,7 +10,14 @@ import torch
 
 from fdtensor.layouts.signatures import named_arguments
 from fdtensor.programs.as_if import Scale
-from fdtensor.programs.options import Check, OnDataDependent, OnMissingRule, Options, Plain
+from fdtensor.programs.options import (
+    Check,
+    Choosing,
+    OnDataDependent,
+    OnMissingRule,
+    Options,
+    Plain,
+)
 from fdtensor.programs.program import Program
 from fdtensor.tensors.calls.function import Spmd
 from fdtensor.tensors.dtensor import DTensor
@@ -60,6 +67,7 @@ class _Options(TypedDict, total=False):
     deterministic: bool
     max_bytes: int | None
     as_if: Program | Scale | None
+    choice: Choosing
 
 
 @overload
@@ -101,6 +109,7 @@ def spmd(
     deterministic: bool = False,
     max_bytes: int | None = None,
     as_if: Program | Scale | None = None,
+    choice: Choosing = "cheapest",
 ) -> Any:
     """`f`, a plain torch function of full tensors, as one of pytrees of DTensors. Differentiable.
 
@@ -155,6 +164,7 @@ def spmd(
         deterministic=deterministic,
         max_bytes=max_bytes,
         as_if=as_if,
+        choice=choice,
     )
     if f is None:
         return functools.partial(Spmd, options=options)

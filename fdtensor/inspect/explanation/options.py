@@ -42,11 +42,18 @@ class Priced:
     """Seconds of the moves that nobody else needs: of its operands, and of its results."""
     received_bytes: int
     """The bytes per rank of these moves."""
+    tolls: int = 0
+    """How much of what was given it undoes, where that is followed."""
 
     @property
     def seconds(self) -> float:
         """Compute and moves."""
         return self.compute + self.moves
+
+    @property
+    def rank(self) -> tuple[int, float]:
+        """What options are compared by."""
+        return self.tolls, self.seconds
 
 
 @attrs.frozen
@@ -78,7 +85,7 @@ def _on(axis: str, choice: Choice, origin: Origin) -> list[Decision]:
         priced = [_priced(o, i, node, uses, problem.prices) for o in node.options]
         (of,) = [p for p in priced if _same(p.option, taken)]
         others = [p for p in priced if p is not of and p.moves < IMPOSSIBLE]
-        rows.append(Decision(i, axis, of, tuple(sorted(others, key=lambda p: p.seconds))))
+        rows.append(Decision(i, axis, of, tuple(sorted(others, key=lambda p: p.rank))))
     return rows
 
 
@@ -140,7 +147,10 @@ def _priced(option: Option, call: int, node: Node, uses: _Uses, prices: AxisPric
     spent = sum(prices(*move) for move in moves)
     ends = [(whole.fulls[v], *prices.ends(v, p, q, use)) for v, p, q, use in moves]
     received = sum(_bytes(full, whole.mesh, src, dst, whole.cost) for full, src, dst in ends)
-    return Priced(option, option.seconds, spent, received)
+    if whole.tolls is None:
+        return Priced(option, option.seconds, spent, received)
+    (inside, compute), (outside, spent) = map(whole.tolls.apart, (option.seconds, spent))
+    return Priced(option, compute, spent, received, inside + outside)
 
 
 @remembered(65536)

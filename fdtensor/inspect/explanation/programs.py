@@ -17,6 +17,7 @@ from fdtensor.programs.assembly import Origin
 from fdtensor.programs.bound.least import bound_of
 from fdtensor.programs.choices import Body
 from fdtensor.programs.program import Program
+from fdtensor.programs.strategy import strategy
 
 __all__ = ["explained"]
 
@@ -60,7 +61,7 @@ def explained(program: Program, value: str | None = None) -> str:
     lines += laid([row for block in shown for row in block.cells(program, ROWS)])
     name = name_made_by(program, shown[0].calls[0])
     lines += ["", f"program.explain({name!r}) has all rows of one value"]
-    return "\n".join([*lines, *_small(program), _best(program)])
+    return "\n".join([*lines, *_small(program), *_strategy(program), _best(program)])
 
 
 def _small(program: Program) -> Iterator[str]:
@@ -70,11 +71,20 @@ def _small(program: Program) -> Iterator[str]:
         yield f"whole along {axis} only since small: {names} (as_if= chooses for other sizes)"
 
 
+def _strategy(program: Program) -> Iterator[str]:
+    """What the program amounts to, in a line."""
+    told = strategy(program)
+    if told:
+        yield told
+
+
 def _best(program: Program) -> str:
     """How far the choice is from the best one at most, in a line."""
     origin: Origin = program.origin
     if origin.repeats is not None:
         return f"the choice is that of the program at other sizes, {_best(origin.repeats)}"
+    if origin.follow:
+        return "the layouts that were given decide (choice='follow'), not the seconds"
     gap = bound_of(origin.choices, origin.regather).gap
     if gap < NO_GAP:
         return "the best possible by this cost model"

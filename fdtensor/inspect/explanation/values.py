@@ -73,7 +73,9 @@ def name_made_by(program: Program, i: int) -> str:
 def _decided(decision: Decision, most: int | None) -> list[Cells]:
     rows: list[Cells] = [(decision.axis, *_priced(decision.taken), "taken")]
     for other in decision.others[:most]:
+        undoes = other.tolls > decision.taken.tolls
         more = microseconds(other.seconds - decision.taken.seconds, "+")
+        more = "undoes what is given" if undoes else more
         rows.append(("", *_priced(other), more))
     return rows
 

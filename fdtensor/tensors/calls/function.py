@@ -121,6 +121,7 @@ class Spmd(Generic[P, R]):
             deterministic=options.deterministic,
             max_bytes=options.max_bytes,
             as_if=options.as_if,
+            choice=options.choice,
             **kwargs,
         )
 

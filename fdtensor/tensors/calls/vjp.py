@@ -51,7 +51,8 @@ def adjoint(
     _, tree = flatten((([0] * len(known), [0] * len(out_cts)), {}))
     all_types = [*known, *out_cts]
     layouts = [t.layout for t in outs], [t.layout for t in in_cts]
-    options = attrs.evolve(options, out_layouts=layouts)
+    followed = primal.program.origin.parameters
+    options = attrs.evolve(options, out_layouts=layouts, parameters=followed)
     flat = _flat(function, spec, _without_tensors(leaves, types), types, primal.statics)
     joined = functools.partial(_with_cotangents, name_of(f), flat, wanted, through, still)
     joint = functools.partial(_joint_program, make, tree, all_types, options, primal, through)

@@ -1,0 +1,115 @@
+"""`Tolls`: what a choice that follows the layouts which were given pays for undoing them.
+
+A value that is cut stays cut, one that is whole stays whole, and what is pending is reduced. Where
+that cannot be, as where parameters and data are cut over one axis, a parameter is gathered before
+data are. A toll is more than all the seconds of the program, so sizes do not matter: they decide
+between choices of the same tolls alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, log10
+
+import attrs
+import optree
+
+from fdtensor.layouts.free_type import FreeType
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Cut, Partial
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.ops.flops import work
+from fdtensor.ops.graph import Graph, Var
+from fdtensor.ops.notation.core import R
+from fdtensor.plans.cost import CostModel
+from fdtensor.programs.ends import numbered
+from fdtensor.programs.moves import Placements, about_seconds
+from fdtensor.programs.nodes import Place
+
+__all__ = ["Tolls", "parameters_among", "tolls_of"]
+
+CUTTING = 1
+"""The toll for cutting what is whole or pending, in tolls."""
+
+GATHERING = 3
+"""The toll for moving a parameter that is cut, in tolls; for data it is that of all values."""
+
+
+@attrs.frozen
+class Tolls:
+    """The seconds added to moves that undo a layout which was given."""
+
+    toll: float
+    """More seconds than the whole program takes."""
+    parameters: frozenset[int]
+    """The values that depend on parameters alone."""
+    values: int
+    """More than the number of values."""
+
+    @property
+    def inside(self) -> Tolls:
+        """The tolls in a decomposition, where no value is a parameter."""
+        return attrs.evolve(self, parameters=frozenset[int]())
+
+    def apart(self, seconds: float) -> tuple[int, float]:
+        """How many tolls are in a price, and the seconds besides."""
+        tolls, rest = divmod(seconds, self.toll)
+        return int(tolls), rest
+
+    def __call__(self, v: int, src: Placements, dst: Sequence[Place]) -> float:
+        """The toll for moving value `v` from some placements to others."""
+        moved = GATHERING if v in self.parameters else GATHERING * self.values
+        tolls = 0
+        for p, q in zip(src, dst, strict=True):
+            if q in (p, "free"):
+                continue
+            if isinstance(p, Cut):
+                tolls += moved
+            elif isinstance(q, Cut):
+                tolls += CUTTING
+        return tolls * self.toll
+
+
+def tolls_of(graph: Graph, mesh: Mesh, cost: CostModel, parameters: frozenset[int]) -> Tolls:
+    """The tolls of a graph of which the inputs with these numbers are parameters."""
+    types = graph.types
+    pending, whole = (Partial("sum"),) * len(mesh.axes), (R,) * len(mesh.axes)
+    moves = sum(about_seconds(full, mesh.sizes, pending, whole, cost) for full in types)
+    calls = 0.0
+    for call in graph.calls:
+        ins = [(types[v.index], R) for v in call.ins]
+        outs = [(types[v.index], R) for v in call.outs if v is not None]
+        calls += work(call, types, ins, outs, 1, 1.0, cost)
+    # rounded up, so that programs of about one size share what is chosen for decompositions
+    toll = 10.0 ** ceil(log10(10 * (moves + calls) + 1e-6))
+    return Tolls(toll, _of_parameters(graph, parameters), 2 ** len(types).bit_length())
+
+
+def _of_parameters(graph: Graph, parameters: frozenset[int]) -> frozenset[int]:
+    """The values that depend on parameters alone, by their numbers."""
+    known: set[Var] = {graph.inputs[k] for k in parameters} | {v for v, _ in graph.constants}
+    for call in graph.calls:
+        if known.issuperset(call.ins):
+            known |= {v for v in call.outs if v is not None}
+    return frozenset(v.index for v in known)
+
+
+def parameters_among(
+    spec: optree.PyTreeSpec,
+    types: Sequence[TensorType | FreeType | None],
+    requires_grad: Sequence[bool],
+) -> frozenset[int]:
+    """The numbers of the inputs that are parameters: those that require grad.
+
+    Where none does, they are the floating-point leaves of arguments that are pytrees.
+    """
+    if any(requires_grad):
+        return frozenset(k for k, wants in enumerate(requires_grad) if wants)
+    numbers, chosen, start = numbered(types), set[int](), 0
+    for argument in (a for side in spec.children() for a in side.children()):
+        for i in range(start, start + argument.num_leaves):
+            type, k = types[i], numbers[i]
+            if not argument.is_leaf() and type is not None and k is not None:
+                chosen |= {k} if type.dtype.is_floating_point else set()
+        start += argument.num_leaves
+    return frozenset(chosen)
