@@ -38,7 +38,8 @@ Computing:
     trace, Program                  the program that it becomes: read it, price it, run it
     bind                            a module with DTensors for its parameters
     like                            as out_layouts: those of an argument
-    constrain, saved_as             layouts of values inside, now and until the backward
+    constrain, region               layouts of a value inside, or of all in a part of it
+    saved_as                        the layout that a value has until the backward
     debug                           each line of a run compared with what its program says
     shard_map                       a function of local tensors that communicates by itself
     rule                            which layouts an op allows
@@ -75,6 +76,7 @@ from fdtensor.layouts.placement import Placement as Placement
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.line_checks import debug
 from fdtensor.ops.pins import constrain
+from fdtensor.ops.region import region
 from fdtensor.ops.rules import rule
 from fdtensor.ops.saved_as import saved_as
 from fdtensor.plans.planner import Plan, plan
@@ -156,6 +158,7 @@ __all__ = [
     "local_cluster",
     "plan",
     "redistribute",
+    "region",
     "rule",
     "run",
     "saved_as",

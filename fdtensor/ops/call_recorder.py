@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,8 @@ from fdtensor.ops.memory_order import IN_OTHER_ORDER, in_order_of_kernel
 from fdtensor.ops.randomness import Numbers, is_quiet, refuse_random, replacement
 from fdtensor.ops.recorded_checks import REQUIREMENTS, Checks
 from fdtensor.ops.recorded_otherwise import OTHERWISE
-from fdtensor.ops.saved_values import phase
+from fdtensor.ops.region import pin_of_region
+from fdtensor.ops.saved_values import CONSTRAIN, phase
 from fdtensor.ops.transparent import needs_values
 from fdtensor.ops.value_checks import CHECKED
 
@@ -168,7 +169,19 @@ class CallRecorder(TorchDispatchMode):
             func = _PHYSICAL[func]
         self.calls.append(Call(func, known[0], known[1], outs, self.mark()))
         self.phases.append(phase())
+        if func is not CONSTRAIN:
+            self._pinned_by_region(results)
         return out
+
+    def _pinned_by_region(self, results: Sequence[torch.Tensor]) -> None:
+        """Values that the region around pins are, from now on, those of its layout."""
+        for tensor in results:
+            layout = pin_of_region(tensor)
+            if layout is not None:
+                v = self.vars[id(tensor)]
+                args = (v, repr(layout))
+                self.calls.append(Call(CONSTRAIN, args, (), (self.var(tensor),), self.mark()))
+                self.phases.append(phase())
 
     def _with_dtype(self, func: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> Any:
         """The arguments with `dtype`, that of the result, where it comes from the default dtype."""

@@ -54,10 +54,8 @@ class Origin:
     """How many times the bytes that they have values of the program then had; 1 where silent."""
     arguments: Arguments | None = None
     """The arguments of the function, with the number of the input in place of each tensor."""
-    parameters: frozenset[int] = frozenset()
-    """The numbers of the inputs that are parameters."""
-    follow: bool = False
-    """Whether the choice follows the layouts that were given."""
+    constraints: Constraints = UNCONSTRAINED
+    """What the choice kept to."""
 
 
 def assembled(
@@ -90,9 +88,7 @@ def assembled(
     graph, prices = unshared(graph) if regather else graph, choosing or constraints.cost or cost
     repeated = _repeated(repeats, graph, in_types)
     constraints = _of_ends(constraints, wants, holding, repeats)
-    if constraints.follow:
-        tolls = tolls_of(graph, mesh, linked(prices, mesh), constraints.parameters)
-        constraints = attrs.evolve(constraints, tolls=tolls)
+    constraints = _with_tolls(constraints, graph, mesh, prices)
     ends, known = boundaries_of(mesh, in_types, wants), prices_of(graph, mesh, prices, constraints)
     choices = chosen_together(graph, ends, known, constraints, regather)
     regathered = views_of_inputs(graph) if regather else frozenset[Var]()
@@ -106,9 +102,8 @@ def assembled(
         builder = Builder(mesh, prices, constraints.inside, on_missing_rule, values, *how)
         inputs, env, outs = builder.whole(graph, choices, types, asked)
         lines = tuple(values.constants), tuple(values.eqns), outs, tuple(values.types)
-        how = asked, regather, nesting, repeats, values.scales, arguments
-        known = constraints.parameters, constraints.follow
-        origin = Origin(graph, choices, env, values.makers, *how, *known)
+        how = asked, regather, nesting, repeats, values.scales, arguments, constraints
+        origin = Origin(graph, choices, env, values.makers, *how)
         return Program(name, mesh, inputs, *lines, cost, origin)
 
     program = _best_nesting(nested, in_types, mesh, repeats)
@@ -121,6 +116,16 @@ def _of_ends(
     """The constraints with those of the inputs and outputs, and of the program to repeat."""
     like = constraints.like if repeats is None else repeats.origin.choices
     return attrs.evolve(constraints, ties=tied_inputs(wants), holding=holding, like=like)
+
+
+def _with_tolls(
+    constraints: Constraints, graph: Graph, mesh: Mesh, prices: CostModel
+) -> Constraints:
+    """The constraints with the tolls of moves that undo what was given, where that is followed."""
+    if not constraints.follow:
+        return constraints
+    tolls = tolls_of(graph, mesh, linked(prices, mesh), constraints.parameters)
+    return attrs.evolve(constraints, tolls=tolls)
 
 
 def _repeated(

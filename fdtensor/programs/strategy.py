@@ -26,7 +26,7 @@ def strategy(program: Program) -> str:
     parallel), or neither, such as the state of an optimizer.
     """
     origin: Origin | None = program.origin
-    if origin is None or not origin.parameters:
+    if origin is None or not origin.constraints.parameters:
         return ""
     axes = [axis for axis, n in zip(program.mesh.axes, program.mesh.sizes, strict=True) if n > 1]
     told = [f"{_told(origin, origin.choices[axis])} over {axis}" for axis in axes]
@@ -44,7 +44,7 @@ class _Fates:
 def _told(origin: Origin, choice: Choice) -> str:
     """What one axis does."""
     cut = {k for k, p in enumerate(choice.ins) if isinstance(p, Cut)}
-    parameters = cut & origin.parameters
+    parameters = cut & origin.constraints.parameters
     data, fates = cut - parameters, _fates(origin.graph, choice)
     parts = [*_of_data(choice, data, fates), *_of_parameters(parameters, fates)]
     if parts == ["data parallel", "fully sharded"]:

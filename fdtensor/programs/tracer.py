@@ -20,20 +20,17 @@ from fdtensor.layouts.progress import working
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten, unflatten
 from fdtensor.ops.ambient import neutral
-from fdtensor.ops.graph import Graph
 from fdtensor.ops.pins import pinned
 from fdtensor.ops.random_key import is_key, key_type, with_random_key
 from fdtensor.plans.cost import CostModel, model_of
 from fdtensor.programs.arguments import arguments_of
 from fdtensor.programs.as_if import Scale, as_in, at_scale
+from fdtensor.programs.asked import asked_of, constraints_of
 from fdtensor.programs.assembly import assembled
 from fdtensor.programs.budget import cheapest_within
-from fdtensor.programs.choices import Constraints
 from fdtensor.programs.closed_over import closing, given_all, given_besides
 from fdtensor.programs.ends import Wanted, numbered
-from fdtensor.programs.following import parameters_among
 from fdtensor.programs.options import Choosing, OnMissingRule, Options
-from fdtensor.programs.out_layouts import resolved, wanted_layouts
 from fdtensor.programs.program import Program
 from fdtensor.programs.recording import TENSOR, name_of, recorded, refuse_no_function
 
@@ -132,8 +129,7 @@ def trace(
     Layout(Mesh(x=2), (Shard(1),))
     """
     __tracebackhide__ = True
-    refuse_no_function(f)
-    _check_mesh(mesh)
+    _check(f, mesh)
     if "key" in kwargs and is_key(f, kwargs["key"]):
         leaves, _ = flatten((args, kwargs), is_leaf=is_typed)
         mesh = one_mesh([t for t in map(type_of, leaves) if t is not None], mesh)
@@ -150,7 +146,6 @@ def trace(
         as_if=as_if if like is None else like,
         choice=choice,
     )
-
     with working(f"tracing {name_of(f)}"):
         return given_all(
             functools.partial(_traced_with, f, leaves, spec, options, model_of(cost), mesh)
@@ -174,7 +169,8 @@ def _traced_with(
     return traced(f, spec, leaves, types, options, cost=cost, mesh=mesh).program
 
 
-def _check_mesh(mesh: object) -> None:
+def _check(f: object, mesh: object) -> None:
+    refuse_no_function(f)
     if mesh is not None and not isinstance(mesh, Mesh):
         raise no_mesh(mesh)
 
@@ -217,7 +213,7 @@ def traced(
     graph, out_tree, statics, new = recorded(f, spec, leaves, types, *how)
     types = types if repeats is None else as_in(repeats.in_types, types)
     known = [t for t in types if t is not None]
-    wants = _wants(graph, f, spec, types, out_tree, statics, options, repeats)
+    wants = asked_of(graph, f, spec, types, out_tree, statics, options, repeats)
     _refuse_other_mesh([*wants, *map(pinned, graph.calls)], mesh)
     assemble = functools.partial(
         assembled,
@@ -226,30 +222,13 @@ def traced(
         regather=options.regather,
         on_missing_rule=options.on_missing_rule,
         packed=packed,
-        constraints=_constraints(options, spec, types, requires_grad),
+        constraints=constraints_of(options, spec, types, requires_grad),
         repeats=repeats,
         arguments=arguments_of(f, spec, numbered(types)),
     )
     with neutral():  # rules ask torch too: what taps an op reads, which dtype it gives
         program = assemble() if budget is None else cheapest_within(assemble, budget, cost, known)
     return Traced(program, out_tree, statics, out_tree.is_leaf() and statics == (TENSOR,), new)
-
-
-def _wants(
-    graph: Graph,
-    f: Callable[..., Any],
-    spec: optree.PyTreeSpec,
-    types: Sequence[TensorType | FreeType | None],
-    out_tree: optree.PyTreeSpec,
-    statics: Sequence[object],
-    options: Options,
-    repeats: Program | None,
-) -> Sequence[Wanted]:
-    """What is asked of each output, by the options and the arguments."""
-    if repeats is not None and options.out_layouts is None:
-        return repeats.origin.wants  # small sizes may be equal where the real ones are not
-    asked = resolved(options.out_layouts, f, spec, types)
-    return wanted_layouts(graph, spec, types, out_tree, statics, asked)
 
 
 def _at_scale(
@@ -278,23 +257,6 @@ def _refuse_other_mesh(layouts: Sequence[Wanted], mesh: Mesh) -> None:
                 layout=layout.mesh,
                 hint="A traced function runs on one mesh; redistribute before or after it.",
             )
-
-
-def _constraints(
-    options: Options,
-    spec: optree.PyTreeSpec,
-    types: Sequence[TensorType | FreeType | None],
-    requires_grad: Sequence[bool],
-) -> Constraints:
-    parameters = options.parameters
-    if parameters is None:
-        parameters = parameters_among(spec, types, requires_grad)
-    return Constraints(
-        reduce_dtype=options.reduce_dtype,
-        deterministic=options.deterministic,
-        parameters=parameters,
-        follow=options.choice == "follow",
-    )
 
 
 def one_mesh(types: Sequence[TensorType | FreeType], mesh: Mesh | None = None) -> Mesh:

@@ -198,3 +198,56 @@ def test_explanations_have_no_tolls_among_their_seconds():
     assert "undoes what is given" in text
     assert "choice='follow'" in text
     assert "," not in "".join(line for line in text.splitlines() if " us" in line and "+" in line)
+
+
+def test_values_of_a_region_have_its_layout():
+    mesh = Mesh(x=2)
+
+    def f(x):
+        y = x + 1
+        with fd.region(mesh.layout(None, "x")):
+            z = torch.softmax(y * 2, 0).mT.contiguous().mT
+            total = z.sum()
+        return z.sum(0), total
+
+    x = typed(mesh.layout("x"), 4, 6)
+    program = trace(f, x)
+    kinds = {str(e.op): program.type_of(e.outs[0]).layout for e in program.eqns if not e.steps}
+    assert kinds["aten.mul.Tensor"] is mesh.layout(None, "x")
+    assert kinds["aten._softmax.default"] is mesh.layout(None, "x")
+    value = torch.arange(24.0).view(4, 6)
+    result = spmd(f)(distribute(value, mesh.layout("x"), SimulatedComm(mesh)))
+    torch.testing.assert_close(tuple(r.full() for r in result), f(value))
+
+
+def test_a_region_keeps_writes_in_place_and_derivatives():
+    mesh = Mesh(x=2)
+
+    def f(x):
+        with fd.region(mesh.layout(None, "x")):
+            y = x * 3
+            y[0].mul_(2)
+            with fd.region(mesh.layout("x")):
+                y = y + 1
+        return (y * y).sum()
+
+    value = torch.arange(24.0).view(4, 6)
+    x = distribute(value, mesh.layout("x"), SimulatedComm(mesh))
+    grad, number = spmd(torch.func.grad_and_value(f))(x)
+    expected, known = torch.func.grad_and_value(f)(value)
+    assert torch.equal(grad.full(), expected)
+    assert torch.equal(number.full(), known)
+
+
+def test_a_region_in_a_vmap_is_refused_and_outside_of_traces_does_nothing():
+    mesh = Mesh(x=2)
+
+    def f(x):
+        with fd.region(mesh.layout("x")):
+            return x * 2
+
+    assert torch.equal(torch.vmap(f)(torch.ones(4)), torch.full((4,), 2.0))
+    with pytest.raises(TraceError, match="a region is inside of a vmap"):
+        trace(torch.vmap(f), typed(mesh.layout("x"), 4, 4))
+    with pytest.raises(fd.errors.LayoutError), fd.region("x"):
+        pass

@@ -83,7 +83,7 @@ def _best(program: Program) -> str:
     origin: Origin = program.origin
     if origin.repeats is not None:
         return f"the choice is that of the program at other sizes, {_best(origin.repeats)}"
-    if origin.follow:
+    if origin.constraints.follow:
         return "the layouts that were given decide (choice='follow'), not the seconds"
     gap = bound_of(origin.choices, origin.regather).gap
     if gap < NO_GAP:

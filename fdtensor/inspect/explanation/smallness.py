@@ -29,7 +29,7 @@ def small_values(program: Program) -> dict[str, list[Var]]:
     """
     origin: Origin = program.origin
     choices = origin.choices
-    if origin.follow or origin.repeats is not None or len(origin.graph.calls) >= MANY:
+    if origin.constraints.follow or origin.repeats is not None or len(origin.graph.calls) >= MANY:
         return {}
     first = next(iter(choices.values())).problem
     assert first is not None

@@ -130,6 +130,7 @@ from fdtensor.layouts.torch_private.transforms import (
     is_functorch_wrapped_tensor,
     is_gradtrackingtensor,
     is_mapped,
+    maps_around,
     nested_jvp,
     only_batched_ops,
     pop_saving_hooks,
@@ -255,6 +256,7 @@ __all__ = [
     "saving_hooks",
     "set_forward_grad_enabled",
     "transforms_active",
+    "maps_around",
     "transforms_around",
     "without_transforms",
 ]

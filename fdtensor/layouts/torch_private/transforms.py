@@ -36,6 +36,7 @@ __all__ = [
     "saving_hooks",
     "set_forward_grad_enabled",
     "transforms_active",
+    "maps_around",
     "transforms_around",
     "without_transforms",
 ]
@@ -53,6 +54,12 @@ def transforms_around() -> int:
     """How many transforms of `torch.func` surround this code."""
     stack: Any = get_interpreter_stack()
     return len(stack or ())
+
+
+def maps_around() -> bool:
+    """Whether one of the transforms of `torch.func` that surround this code is a `vmap`."""
+    stack: Any = get_interpreter_stack()
+    return any(i.key() == _functorch.TransformType.Vmap for i in stack or ())
 
 
 def is_mapped(tensor: torch.Tensor, with_: torch.Tensor) -> bool:

@@ -51,8 +51,7 @@ def adjoint(
     _, tree = flatten((([0] * len(known), [0] * len(out_cts)), {}))
     all_types = [*known, *out_cts]
     layouts = [t.layout for t in outs], [t.layout for t in in_cts]
-    followed = primal.program.origin.parameters
-    options = attrs.evolve(options, out_layouts=layouts, parameters=followed)
+    options = attrs.evolve(options, out_layouts=layouts, parameters=_parameters_of(primal.program))
     flat = _flat(function, spec, _without_tensors(leaves, types), types, primal.statics)
     joined = functools.partial(_with_cotangents, name_of(f), flat, wanted, through, still)
     joint = functools.partial(_joint_program, make, tree, all_types, options, primal, through)
@@ -70,6 +69,11 @@ def adjoint(
     forward, backward, kept = halves(whole, len(known), len(outs))
     facts = wanted, through, frozenset(still), pulled, not any(eqn.steps for eqn in whole.eqns)
     return Adjoint(forward, backward, outs, kept, *facts, function)
+
+
+def _parameters_of(program: Program) -> frozenset[int]:
+    """The numbers of the inputs of a program that are parameters."""
+    return program.origin.constraints.parameters
 
 
 def _joint_program(
