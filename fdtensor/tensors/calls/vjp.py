@@ -11,6 +11,7 @@ import optree
 import torch
 
 from fdtensor.layouts.errors import TraceError
+from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten, unflatten
 from fdtensor.programs.options import Options
@@ -21,7 +22,65 @@ from fdtensor.tensors.calls.adjoint import Adjoint
 from fdtensor.tensors.calls.halves import halves
 from fdtensor.tensors.calls.weakly import weakly
 
-__all__ = ["adjoint"]
+__all__ = ["Joint", "adjoint", "joint"]
+
+
+@attrs.frozen(eq=False)
+class Joint:
+    """A function with its derivative, as one program of tensors and cotangents."""
+
+    whole: Program
+    """Takes tensors and cotangents; gives the results and the cotangents of `wanted`."""
+    function: Callable[..., Any]
+    """The plain function that it is the program of."""
+    layouts: tuple[list[Layout], list[Layout]]
+    """Those of what the function returns: of results, and of cotangents of tensors."""
+    out_cts: list[TensorType]
+    """The types of the cotangents that it takes."""
+    wanted: tuple[int, ...]
+    """The tensors that get a derivative."""
+    through: tuple[int, ...]
+    """The results that may have one."""
+    still: frozenset[int]
+    """Those of them that have none after all, such as what was detached."""
+
+
+def joint(
+    f: Callable[..., Any],
+    spec: optree.PyTreeSpec,
+    leaves: Sequence[Any],
+    types: Sequence[TensorType | None],
+    primal: Traced,
+    tracked: Sequence[bool],
+    options: Options,
+    make: Callable[..., Traced],
+) -> Joint | None:
+    """A function with its derivative by the tensors that are `tracked`; None where it has none.
+
+    `primal` is its program and `options` those of it, `make` traces a function.
+    """
+    function, still = weakly(f), set[int]()
+    known, outs = [t for t in types if t is not None], primal.program.out_types
+    wanted = tuple(i for i, t in enumerate(known) if tracked[i] and _smooth(t))
+    through = tuple(i for i, t in enumerate(outs) if _smooth(t))
+    if not wanted or not through:
+        return None
+    in_cts = [known[i].cotangent() for i in wanted]
+    out_cts = [outs[i].cotangent() for i in through]
+    _, tree = flatten((([0] * len(known), [0] * len(out_cts)), {}))
+    layouts = [t.layout for t in outs], [t.layout for t in in_cts]
+    options = attrs.evolve(options, out_layouts=layouts, parameters=_parameters_of(primal.program))
+    flat = _flat(function, spec, _without_tensors(leaves, types), types, primal.statics)
+    joined = functools.partial(_with_cotangents, name_of(f), flat, wanted, through, still)
+    all_types = [*known, *out_cts]
+    program = functools.partial(_joint_program, make, tree, all_types, options, primal, through)
+    try:
+        whole = program(both := joined(_by_vjp))
+    except TraceError as error:
+        if not any(what in str(error) for what in _NOT_BY_VJP):
+            raise
+        whole = program(both := joined(_by_autograd))
+    return Joint(whole, both, layouts, out_cts, wanted, through, frozenset(still))
 
 
 def adjoint(
@@ -37,38 +96,22 @@ def adjoint(
 ) -> Adjoint | None:
     """The adjoint of a function whose tensors that are `tracked` want derivatives, or None.
 
-    `primal` is its program and `options` those of it, `make` traces a function, `again(g)` makes a
-    differentiable function of DTensors of a plain one.
+    `again(g)` makes a differentiable function of DTensors of a plain one; see `joint`.
     """
-    function, still = weakly(f), set[int]()
-    known, outs = [t for t in types if t is not None], primal.program.out_types
-    wanted = tuple(i for i, t in enumerate(known) if tracked[i] and _smooth(t))
-    through = tuple(i for i, t in enumerate(outs) if _smooth(t))
-    if not wanted or not through:
+    both = joint(f, spec, leaves, types, primal, tracked, options, make)
+    if both is None:
         return None
-    in_cts = [known[i].cotangent() for i in wanted]
-    out_cts = [outs[i].cotangent() for i in through]
-    _, tree = flatten((([0] * len(known), [0] * len(out_cts)), {}))
-    all_types = [*known, *out_cts]
-    layouts = [t.layout for t in outs], [t.layout for t in in_cts]
-    options = attrs.evolve(options, out_layouts=layouts, parameters=_parameters_of(primal.program))
-    flat = _flat(function, spec, _without_tensors(leaves, types), types, primal.statics)
-    joined = functools.partial(_with_cotangents, name_of(f), flat, wanted, through, still)
-    joint = functools.partial(_joint_program, make, tree, all_types, options, primal, through)
-    try:
-        whole = joint(both := joined(_by_vjp))
-    except TraceError as error:
-        if not any(what in str(error) for what in _NOT_BY_VJP):
-            raise
-        whole = joint(both := joined(_by_autograd))
+    whole, known = both.whole, [t for t in types if t is not None]
+    outs = primal.program.out_types
 
     def pulled(values: Sequence[Any], cts: Sequence[Any], comm: Any) -> Sequence[Any]:
-        own = {"out_layouts": layouts, "as_if": whole.origin.repeats}
-        return again(both, known, values, out_cts, cts, own, comm)
+        own = {"out_layouts": both.layouts, "as_if": whole.origin.repeats}
+        return again(both.function, known, values, both.out_cts, cts, own, comm)
 
     forward, backward, kept = halves(whole, len(known), len(outs))
-    facts = wanted, through, frozenset(still), pulled, not any(eqn.steps for eqn in whole.eqns)
-    return Adjoint(forward, backward, outs, kept, *facts, function)
+    quiet = not any(eqn.steps for eqn in whole.eqns)
+    facts = both.wanted, both.through, both.still, pulled, quiet, weakly(f)
+    return Adjoint(forward, backward, outs, kept, *facts)
 
 
 def _parameters_of(program: Program) -> frozenset[int]:
