@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 __all__ = ["Kind", "display", "displays"]
 
 F = TypeVar("F", bound=Callable[..., Any])
-Kind = Literal["html", "picture", "explanation", "graph_module"]
+Kind = Literal["html", "explanation", "graph_module"]
 
 _DISPLAYS: dict[str, Callable[..., Any]] = {}
 

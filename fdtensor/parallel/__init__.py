@@ -14,6 +14,7 @@ from fdtensor.layouts.lazy import lazy_names
 if TYPE_CHECKING:
     from fdtensor.parallel.module_layouts import layouts_for
     from fdtensor.parallel.partition import tensor_parallel
+    from fdtensor.parallel.pipelines.pipeline import pipeline
     from fdtensor.parallel.resharded import input_reshard, remove_input_reshard
     from fdtensor.parallel.styles import (
         Colwise,
@@ -29,6 +30,7 @@ __all__ = [
     "VocabParallel",
     "input_reshard",
     "layouts_for",
+    "pipeline",
     "remove_input_reshard",
     "tensor_parallel",
 ]
@@ -39,6 +41,7 @@ if not TYPE_CHECKING:  # checkers would take any name for one of this package
         {
             "parallel.module_layouts": ["layouts_for"],
             "parallel.partition": ["tensor_parallel"],
+            "parallel.pipelines.pipeline": ["pipeline"],
             "parallel.resharded": ["input_reshard", "remove_input_reshard"],
             "parallel.styles": [
                 "Colwise",

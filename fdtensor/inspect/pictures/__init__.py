@@ -8,11 +8,14 @@ from fdtensor.inspect.pictures.facts import Description
 from fdtensor.inspect.pictures.picture import Picture
 from fdtensor.inspect.pictures.plans import of_plan
 from fdtensor.inspect.pictures.programs import of_program
+from fdtensor.inspect.pictures.schedules import of_schedule
 from fdtensor.inspect.pictures.types import of_dtensor, of_mesh, of_type
 from fdtensor.layouts.errors import FdtensorError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.parallel.pipelines.planned import Planned
+from fdtensor.parallel.pipelines.schedules import Schedule
 from fdtensor.plans.cost import CostModel
 from fdtensor.plans.planner import Plan
 from fdtensor.programs.program import Program
@@ -22,9 +25,11 @@ __all__ = ["Picture", "show"]
 
 
 def show(
-    x: TensorType | DTensor[Any] | Mesh | Plan | Program, *, cost: CostModel | None = None
+    x: TensorType | DTensor[Any] | Mesh | Plan | Program | Schedule | Planned,
+    *,
+    cost: CostModel | None = None,
 ) -> Picture:
-    """The picture of a type, DTensor, mesh, plan or program.
+    """The picture of a type, DTensor, mesh, plan, program or pipeline.
 
     - a type: which ranks hold which indices; of a DTensor also its values, where there are few.
       Nothing is sent: on a real mesh these are the values of this rank.
@@ -33,6 +38,7 @@ def show(
     - a program: its listing with the seconds of each line, the costliest ones marked, and a
       timeline of compute and communication. Seconds are those of `cost`, by default of the model
       that the plan or program was made for.
+    - a pipeline, as `step.schedule` or what `step.trace` gives: what each mesh runs when.
 
     A picture is a value: a notebook or a prompt displays it where it is the last line. Elsewhere
     print it, or `show(x).draw()`, with colors in a terminal. `show(x).save("x.html")` or `"x.svg"`
@@ -65,6 +71,10 @@ def _described(x: object, cost: CostModel | None) -> Description:
             return of_plan(x, cost)
         case Program():
             return of_program(x, cost)
+        case Schedule():
+            return of_schedule(x)
+        case Planned():
+            return of_schedule(x.schedule)
         case Layout():
             raise FdtensorError(
                 f"the layout {x} has no shape to draw.",
@@ -74,5 +84,5 @@ def _described(x: object, cost: CostModel | None) -> Description:
         case _:
             raise FdtensorError(
                 f"there is no picture of a {type(x).__name__}.",
-                hint="Show a TensorType, a DTensor, a Mesh, a Plan or a Program.",
+                hint="Show a TensorType, a DTensor, a Mesh, a Plan, a Program or a Schedule.",
             )

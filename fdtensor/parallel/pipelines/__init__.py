@@ -1,0 +1,1 @@
+"""Pipelines: schedules, the programs of stages, and one step of all of them."""

@@ -1,0 +1,221 @@
+"""`pipeline`: stages of a model on meshes of their own, each with a part of the batch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fdtensor.layouts.errors import CommError, TraceError
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.tree import flatten, paths, unflatten
+from fdtensor.layouts.words import shown
+from fdtensor.parallel.pipelines.planned import Planned, planned
+from fdtensor.parallel.pipelines.running import Prepared, Running
+from fdtensor.parallel.pipelines.schedules import Schedule, schedule_of
+from fdtensor.plans.cost import CostModel, model_of
+from fdtensor.plans.local_tensors import empty
+from fdtensor.programs.options import Options
+from fdtensor.programs.recording import name_of
+from fdtensor.programs.tracer import type_of
+from fdtensor.runtime.comm import inside
+from fdtensor.tensors.calls.python_state import Reads, argument_key
+from fdtensor.tensors.dtensor import DTensor
+
+__all__ = ["Pipeline", "pipeline"]
+
+
+def pipeline(
+    stages: Sequence[Callable[..., Any]],
+    loss: Callable[..., Any],
+    *,
+    meshes: Sequence[Mesh],
+    microbatches: int,
+    schedule: str = "1f1b",
+    **options: Any,
+) -> Pipeline:
+    """A training step of a model whose stages lie on meshes of their own.
+
+    `grads, value = step(params, x, target)`: `stages[i](params[i], x)` runs on `meshes[i]`, for one
+    of `microbatches` parts of the batch at a time, and its result goes to the next stage; `loss(y,
+    target)` is a mean over the batch, so `value` is that of all parts, and `grads` its gradients in
+    the layouts of `params`. What the axes of a mesh cut is cut by those of the same name on the
+    next one.
+    `schedule` is "gpipe", "1f1b", "interleaved" (stages go round the meshes: `meshes=[m0, m1, m0,
+    m1]`) or "zero_bubble". Part i has every `microbatches`-th row of the batch from row i on, so
+    that no row moves. Parameters in shards are gathered once for all parts, and gradients are
+    reduced once. `options` are those of `spmd`, `choice` is "follow" where they do not say.
+    Meshes have no rank in common. Raises `TraceError` for stages that do not fit.
+
+    >>> meshes = [Mesh.from_ranks([0, 1], "dp"), Mesh.from_ranks([2, 3], "dp")]
+    >>> comm = SimulatedComm(Mesh(all=4))
+    >>> params = [distribute(torch.full((4, 4), 0.5), m.layout(), comm) for m in meshes]
+    >>> x, target = (distribute(torch.ones(8, 4), m.layout("dp"), comm) for m in meshes)
+    >>> stages = [lambda w, x: torch.relu(x @ w), lambda w, x: x @ w]
+    >>> loss = torch.nn.functional.mse_loss
+    >>> step = fd.parallel.pipeline(stages, loss, meshes=meshes, microbatches=4)
+    >>> grads, value = step(params, x, target)
+    >>> print(value.full(), grads[1].type)
+    tensor(9.) f32[4,4]
+    >>> print(step.schedule)
+    1f1b: 2 stages on 2 meshes, 4 parts, 20 % of the time waiting
+      mesh 0  F0 F1 .  .  B0 -  F2 B1 -  F3 B2 -  .  B3 -
+      mesh 1  .  F0 B0 -  F1 B1 -  F2 B2 -  F3 B3 -  .  .
+    """
+    _refuse(stages, loss, meshes)
+    order = list(dict.fromkeys(meshes))
+    units = schedule_of(schedule, [order.index(mesh) for mesh in meshes], microbatches)
+    own = Options(**{"choice": "follow", **options})
+    return Pipeline(tuple(stages), loss, tuple(meshes), units, own)
+
+
+class Pipeline:
+    """A training step of stages on meshes of their own: made by `pipeline`."""
+
+    def __init__(
+        self,
+        stages: Sequence[Callable[..., Any]],
+        loss: Callable[..., Any],
+        meshes: Sequence[Mesh],
+        schedule: Schedule,
+        options: Options,
+    ) -> None:
+        *first, last = stages
+
+        def ending(params: Any, x: Any, target: Any) -> Any:
+            return loss(last(params, x), target)
+
+        ending.__name__ = name_of(last)
+        self.functions = (*first, ending)
+        self.reads = tuple([Reads(f) for f in (*stages, loss)])
+        """What the functions read besides their arguments: a part of the key of a program."""
+        self.meshes, self.schedule, self.options = meshes, schedule, options
+        self.known: dict[Any, Planned] = {}
+        self.prepared: dict[Any, Prepared] = {}
+        self.waited: float | None = None
+        """The seconds in which this rank waited for others in the last step; None if simulated."""
+
+    def __repr__(self) -> str:
+        return f"<pipeline {str(self.schedule).splitlines()[0]}>"
+
+    def trace(
+        self, params: Sequence[Any], x: Any, target: Any, *, cost: CostModel | None = None
+    ) -> Planned:
+        """The programs, plans and times of a step, for DTensors or types."""
+        return self._planned((params, x, target), model_of(cost), None)
+
+    def __call__(self, params: Sequence[Any], x: Any, target: Any) -> tuple[list[Any], Any]:
+        """The gradients of `params`, and the loss."""
+        trees = ([*params], x, target)
+        comm = _comm_of(trees)
+        plans = self._planned(trees, comm.cost, comm.device)
+        prepared = self._ready(plans, comm)
+        running = Running(prepared)
+        own = [_values(tree) for tree in trees[0]]
+        running.step(own, _values(x), _values(target))
+        self.waited = None if comm.rank is None else running.waited
+        grads = [self._gradients(running, i, tree) for i, tree in enumerate(trees[0])]
+        (type,) = plans.stages[-1].out_types()
+        value = running.loss() if _is_here(type.mesh, comm) else _nothing(type, comm)
+        return grads, DTensor(value, type, comm)
+
+    def _planned(self, trees: tuple[Any, Any, Any], cost: CostModel, device: Any) -> Planned:
+        if len(trees[0]) != len(self.functions):
+            raise TraceError(
+                f"params has {len(trees[0])} entries for {len(self.functions)} stages.",
+                hint="Give a list with a pytree of DTensors for each stage, {} for one without.",
+            )
+        leaves, spec = flatten(trees, is_leaf=lambda x: type_of(x) is not None)
+        reads = tuple([reads and reads.key() for reads in self.reads])
+        key = spec, tuple([type_of(leaf) or argument_key(leaf) for leaf in leaves]), reads
+        key = *key, cost, device
+        plans = self.known.get(key)
+        if plans is None:
+            how = self.functions, self.meshes, self.schedule, trees, self.options
+            plans = self.known[key] = planned(*how, cost, device or "cpu")
+        return plans
+
+    def _ready(self, plans: Planned, comm: Any) -> Prepared:
+        """The pipeline on a Comm, agreed on by all ranks of its meshes at the first step."""
+        key = id(plans), comm
+        if key not in self.prepared:
+            if comm.check != "never":
+                comm.agree("this pipeline", plans.digest, [*plans.meshes], None)
+            self.prepared[key] = Prepared(plans, comm)
+        return self.prepared[key]
+
+    def _gradients(self, running: Running, i: int, tree: Any) -> Any:
+        """The gradients of the parameters of a stage, in their structure; None where none is."""
+        stage, comm = running.pipeline.stages[i], running.comm
+        here = _is_here(stage.mesh, comm)
+        values: list[Any] = running.gradients(i) if here else []
+        known: dict[int, Any] = {}
+        for k, gradient in enumerate(stage.gradients):
+            value = values[k] if here else _nothing(gradient.wanted, comm)
+            known[gradient.parameter] = DTensor(value, gradient.wanted, comm)
+        leaves, spec = flatten(tree, is_leaf=lambda x: isinstance(x, DTensor))
+        places = iter(range(len(leaves)))
+        grads = [known.get(next(places)) if isinstance(x, DTensor) else None for x in leaves]
+        return unflatten(spec, grads)
+
+
+def _is_here(mesh: Mesh, comm: Any) -> bool:
+    """Whether this process has a rank of a mesh: simulated ones it has all."""
+    return comm.rank is None or inside(comm, mesh)
+
+
+def _nothing(type: TensorType, comm: Any) -> torch.Tensor:
+    """The local tensor on a rank outside of a mesh."""
+    return empty(type, comm.rank, comm.device)
+
+
+def _values(tree: Any) -> list[Any]:
+    """The local values of the DTensors of a pytree."""
+    leaves, _ = flatten(tree, is_leaf=lambda x: isinstance(x, DTensor))
+    return [leaf.local for leaf in leaves if isinstance(leaf, DTensor)]
+
+
+def _comm_of(trees: Any) -> Any:
+    """The one Comm that all DTensors are on, which has the ranks of all meshes."""
+    leaves, spec = flatten(trees, is_leaf=lambda x: isinstance(x, DTensor))
+    comms = {id(x.comm): x.comm for x in leaves if isinstance(x, DTensor)}
+    names = zip(leaves, paths(spec, "args"), strict=True)
+    plain = [name for x, name in names if isinstance(x, torch.Tensor)]
+    if plain or len(comms) != 1:
+        raise CommError(
+            "a pipeline takes DTensors on one Comm.",
+            tensors=", ".join(plain) or f"on {len(comms)} Comms",
+            hint="comm = connect(Mesh(x=4)) has all ranks; distribute(tensor, mesh.layout(), comm) "
+            "takes meshes of some of them.",
+        )
+    (comm,) = comms.values()
+    return comm
+
+
+def _refuse(stages: Sequence[Any], loss: object, meshes: Sequence[Any]) -> None:
+    wrong = [f for f in (*stages, loss) if not callable(f)]
+    if not stages or wrong:
+        raise TraceError(
+            f"{shown(wrong[0]) if wrong else 'an empty list'} is no stage of a pipeline.",
+            hint="Write pipeline([f0, f1], loss, meshes=[m0, m1], microbatches=8).",
+        )
+    others = [mesh for mesh in meshes if not isinstance(mesh, Mesh)]
+    if others or len(meshes) != len(stages):
+        raise TraceError(
+            f"{len(stages)} stages have {len(meshes)} meshes."
+            if not others
+            else f"{shown(others[0])} is no Mesh.",
+            hint="Give one mesh for each stage: Mesh.from_ranks([0, 1], 'dp') has two ranks.",
+        )
+    several = list(dict.fromkeys(meshes))
+    for i, a in enumerate(several):
+        for b in several[:i]:
+            if set(a.order) & set(b.order):
+                raise TraceError(
+                    "two meshes of a pipeline have ranks in common.",
+                    one=a,
+                    other=b,
+                    hint="Each rank is on the mesh of one place; several stages may share a mesh.",
+                )

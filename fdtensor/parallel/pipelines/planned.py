@@ -1,0 +1,285 @@
+"""`Planned`: a pipeline for arguments of certain types: stages, what is sent, and the schedule."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import attrs
+import optree
+
+from fdtensor.layouts.display import display
+from fdtensor.layouts.errors import TraceError
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Cut, Placement, Replicate, Shard
+from fdtensor.layouts.progress import working
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.tree import flatten, unflatten
+from fdtensor.parallel.pipelines.schedules import Action, Schedule
+from fdtensor.parallel.pipelines.stage import Stage, staged
+from fdtensor.plans.cost import CostModel
+from fdtensor.plans.planner import Plan, plan
+from fdtensor.plans.text import bytes_text, time_text
+from fdtensor.programs.options import Options
+from fdtensor.programs.program import Program
+from fdtensor.programs.recording import TENSOR, name_of
+from fdtensor.programs.tracer import traced, type_of
+
+__all__ = ["Planned", "Sends", "planned"]
+
+
+@attrs.frozen
+class Sends:
+    """What passes between a stage and the next one, for one part: a plan for each tensor."""
+
+    forward: tuple[Plan, ...]
+    backward: tuple[Plan, ...]
+
+
+@attrs.frozen(eq=False, repr=False)
+class Planned:
+    """A pipeline for arguments of certain types: it prints, and tells its bytes and seconds."""
+
+    stages: tuple[Stage, ...]
+    sends: tuple[Sends, ...]
+    """Between each stage and the next one."""
+    schedule: Schedule
+    """With the seconds of the cost model."""
+    units: Schedule
+    """With unit times, in the order of which messages are sent."""
+    split: tuple[Program | None, Program | None]
+    """The parts of the inputs of the first stage, and of the targets of the last one."""
+    cost: CostModel
+
+    @property
+    def meshes(self) -> tuple[Mesh, ...]:
+        """The meshes, in the order of their first stages."""
+        return tuple(dict.fromkeys(stage.mesh for stage in self.stages))
+
+    @property
+    def seconds(self) -> float:
+        """How long a step takes by the cost model."""
+        return self.schedule.seconds
+
+    @property
+    def received_bytes(self) -> int:
+        """The bytes that a rank receives in a step, at most."""
+        return max(self._received(mesh) for mesh in self.meshes)
+
+    @property
+    def digest(self) -> str:
+        """A hexadecimal fingerprint, the same on every rank and machine."""
+        programs = [p for stage in self.stages for p in _programs(stage)]
+        plans = [p for sends in self.sends for p in (*sends.forward, *sends.backward)]
+        text = "".join([str(self.units), *(x.digest for x in (*programs, *plans))])
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+    def _received(self, mesh: Mesh) -> int:
+        """The bytes that a rank of a mesh receives in a step, at most."""
+        parts, total = self.schedule.parts, 0
+        for i, stage in enumerate(self.stages):
+            if stage.mesh is not mesh:
+                continue
+            total += stage.prepare.program.received_bytes
+            total += sum(phase.program.received_bytes for phase in stage.phases.values()) * parts
+            total += 0 if stage.finish is None else stage.finish.received_bytes
+            coming = self.sends[i - 1].forward if i else ()
+            back = self.sends[i].backward if i < len(self.sends) else ()
+            total += sum(p.received_bytes for p in (*coming, *back)) * parts
+        return total
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {str(self.schedule).splitlines()[0]}>"
+
+    def _repr_html_(self) -> str:
+        return display("html", self.schedule)
+
+
+def planned(
+    functions: Sequence[Callable[..., Any]],
+    meshes: Sequence[Mesh],
+    units: Schedule,
+    args: tuple[Sequence[Any], Any, Any],
+    options: Options,
+    cost: CostModel,
+    device: Any,
+) -> Planned:
+    """The pipeline of these functions for `(params, x, target)` of certain types."""
+    params, x, target = args
+    halves = "W" in {a.kind for row in units.rows for a in row}
+    inputs, targets = (_of_part(tree, units.parts) for tree in (x, target))
+    split = tuple(_split(tree, units.parts, cost) for tree in (x, target))
+    stages: list[Stage] = []
+    for i, (f, mesh) in enumerate(zip(functions, meshes, strict=True)):
+        last = i == len(functions) - 1
+        given = (params[i], inputs, targets) if last else (params[i], inputs)
+        _refuse_elsewhere(given, mesh, i)
+        with working(f"tracing stage {i} of the pipeline, {name_of(f)}"):
+            stage = staged(f, given, options, cost, device, not i, halves)
+        stages.append(stage)
+        if last:
+            _refuse_no_mean(stage)
+        else:
+            inputs = _carried(stage, meshes[i + 1])
+    sends = tuple(_sends(a, b, cost) for a, b in itertools.pairwise(stages))
+    return Planned(tuple(stages), sends, _timed(units, stages, sends), units, split, cost)  # type: ignore[arg-type]
+
+
+def _of_part(tree: Any, parts: int) -> Any:
+    """The types of one part of a batch."""
+    leaves, spec = flatten(tree, is_leaf=_is_typed)
+    return unflatten(spec, [_part_of(leaf, parts) for leaf in leaves])
+
+
+def _part_of(leaf: Any, parts: int) -> Any:
+    type = type_of(leaf)
+    if not isinstance(type, TensorType):
+        return leaf
+    if not type.ndim or type.shape[0] % parts:
+        raise TraceError(
+            f"a batch of {type} cannot be split into {parts} parts of one size.",
+            hint="Let dim 0 of each tensor of x and target be a multiple of microbatches.",
+        )
+    return attrs.evolve(type, shape=(type.shape[0] // parts, *type.shape[1:]))
+
+
+def _split(tree: Any, parts: int, cost: CostModel) -> Program | None:
+    """The program that takes the tensors of a batch to those of part 0, of part 1, and so on.
+
+    Part i has every `parts`-th row from row i on: no row moves where ranks hold as many of each.
+    """
+    leaves = flatten(tree, is_leaf=_is_typed)[0]
+    types = [t for t in map(type_of, leaves) if isinstance(t, TensorType)]
+    if not types:
+        return None
+
+    def split(tensors: list[Any]) -> list[Any]:
+        each = [t.unflatten(0, (t.shape[0] // parts, parts)).unbind(1) for t in tensors]
+        return [part for several in zip(*each, strict=True) for part in several]
+
+    spec: optree.PyTreeSpec = flatten((([0] * len(types),), {}))[1]
+    options = Options(out_layouts=[t.layout for t in types] * parts)
+    return traced(split, spec, [None] * len(types), types, options, cost=cost).program
+
+
+def _carried(stage: Stage, mesh: Mesh) -> Any:
+    """What a stage gives, as types on the mesh of the next one: cut by the axes of one name."""
+    types = iter(stage.out_types())
+    own = stage.traced
+    leaves = [_on(next(types), mesh) if x is TENSOR else x for x in own.statics]
+    return unflatten(own.out_tree, leaves)
+
+
+def _on(type: TensorType, mesh: Mesh) -> TensorType:
+    """The type on another mesh, cut by its axes as by those of the same name."""
+    if type.mesh is mesh:
+        return type
+    placements: list[Placement] = []
+    for axis in mesh.axes:
+        p = type.layout[axis] if axis in type.mesh.axes else Replicate()
+        placements.append(Shard(p.dim) if isinstance(p, Cut) else Replicate())
+    return TensorType(type.shape, type.dtype, Layout(mesh, tuple(placements)))
+
+
+def _sends(a: Stage, b: Stage, cost: CostModel) -> Sends:
+    """The plans between a stage and the next one."""
+    known, program = a.out_types(), b.traced.program
+    taken = dict(zip(b.inputs, program.in_types[len(b.parameters) :], strict=False))
+    forward = [plan(x, y, cost=cost) for x, y in zip(known, taken.values(), strict=False)]
+    back = dict(zip(b.sent_back, b.backward.program.out_types, strict=False))
+    wanted = [a.backward.program.type_of(v) for v in _cotangents(a)]
+    back = back if wanted else {}  # nothing of the stage has a derivative
+    backward = [plan(x, y.layout, cost=cost) for x, y in zip(back.values(), wanted, strict=True)]
+    return Sends(tuple(forward), tuple(backward))
+
+
+def _cotangents(stage: Stage) -> list[Any]:
+    """The cotangents of a stage as values of its backward."""
+    program, takes = stage.backward.program, stage.backward.takes
+    return [program.inputs[takes.index(v)] for v in stage.cotangents]
+
+
+def _timed(units: Schedule, stages: Sequence[Stage], sends: Sequence[Sends]) -> Schedule:
+    """The schedule with the seconds of the cost model."""
+    kinds = {a.kind for row in units.rows for a in row}
+
+    @functools.cache
+    def seconds(kind: str, stage: int) -> float:
+        return stages[stage].seconds("BW" if kind == "B" and "W" not in kinds else kind)
+
+    def sending(action: Action) -> float:
+        between = sends[action.stage - (action.kind == "B")]
+        return sum(p.seconds for p in (between.forward if action.kind == "F" else between.backward))
+
+    return units.timed(lambda a: seconds(a.kind, a.stage), sending)
+
+
+def _refuse_elsewhere(tree: Any, mesh: Mesh, stage: int) -> None:
+    for leaf in flatten(tree, is_leaf=_is_typed)[0]:
+        type = type_of(leaf)
+        if isinstance(type, TensorType) and type.mesh is not mesh:
+            raise TraceError(
+                f"a tensor of stage {stage} is on another mesh than its stage.",
+                tensor=type,
+                mesh=type.mesh,
+                stage=mesh,
+                hint="Parameters lie on the mesh of their stage, x on the first, target on the "
+                "last: distribute(tensor, mesh.layout(...), comm).",
+            )
+
+
+def _refuse_no_mean(stage: Stage) -> None:
+    types = stage.out_types()
+    if len(types) != 1 or types[0].ndim or not types[0].dtype.is_floating_point:
+        raise TraceError(
+            "the loss of a pipeline is a mean over the batch, and this is no one number.",
+            loss=", ".join(map(str, types)) or "no tensor",
+            hint="Let loss(y, target) return a tensor without dims, as F.mse_loss does.",
+        )
+    if not stage.gradients and not stage.sent_back:
+        raise TraceError(
+            "the loss of a pipeline has no derivative.",
+            loss=types[0],
+            hint="It depends on no floating-point parameter and on nothing of earlier stages.",
+        )
+
+
+def _is_typed(leaf: object) -> bool:
+    return type_of(leaf) is not None
+
+
+def _programs(stage: Stage) -> Iterator[Program]:
+    for phase in (stage.prepare, *stage.phases.values()):
+        yield phase.program
+    if stage.finish is not None:
+        yield stage.finish
+
+
+def _lines(pipeline: Planned) -> Iterator[str]:
+    """The pipeline as text."""
+    yield str(pipeline.schedule)
+    for i, stage in enumerate(pipeline.stages):
+        own = [f"{k} {time_text(stage.seconds(k))}" for k, p in stage.phases.items() if p.gives]
+        yield f"stage {i} on {stage.mesh!r}: {', '.join(own)}"
+        for name, program in zip(("prepare", "F", "B", "W", "finish"), [
+            stage.prepare.program, *(p.program for p in stage.phases.values()), stage.finish
+        ], strict=True):  # fmt: skip
+            if program is not None and program.received_bytes:
+                count = len(program.collectives)
+                word = "collective" if count == 1 else "collectives"
+                size = bytes_text(program.received_bytes)
+                yield f"  {name}: {count} {word}, {size} received per rank"
+        if i < len(pipeline.sends):
+            sends = pipeline.sends[i]
+            each = [sum(p.received_bytes for p in ps) for ps in (sends.forward, sends.backward)]
+            yield f"  to stage {i + 1}: {bytes_text(each[0])} a part, {bytes_text(each[1])} back"
+    held = ", ".join(map(str, pipeline.schedule.in_flight))
+    yield f"parts in flight: {held}"
+    yield f"{time_text(pipeline.seconds)} a step on {pipeline.cost.name}"

@@ -1,0 +1,182 @@
+"""`Stage`: what a mesh runs for one part of a batch, as programs that keep for one another."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+import optree
+
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.tree import flatten
+from fdtensor.ops.graph import Var
+from fdtensor.ops.precision import HALVES, wide_of
+from fdtensor.plans.cost import CostModel
+from fdtensor.programs.options import Options
+from fdtensor.programs.program import Program
+from fdtensor.programs.timeline import timeline
+from fdtensor.programs.tracer import Traced, traced, type_of
+from fdtensor.tensors.calls.phases import Cut, Phase, phases
+from fdtensor.tensors.calls.vjp import joint
+
+__all__ = ["Gradient", "Stage", "staged"]
+
+
+@attrs.frozen
+class Gradient:
+    """The gradient of a parameter: of all parts it is reduced once, after they are added up."""
+
+    parameter: int
+    """The number of the parameter, among the tensors of its stage."""
+    value: Var
+    """What each part gives, pending where it is a sum over ranks."""
+    type: TensorType
+    """The type of what parts give, in the dtype in which they are added up."""
+    wanted: TensorType
+    """That of the gradient."""
+
+
+@attrs.frozen(eq=False)
+class Stage:
+    """The programs of a stage, for one part of a batch.
+
+    `prepare` takes the parameters alone and runs once for all parts: where parameters are in
+    shards, it gathers them. `weights` is what of the backward no other stage waits for.
+    """
+
+    mesh: Mesh
+    prepare: Phase
+    forward: Phase
+    backward: Phase
+    weights: Phase
+    finish: Program | None
+    """Reduces the gradients that were added up; None where there is none."""
+    parameters: tuple[Var, ...]
+    """The parameters, in order; those that no program reads too."""
+    inputs: tuple[Var, ...]
+    cotangents: tuple[Var, ...]
+    """The cotangents that come in, for the outputs that have any."""
+    outs: tuple[Var, ...]
+    sent_back: tuple[Var, ...]
+    """The cotangents of the inputs that have any."""
+    gradients: tuple[Gradient, ...]
+    traced: Traced
+    """The program of the function, which has the structure of its result."""
+
+    @property
+    def phases(self) -> dict[str, Phase]:
+        """Its programs by the letter of the action that runs them; prepare has none."""
+        return {"F": self.forward, "B": self.backward, "W": self.weights}
+
+    def out_types(self) -> tuple[TensorType, ...]:
+        """The types of what it gives for a part."""
+        return self.traced.program.out_types
+
+    def seconds(self, kinds: str) -> float:
+        """How long these of its programs take, one after the other, by the cost model."""
+        return sum(timeline(self.phases[kind].program).seconds for kind in kinds)
+
+
+def staged(
+    f: Callable[..., Any],
+    args: tuple[Any, ...],
+    options: Options,
+    cost: CostModel,
+    device: Any,
+    first: bool,
+    split: bool,
+) -> Stage:
+    """The stage of `f(params, inputs, ...)` for these types.
+
+    The `first` one sends nothing back. Where the backward is `split`, the gradients of parameters
+    have a program of their own.
+    """
+    leaves, spec = flatten((args, {}), is_leaf=lambda x: type_of(x) is not None)
+    types: list[TensorType | None] = [type_of(leaf) for leaf in leaves]  # type: ignore[misc]
+    # an object of its own for each: equal ones stand for one tensor
+    blanks = [object() if t is not None else x for x, t in zip(leaves, types, strict=True)]
+    make = functools.partial(traced, cost=cost, device=device)
+    primal = make(f, spec, blanks, types, options)
+    counts = [sum(t is not None for t in map(type_of, _leaves(arg))) for arg in args]
+    own, taken = counts[0], counts[1]
+    tracked = [True] * own + [not first] * taken + [False] * sum(counts[2:])
+    both = joint(f, spec, blanks, types, primal, tracked, options, make)
+    whole = primal.program if both is None else both.whole
+    wanted = () if both is None else both.wanted
+    known, count = len(primal.program.inputs), len(primal.program.outs)
+    outs, cts = whole.outs[:count], whole.outs[count:]
+    pairs = list(zip(wanted, cts, strict=True))
+    gradients = tuple(_gradient(whole, i, v, options) for i, v in pairs if i < own)
+    sent = tuple(v for i, v in pairs if i >= own)
+    parameters, inputs = whole.inputs[:own], whole.inputs[own:known]
+    back = sent, tuple(g.value for g in gradients)
+    parts = _phases(whole, parameters, inputs, outs, back, split)
+    finish = _finish(gradients, primal.program.name, cost)
+    ends = parameters, inputs, whole.inputs[known:], outs, sent
+    return Stage(whole.mesh, *parts, finish, *ends, gradients, primal)
+
+
+def _phases(
+    whole: Program,
+    parameters: tuple[Var, ...],
+    inputs: tuple[Var, ...],
+    outs: tuple[Var, ...],
+    back: tuple[tuple[Var, ...], tuple[Var, ...]],
+    split: bool,
+) -> tuple[Phase, Phase, Phase, Phase]:
+    """The programs before all parts, of forward, backward and weights; `back` is what these give.
+
+    That is what is sent back, and the gradients.
+    """
+    sent, gradients = back
+    cotangents = whole.inputs[len(parameters) + len(inputs) :]
+    cuts = [
+        Cut("prepare", parameters, ()),
+        Cut("forward", inputs, outs),
+        Cut("backward", cotangents, sent if split else (*sent, *gradients), lazy=split),
+        Cut("weights", (), gradients if split else ()),
+    ]
+    prepare, forward, backward, weights = phases(whole, cuts)
+    return prepare, forward, backward, weights
+
+
+def _leaves(tree: Any) -> list[Any]:
+    return flatten(tree, is_leaf=lambda x: type_of(x) is not None)[0]
+
+
+def _gradient(whole: Program, parameter: int, v: Var, options: Options) -> Gradient:
+    """The gradient of a parameter, as what is pending where that is reduced at the end."""
+    wanted = whole.type_of(v)
+    makers = {out: (eqn, i) for eqn in whole.eqns for i, out in enumerate(eqn.outs)}
+    source = v
+    while source in makers:
+        eqn, i = makers[source]
+        if not eqn.steps and "_to_copy" not in str(eqn.op):
+            break
+        source = eqn.ins[i]
+        pending = whole.type_of(source).layout.partial.values()
+        if pending and set(pending) <= {"sum", "avg"}:
+            v = source
+    type = whole.type_of(v)
+    if type.dtype in HALVES and options.reduce_dtype is not None:
+        type = attrs.evolve(type, dtype=wide_of(type.dtype, options.reduce_dtype))
+    return Gradient(parameter, v, type, wanted)
+
+
+def _finish(gradients: Sequence[Gradient], name: str, cost: CostModel) -> Program | None:
+    """The program that takes sums over parts to gradients."""
+    if all(g.type == g.wanted for g in gradients):
+        return None
+    dtypes = [g.wanted.dtype for g in gradients]
+
+    def finish(sums: list[Any]) -> list[Any]:
+        return [x.to(dtype) for x, dtype in zip(sums, dtypes, strict=True)]
+
+    types = [g.type for g in gradients]
+    spec: optree.PyTreeSpec = flatten((([0] * len(types),), {}))[1]
+    options = Options(out_layouts=[g.wanted.layout for g in gradients])
+    program = traced(finish, spec, [None] * len(types), types, options, cost=cost).program
+    return attrs.evolve(program, name=f"{name}.finish")

@@ -1,0 +1,123 @@
+"""Pipelines on real ranks: the numbers of one process, and what travels while ranks compute."""
+
+import pytest
+import torch
+
+from fdtensor import Mesh, connect, distribute, optim, pipeline
+from fdtensor.errors import CommError
+
+pytestmark = pytest.mark.mesh
+
+SECONDS = 60
+WIDTH, BATCH = 8, 16
+mse = torch.nn.functional.mse_loss
+
+
+def stage(p, x):
+    return torch.tanh(x @ p["w"]) @ p["v"] + p["b"]
+
+
+def full_of(seed):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"w": (WIDTH, 2 * WIDTH), "v": (2 * WIDTH, WIDTH), "b": (WIDTH,)}
+    return {k: torch.randn(s, generator=generator, dtype=torch.float64) for k, s in shapes.items()}
+
+
+def batch():
+    generator = torch.Generator().manual_seed(9)
+    return [torch.randn(BATCH, WIDTH, generator=generator, dtype=torch.float64) for _ in "xy"]
+
+
+def expected(count, steps):
+    """The losses of plain torch."""
+    params, (x, y) = [full_of(i) for i in range(count)], batch()
+
+    def loss(params):
+        out = x
+        for p in params:
+            out = stage(p, out)
+        return mse(out, y)
+
+    losses = []
+    for _ in range(steps):
+        grads, value = torch.func.grad_and_value(loss)(params)
+        losses.append(value.item())
+        params = [
+            {k: v - 0.1 * g[k] for k, v in p.items()} for p, g in zip(params, grads, strict=True)
+        ]
+    return losses
+
+
+def meshes_of(kind):
+    """Two places of two ranks, or four of one."""
+    if kind == "four":
+        return [Mesh.from_ranks([i], "dp") for i in range(4)]
+    return [Mesh.from_ranks([2 * i, 2 * i + 1], kind) for i in range(2)]
+
+
+def layouts(mesh, kind):
+    match kind:
+        case "tp":
+            return {"w": mesh.layout(None, "tp"), "v": mesh.layout("tp"), "b": mesh.layout()}
+        case "fsdp":
+            return {"w": mesh.layout("fsdp"), "v": mesh.layout("fsdp"), "b": mesh.layout()}
+        case _:
+            return dict.fromkeys("wvb", mesh.layout())
+
+
+def losses(kind, schedule, steps):
+    """The losses of a few steps of gradient descent, on this rank."""
+    comm = connect(Mesh(all=4))
+    meshes = meshes_of(kind)
+    meshes = meshes * 2 if schedule == "interleaved" else meshes
+    params = []
+    for i, mesh in enumerate(meshes):
+        where = layouts(mesh, kind)
+        params.append({k: distribute(v, where[k], comm) for k, v in full_of(i).items()})
+    rows = [m.layout() if kind == "tp" else m.layout(m.axes[0]) for m in (meshes[0], meshes[-1])]
+    x, y = (distribute(t, layout, comm) for t, layout in zip(batch(), rows, strict=True))
+    parts = 4
+    step = pipeline(
+        [stage] * len(meshes), mse, meshes=meshes, microbatches=parts, schedule=schedule
+    )
+    opt = optim.SGD(lr=0.1)
+    states = [opt.init(p) for p in params]
+    values = []
+    for _ in range(steps):
+        grads, value = step(params, x, y)
+        values.append(value.item())
+        moved = [opt.step(p, g, s) for p, g, s in zip(params, grads, states, strict=True)]
+        params, states = [m[0] for m in moved], [m[1] for m in moved]
+    assert step.waited is not None
+    return values
+
+
+@pytest.mark.parametrize("kind", ["dp", "tp", "fsdp", "four"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero_bubble"])
+def test_losses_are_those_of_one_process(pool4, kind, schedule):
+    count = len(meshes_of(kind)) * (2 if schedule == "interleaved" else 1)
+    known = expected(count, 3)
+    for own in pool4.run(losses, kind, schedule, 3, timeout=SECONDS):
+        assert own == pytest.approx(known, rel=1e-10)
+
+
+def raises_in_a_stage():
+    comm = connect(Mesh(all=4))
+    meshes = meshes_of("dp")
+    x, y = (distribute(t, m.layout("dp"), comm) for t, m in zip(batch(), meshes, strict=True))
+    params = [
+        {k: distribute(v, m.layout(), comm) for k, v in full_of(i).items()}
+        for i, m in enumerate(meshes)
+    ]
+    rank = comm.rank
+    parts = 2 if rank else 4  # rank 0 has another number of parts
+    try:
+        pipeline([stage, stage], mse, meshes=meshes, microbatches=parts)(params, x, y)
+    except CommError as error:
+        return str(error).splitlines()[0]
+    return "none"
+
+
+def test_ranks_with_other_pipelines_are_told(pool4):
+    told = pool4.run(raises_in_a_stage, timeout=SECONDS)
+    assert all("this pipeline" in text for text in told), told
