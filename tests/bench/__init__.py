@@ -37,6 +37,10 @@ estimates  beside the seconds that a calibrated cost model says
 
 overlap  by the timelines of large programs, and on four gloo processes
 
+`pipeline` puts pipelines beside those of torch:
+
+pipelines  the same layers in each schedule, on four gloo processes
+
 command    the command line of all
 """
 

@@ -29,6 +29,7 @@ from tests.bench import (
     draws,
     estimates,
     overlap,
+    pipelines,
     planning,
     tables,
 )
@@ -85,10 +86,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "with DTensor and calls by hand; compute with DTensor; random with torch's own draws; "
         "choice with a textbook and others; estimate with what a calibrated cost model says; "
         "overlap with the same lines in the order of the function; checkpoint with torch's own; "
-        "control with a Comm whose ranks do not watch each other.",
+        "control with a Comm whose ranks do not watch each other; pipeline with those of torch.",
     )
     choices = ["redistribute", "compute", "random", "choice", "estimate", "overlap"]
-    choices += ["checkpoint", "control"]
+    choices += ["checkpoint", "control", "pipeline"]
     parser.add_argument("what", choices=choices, help="what to measure")
     parser.add_argument("--json", metavar="FILE", help="write all that was measured")
     parser.add_argument("--quick", action="store_true", help="less than a minute, rougher")
@@ -113,6 +114,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _checkpoint(options)
     if options.what == "control":
         return _control(options)
+    if options.what == "pipeline":
+        return _pipeline(options)
     effort = QUICK if options.quick else FULL
     if options.rounds:
         rounds = tuple((size, options.rounds) for size, _ in effort.rounds)
@@ -169,6 +172,13 @@ def _control(options: argparse.Namespace) -> int:
     effort = control.QUICK if options.quick else control.FULL
     effort = attrs.evolve(effort, rounds=options.rounds or effort.rounds)
     return _ran(options, effort, len(control.STEPS) + 1, control.measure, control.show, ranks=4)
+
+
+def _pipeline(options: argparse.Namespace) -> int:
+    effort = pipelines.QUICK if options.quick else pipelines.FULL
+    effort = attrs.evolve(effort, calls=options.rounds or effort.calls)
+    total = len(pipelines.SCHEDULES)
+    return _ran(options, effort, total, pipelines.measure, pipelines.show, ranks=4)
 
 
 def _ran(

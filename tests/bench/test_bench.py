@@ -11,7 +11,7 @@ import torch.distributed as dist
 from rich.console import Console
 
 from fdtensor.testing.pool import GlooPool, WorkerError
-from tests.bench import choice, estimates, main, overlap, tables
+from tests.bench import choice, estimates, main, overlap, pipelines, tables
 from tests.bench.cases import CASES
 from tests.bench.choice_cases import CASES as CASES_OF_CHOICE
 from tests.bench.choice_cases import LAYERED
@@ -179,6 +179,16 @@ def test_the_overlap_bench_runs_its_programs(pool4):
     assert all(row.after <= row.before for row in found.overlaps)
     console = Console(width=200, record=True)
     overlap.show(console, found)
+    assert "4 gloo processes" in console.export_text()
+
+
+@pytest.mark.mesh
+def test_the_pipeline_bench_runs_all_schedules(pool4):
+    found = pipelines.measure(pool4, pipelines.Effort(width=8, rows=32, calls=1))
+    assert [row.schedule for row in found.steps] == list(pipelines.SCHEDULES)
+    assert all(row.difference < 1e-6 for row in found.steps)  # the losses of both
+    console = Console(width=200, record=True)
+    pipelines.show(console, found)
     assert "4 gloo processes" in console.export_text()
 
 

@@ -21,6 +21,7 @@ from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten, unflatten
 from fdtensor.parallel.pipelines.schedules import Action, Schedule
 from fdtensor.parallel.pipelines.stage import Stage, staged
+from fdtensor.plans.collectives import Exchange
 from fdtensor.plans.cost import CostModel
 from fdtensor.plans.planner import Plan, plan
 from fdtensor.plans.text import bytes_text, time_text
@@ -192,12 +193,26 @@ def _sends(a: Stage, b: Stage, cost: CostModel) -> Sends:
     """The plans between a stage and the next one."""
     known, program = a.out_types(), b.traced.program
     taken = dict(zip(b.inputs, program.in_types[len(b.parameters) :], strict=False))
-    forward = [plan(x, y, cost=cost) for x, y in zip(known, taken.values(), strict=False)]
+    forward = [
+        _by_messages(plan(x, y, cost=cost)) for x, y in zip(known, taken.values(), strict=False)
+    ]
     back = dict(zip(b.sent_back, b.backward.program.out_types, strict=False))
     wanted = [a.backward.program.type_of(v) for v in _cotangents(a)]
     back = back if wanted else {}  # nothing of the stage has a derivative
-    backward = [plan(x, y.layout, cost=cost) for x, y in zip(back.values(), wanted, strict=True)]
+    pairs = zip(back.values(), wanted, strict=True)
+    backward = [_by_messages(plan(x, y.layout, cost=cost)) for x, y in pairs]
     return Sends(tuple(forward), tuple(backward))
+
+
+def _by_messages(p: Plan) -> Plan:
+    """The plan with messages between pairs of ranks: a collective would wait for all of them."""
+    steps = [
+        attrs.evolve(step, collective=attrs.evolve(step.collective, way="peer_to_peer"))
+        if isinstance(step.collective, Exchange)
+        else step
+        for step in p.steps
+    ]
+    return attrs.evolve(p, steps=tuple(steps))
 
 
 def _cotangents(stage: Stage) -> list[Any]:
