@@ -121,3 +121,30 @@ def raises_in_a_stage():
 def test_ranks_with_other_pipelines_are_told(pool4):
     told = pool4.run(raises_in_a_stage, timeout=SECONDS)
     assert all("this pipeline" in text for text in told), told
+
+
+def raises_on_one_rank():
+    comm = connect(Mesh(all=4))
+    meshes = meshes_of("dp")
+
+    def failing(p, x):
+        if comm.rank == 3:
+            raise ValueError("on purpose")
+        return stage(p, x)
+
+    x, y = (distribute(t, m.layout("dp"), comm) for t, m in zip(batch(), meshes, strict=True))
+    params = [
+        {k: distribute(v, m.layout(), comm) for k, v in full_of(i).items()}
+        for i, m in enumerate(meshes)
+    ]
+    try:
+        pipeline([stage, failing], mse, meshes=meshes, microbatches=4)(params, x, y)
+    except Exception as error:
+        return type(error).__name__, str(error).splitlines()[0]
+    return "none", ""
+
+
+def test_what_one_rank_raises_all_hear_of(pool4):
+    told = pool4.run(raises_on_one_rank, timeout=SECONDS)
+    assert told[3] == ("ValueError", "on purpose")
+    assert all(name == "CommError" and "rank 3" in text for name, text in told[:3]), told

@@ -110,7 +110,10 @@ class Pipeline:
         """The gradients of `params`, and the loss."""
         trees = ([*params], x, target)
         comm = _comm_of(trees)
-        plans = self._planned(trees, comm.cost, comm.device)
+        try:
+            plans = self._planned(trees, comm.cost, comm.device)
+        except BaseException as error:
+            raise comm.failed(self.meshes, error)  # noqa: B904 - the same error, of which others hear
         prepared = self._ready(plans, comm)
         running = Running(prepared)
         own = [_values(tree) for tree in trees[0]]
