@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -63,6 +63,9 @@ _BATCH_NORM = aten.native_batch_norm.default
 class CallRecorder(TorchDispatchMode):
     """Writes down every call below functionalization, on fake tensors."""
 
+    running: ClassVar[list[CallRecorder]] = []
+    """Those at work, innermost last."""
+
     def __init__(self, fakes: FakeTensorMode, mark: Callable[[], Any], checks: bool) -> None:
         super().__init__()
         self.fakes, self.mark, self.outer = fakes, mark, proxy_mode()
@@ -115,7 +118,7 @@ class CallRecorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if proxy_mode() is not self.outer:
             raise TraceError(
-                "a function is traced by make_fx, as torch.cond, torch.func.linearize and "
+                "a function is traced by make_fx, as torch.func.linearize and "
                 "torch.export do, inside of a recorded function.",
                 line=user_line() or "not known",
                 hint="torch.func.jvp gives the tangents of linearize; trace before, or record "

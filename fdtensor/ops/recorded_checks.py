@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Generator, Sequence
 from typing import Any
 from weakref import ref
 
@@ -10,7 +11,15 @@ import torch
 
 from fdtensor.layouts.callsite import user_place
 from fdtensor.layouts.errors import IndexRangeError
-from fdtensor.layouts.torch_private import packet_name, schema_of
+from fdtensor.layouts.torch_private import (
+    get_unwrapped,
+    is_functional_tensor,
+    is_functorch_wrapped_tensor,
+    of_functional_tensor,
+    packet_name,
+    schema_of,
+    sync,
+)
 from fdtensor.ops.graph import Call, Var
 from fdtensor.ops.saved_values import phase
 from fdtensor.ops.value_checks import (
@@ -44,6 +53,10 @@ class Checks:
         """The counts of a forward, and of a backward, which may run later: by whether it is one."""
         self.bounded: dict[Any, torch.Tensor] = {}
         """Operands with entries in range, by value and range: a backward reads the forward's."""
+        self.conditional: set[Any] = set()
+        """Those of them whose faults count under a condition alone."""
+        self.conditions: dict[int, list[torch.Tensor]] = {}
+        """The conditions under which counts count, by the ids of the counts."""
 
     @property
     def recorder(self) -> Any:
@@ -83,7 +96,8 @@ class Checks:
             )
         ignored = bounds.ignored(named)
         key = (self.recorder.known(t), low, high, ignored)
-        if key not in self.bounded:
+        if key not in self.bounded or (key in self.conditional and phase() < 0):
+            self.conditional.discard(key)
             text = fault_text(range_text(op, bounds, low, high), user_place())
             safe, count = self.recorder.recorded(BOUNDED, (t, low, high, ignored, text), {})
             self.bounded[key] = safe
@@ -113,6 +127,17 @@ class Checks:
                 text = f"values of index_put, as many as the mask takes: {count}"
                 self._fails(lambda: (mask != 0).sum() != count, text)
 
+    @contextlib.contextmanager
+    def where(self, holds: torch.Tensor) -> Generator[None]:
+        """A context in which faults count where `holds` does, a tensor of the function."""
+        counts, known = self.counts[False], {*self.bounded} - self.conditional
+        start = len(counts)
+        yield
+        self.conditional |= {*self.bounded} - known
+        condition = self.recorder.fake(_innermost(holds))
+        for count, _ in counts[start:]:
+            self.conditions.setdefault(id(count), []).append(condition)
+
     def required(self, op: Any, args: Sequence[Any]) -> None:
         """Counts the faults for which an op that only raises would raise."""
         with self.recorder:
@@ -132,12 +157,20 @@ class Checks:
         dtype = next((d for d in floats if d in _FLOATS), torch.float32)  # that of other sums
         for counts in filter(None, self.counts.values()):
             start = len(recorder.calls)
+            conditions = [c for count, _ in counts for c in self.conditions.get(id(count), ())]
             with recorder:
-                stacked = torch.stack([count for count, _ in counts]).to(dtype)
-            self._move_up(start, {recorder.known(count) for count, _ in counts})
+                stacked = torch.stack([self._counting(count) for count, _ in counts]).to(dtype)
+            read = [*(count for count, _ in counts), *conditions]
+            self._move_up(start, set(map(recorder.known, read)))
             args = recorder.known(stacked), tuple(text for _, text in counts)
             recorder.calls.append(Call(CHECK, args, (), (), recorder.mark()))
             recorder.phases.append(-1)
+
+    def _counting(self, count: torch.Tensor) -> torch.Tensor:
+        """A count where its conditions hold, else zero."""
+        for condition in self.conditions.get(id(count), ()):
+            count = torch.where(condition.any(), count, torch.zeros_like(count))
+        return count
 
     def _move_up(self, start: int, counts: set[Var]) -> None:
         """Moves the calls from `start` to after the last count: later reductions take it along."""
@@ -151,3 +184,13 @@ class Checks:
 
 _INTEGERS = {torch.int64, torch.int32, torch.int16, torch.int8}
 _FLOATS = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
+
+
+def _innermost(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that is recorded for one inside of transforms and functionalization."""
+    while is_functorch_wrapped_tensor(tensor):
+        tensor = get_unwrapped(tensor)
+    if is_functional_tensor(tensor):
+        sync(tensor)
+        tensor = of_functional_tensor(tensor)
+    return tensor

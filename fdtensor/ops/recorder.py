@@ -107,6 +107,8 @@ def _run(
         stack.enter_context(transparent(of_caller))
         stack.enter_context(recorder.fakes)
         stack.enter_context(recorder)
+        CallRecorder.running.append(recorder)
+        stack.callback(CallRecorder.running.pop)
         wrapped = [to_functional_tensor(t) for t in bare]
         for t, wanted in zip(wrapped, requires_grad, strict=True):
             t.requires_grad_(wanted)

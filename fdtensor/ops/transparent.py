@@ -21,6 +21,7 @@ from fdtensor.layouts.torch_private import (
     FAKES_LOG,
     TENSOR_TYPE,
     FakeTensor,
+    HigherOrderOperator,
     as_if_compiling,
     is_functional_tensor,
     is_functorch_wrapped_tensor,
@@ -153,6 +154,11 @@ def recorded_as(*functions: Any) -> Callable[[Callable], Callable]:
         return f
 
     return register
+
+
+def control_flow(op: Any) -> Callable[..., Any] | None:
+    """What is recorded in place of an op that takes functions; None for anything else."""
+    return _RECORDED_AS.get(op) if isinstance(op, HigherOrderOperator) else None
 
 
 @recorded_as(torch.Tensor.__deepcopy__)

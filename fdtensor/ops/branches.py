@@ -1,0 +1,170 @@
+"""`selected`: the results of two functions, of which a predicate says which one counts.
+
+Both run, and no value or derivative of the other one gets through: what a function reads from
+around it passes a gate that lets no cotangent back where its function does not count. A gradient
+that is infinite there is left out, and not multiplied by zero.
+"""
+
+# pyright: reportIncompatibleMethodOverride=false
+# the static methods of an autograd.Function have the parameters that torch names
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from fdtensor.layouts.callsite import user_line
+from fdtensor.layouts.errors import TraceError
+from fdtensor.layouts.tree import flatten, unflatten
+from fdtensor.ops.transparent import control_flow
+
+__all__ = ["selected"]
+
+
+def selected(
+    which: torch.Tensor,
+    functions: tuple[Callable[..., Any], Callable[..., Any]],
+    operands: Sequence[Any],
+    counting: Callable[[torch.Tensor], contextlib.AbstractContextManager[None]],
+) -> Any:
+    """The pytree that the first function gives where `which` holds, else that of the second.
+
+    Each runs in the context that `counting` gives for whether it counts, as a tensor.
+    """
+    leaves, spec = flatten(list(operands))
+    results = []
+    for holds, f in ((which, functions[0]), (~which, functions[1])):
+        with counting(holds), _Gates(holds) as gates:
+            results.append(flatten(f(*unflatten(spec, [gates.of(t) for t in leaves]))))
+    (first, tree), (second, other) = results
+    _refuse_different(first, second, tree == other)
+    chosen = [
+        torch.where(which, a, b) if isinstance(a, torch.Tensor) else a
+        for a, b in zip(first, second, strict=True)
+    ]
+    return unflatten(tree, chosen)
+
+
+def _refuse_different(first: Sequence[Any], second: Sequence[Any], alike: bool) -> None:
+    """Raises `TraceError` where two branches give other structures, shapes, dtypes or values."""
+    told = [", ".join(map(_told, leaves)) or "nothing" for leaves in (first, second)]
+    if told[0] != told[1] or not alike:
+        raise TraceError(
+            "the branches of cond give different results.",
+            true=told[0],
+            false=told[1],
+            line=user_line() or "not known",
+            hint="Both return one structure, with tensors of the same shapes and dtypes.",
+        )
+
+
+def _told(leaf: Any) -> str:
+    """What must be alike of a result."""
+    return f"{tuple(leaf.shape)} {leaf.dtype}" if isinstance(leaf, torch.Tensor) else repr(leaf)
+
+
+class _Gates(TorchFunctionMode):
+    """A context in which tensors from around it are read through gates.
+
+    Every function of torch is called with them, so it does not matter how a tensor came inside: as
+    an argument, from a closure or as a parameter of a module.
+    """
+
+    def __init__(self, counts: torch.Tensor) -> None:
+        super().__init__()
+        self.counts = counts
+        self.inside: dict[int, torch.Tensor] = {}
+        """The tensors that were made inside, by their ids, alive."""
+        self.gates: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        """The tensors from around, each with its gate."""
+
+    def of(self, t: Any) -> Any:
+        """The gate of a tensor from around; anything else as it is."""
+        if not isinstance(t, torch.Tensor) or id(t) in self.inside:
+            return t
+        if id(t) not in self.gates:
+            smooth = t.is_floating_point() or t.is_complex()
+            gate = _Gate.apply(self.counts, t) if smooth else t.clone()
+            self.gates[id(t)] = t, gate
+            self.inside[id(gate)] = gate
+        return self.gates[id(t)][1]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in _OF_TENSORS_THEMSELVES:
+            return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        flow = control_flow(func)
+        if flow is not None:
+            with self:  # its functions run here too
+                return _mapped(flow(*args, **kwargs), self._note)
+        self._refuse_write(name, args, kwargs)
+        args, kwargs = _mapped((args, kwargs), self.of)
+        out = func(*args, **kwargs)
+        _mapped(out, self._note)
+        return out
+
+    def _note(self, t: Any) -> Any:
+        if isinstance(t, torch.Tensor):
+            self.inside[id(t)] = t
+        return t
+
+    def _refuse_write(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        writes = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+        written = [*args[:1]] if writes else []
+        written += [kwargs["out"]] if kwargs.get("out") is not None else []
+        for t in written:
+            if isinstance(t, torch.Tensor) and id(t) not in self.inside:
+                raise TraceError(
+                    f"a branch of cond writes by {name} to a tensor from around it.",
+                    tensor=f"{tuple(t.shape)} {t.dtype}",
+                    line=user_line() or "not known",
+                    hint="Return the new value from both branches.",
+                )
+
+
+_OF_TENSORS_THEMSELVES = {
+    *("__get__", "__set__", "__len__", "__hash__", "size", "dim", "ndimension", "stride"),
+    *("numel", "element_size", "is_floating_point", "is_complex"),
+}
+"""Functions that read no element of a tensor."""
+
+
+def _mapped(tree: Any, of: Callable[[Any], Any]) -> Any:
+    """The arguments with `of(leaf)` for each leaf of tuples, lists and dicts."""
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):  # a result with names
+        return type(tree)(*[_mapped(entry, of) for entry in tree])
+    if isinstance(tree, (tuple, list)):
+        return type(tree)([_mapped(entry, of) for entry in tree])
+    if isinstance(tree, dict):
+        return {key: _mapped(entry, of) for key, entry in tree.items()}
+    return of(tree)
+
+
+class _Gate(torch.autograd.Function):
+    """A value for a branch; its cotangent is zero where the branch does not count."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(counts: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(inputs[0])
+        ctx.save_for_forward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        (counts,) = ctx.saved_tensors
+        return None, torch.where(counts, grad, torch.zeros_like(grad))
+
+    @staticmethod
+    def jvp(ctx: Any, _: Any, x: torch.Tensor) -> torch.Tensor:
+        (counts,) = ctx.saved_tensors
+        return _Gate.apply(counts, x)  # type: ignore[return-value]

@@ -1,0 +1,111 @@
+"""Control flow of torch in a traced function: branches of which one counts, and unrolled loops."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import warnings
+
+import torch
+
+from fdtensor.layouts.callsite import user_line
+from fdtensor.layouts.errors import DataDependentError, FallbackWarning, TraceError
+from fdtensor.layouts.tree import flatten, unflatten
+from fdtensor.ops.branches import selected
+from fdtensor.ops.call_recorder import CallRecorder
+from fdtensor.ops.transparent import recorded_as
+
+__all__ = ["MANY"]
+
+MANY = 128
+"""The steps of a scan from which on it is told that each has lines of its own."""
+
+_of = torch.ops.higher_order
+
+
+@recorded_as(_of.cond)
+def cond(pred, true_fn, false_fn, operands=()):
+    """Both branches run, and `out = pred ? true : false`."""
+    if not isinstance(pred, torch.Tensor):
+        return (true_fn if pred else false_fn)(*operands)
+    _told(
+        "both branches of torch.cond run, and the result of one is kept: a program has the same "
+        "lines whatever its values are"
+    )
+    which = (pred != 0).reshape(())
+    return selected(which, (true_fn, false_fn), operands, _counting)
+
+
+def _counting(holds):
+    """A context in which faults of values count where a branch counts."""
+    checks = CallRecorder.running[-1].checks if CallRecorder.running else None
+    return contextlib.nullcontext() if checks is None else checks.where(holds)
+
+
+@recorded_as(_of.scan)
+def scan(combine_fn, init, xs, additional_inputs=()):
+    """`carry, y[i] = combine(carry, x[i])`, step by step: the carries, then the stacked results."""
+    count, carry = xs[0].shape[0], list(init)
+    if count >= MANY:
+        _told(f"torch.scan has {count} steps, and a program lines for each of them")
+    results = []
+    for i in range(count):
+        outs = list(combine_fn(*carry, *[x[i] for x in xs], *additional_inputs))
+        _refuse_other(carry, outs[: len(carry)], i)
+        carry = outs[: len(carry)]
+        results.append(outs[len(carry) :])
+    return [*carry, *(torch.stack(step) for step in zip(*results, strict=True))]
+
+
+def _refuse_other(before, after, step):
+    for k, (a, b) in enumerate(zip(before, after, strict=True)):
+        if a.shape != b.shape or a.dtype != b.dtype:
+            raise TraceError(
+                f"step {step} of a scan gives carry {k} another type than it took.",
+                took=f"{tuple(a.shape)} {a.dtype}",
+                gave=f"{tuple(b.shape)} {b.dtype}",
+                line=user_line() or "not known",
+                hint="The carry keeps its shapes and dtypes: cast init, or the result.",
+            )
+
+
+@recorded_as(_of.map_impl)
+def mapped(f, xs, pos_args=()):
+    """`out[i] = f(x[i])`, for all i at once where each op of `f` can be, else one by one."""
+    dims = *[0] * len(xs), *[None] * len(pos_args)
+    try:
+        return torch.vmap(f, dims)(*xs, *pos_args)
+    except (RuntimeError, NotImplementedError, ValueError):  # an op without a batching rule
+        each = [flatten(f(*[x[i] for x in xs], *pos_args)) for i in range(xs[0].shape[0])]
+        stacked = [torch.stack(step) for step in zip(*(leaves for leaves, _ in each), strict=True)]
+        return unflatten(each[0][1], stacked)
+
+
+@recorded_as(_of.associative_scan)
+def associative_scan(combine_fn, xs, additional_inputs=()):
+    """`out[i] = x[0] * ... * x[i]`, in as many rounds as the count has binary digits."""
+    from torch._higher_order_ops.associative_scan import generic_associative_scan
+
+    one = functools.partial(_combined, combine_fn, len(xs), additional_inputs)
+    return generic_associative_scan(one, list(xs), additional_inputs=())
+
+
+def _combined(combine_fn, count, more, *args):
+    dims = *[0] * (2 * count), *[None] * len(more)
+    return torch.vmap(lambda *a: tuple(combine_fn(*a)), dims)(*args, *more)
+
+
+@recorded_as(_of.while_loop)
+def while_loop(cond_fn, body_fn, carried_inputs, additional_inputs=()):
+    """A loop whose steps depend on values; raises `DataDependentError`."""
+    raise DataDependentError(
+        "torch.while_loop runs for as long as values say, which a traced function does not know.",
+        line=user_line() or "not known",
+        hint="Write while cond(x).item(): x = step(x) around step = spmd(body), or torch.scan over "
+        "as many steps as there may be, with torch.where for those that no longer count.",
+    )
+
+
+def _told(text):
+    """Says once, for a line of the user, what control flow costs."""
+    warnings.warn(f"{text} ({user_line() or 'not known'})", FallbackWarning, stacklevel=2)

@@ -1,0 +1,265 @@
+"""Control flow of torch in traced functions: branches and unrolled loops, and their derivatives."""
+
+import warnings
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._higher_order_ops import associative_scan, scan
+from torch._higher_order_ops import map as torch_map
+
+from fdtensor import DTensor, Mesh, SimulatedComm, distribute, spmd, trace
+from fdtensor.errors import DataDependentError, FallbackWarning, IndexRangeError, TraceError
+
+pytestmark = pytest.mark.filterwarnings("ignore::fdtensor.errors.FallbackWarning")
+
+MESH = Mesh(x=2)
+COMM = SimulatedComm(MESH)
+LAYOUTS = st.sampled_from([MESH.layout(), MESH.layout("x"), MESH.layout(None, "x")])
+
+
+def on_mesh(t, layout):
+    return distribute(t, layout, COMM)
+
+
+def same(f, *args, of=None):
+    """Whether a function of DTensors gives what it, or `of`, gives with full tensors."""
+    full = [t.full() if isinstance(t, DTensor) else t for t in args]
+    got, known = spmd(f)(*args), (of or f)(*full)
+    leaves = torch.utils._pytree.tree_leaves
+    got = [got] if isinstance(got, DTensor) else leaves(got)
+    pairs = zip((t.full() for t in got), leaves(known), strict=True)
+    for a, b in pairs:
+        torch.testing.assert_close(a, b)
+
+
+# --- cond ------------------------------------------------------------------------------------
+
+BRANCHES = {
+    "matmul": lambda x, w: x @ w,
+    "shift": lambda x, w: x + w[0, 0],
+    "root": lambda x, w: (x - 3).sqrt() * w.sum(),
+    "log": lambda x, w: x.log() + w,
+    "write": lambda x, w: (x * 1).mul_(w),
+}
+
+
+def taken(x, w, first, second):
+    return BRANCHES[first](x, w) if x.sum() > 0 else BRANCHES[second](x, w)
+
+
+def by_operands(x, w, first, second):
+    return torch.cond(x.sum() > 0, BRANCHES[first], BRANCHES[second], (x, w))
+
+
+def by_closures(x, w, first, second):
+    f, g = BRANCHES[first], BRANCHES[second]
+    return torch.cond(x.sum() > 0, lambda: f(x, w), lambda: g(x, w))
+
+
+@given(
+    st.sampled_from([*BRANCHES]),
+    st.sampled_from([*BRANCHES]),
+    st.sampled_from([by_operands, by_closures]),
+    LAYOUTS,
+    LAYOUTS,
+    st.sampled_from([1, -1]),
+)
+@settings(max_examples=20)
+def test_a_branch_counts_with_its_derivatives_alone(first, second, how, a, b, sign):
+    generator = torch.Generator().manual_seed(3)
+    x = on_mesh(sign * (4 + torch.rand(4, 4, generator=generator).double()), a)
+    w = on_mesh(torch.rand(4, 4, generator=generator).double(), b)
+    if "nan" in str(taken(x.full(), w.full(), first, second)):
+        return  # where torch gives none, no number is to be compared
+    same(lambda x, w: how(x, w, first, second), x, w, of=lambda x, w: taken(x, w, first, second))
+    grads = [
+        torch.func.grad(lambda x, w, f=f: f(x, w, first, second).sum(), (0, 1))
+        for f in (how, taken)
+    ]
+    same(grads[0], x, w, of=grads[1])
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_derivatives_of_any_order_and_kind(sign):
+    x = on_mesh(sign * torch.arange(1.0, 5.0), MESH.layout("x"))
+
+    def f(x):
+        return torch.cond(x.sum() > 0, lambda x: x**3, lambda x: (-x).log(), (x,))
+
+    def plain(x):
+        return x**3 if x.sum() > 0 else (-x).log()
+
+    same(
+        torch.func.hessian(lambda x: f(x).sum()),
+        x,
+        of=torch.func.hessian(lambda x: plain(x).sum()),
+    )
+    same(lambda x: torch.func.jvp(f, (x,), (x,)), x, of=lambda x: torch.func.jvp(plain, (x,), (x,)))
+    same(torch.func.jacrev(f), x, of=torch.func.jacrev(plain))
+
+
+def test_branches_in_one_another_and_with_pytrees():
+    def f(x):
+        def inner(x):
+            return torch.cond(x.max() > 2, lambda x: {"a": x * 2}, lambda x: {"a": x - 1}, (x,))
+
+        return torch.cond(x.sum() > 0, inner, lambda x: {"a": -x}, (x,))
+
+    def plain(x):
+        if x.sum() > 0:
+            return {"a": x * 2} if x.max() > 2 else {"a": x - 1}
+        return {"a": -x}
+
+    for shift in (3.0, 0.1, -3.0):
+        same(f, on_mesh(torch.ones(4) * shift, MESH.layout("x")), of=plain)
+
+
+def test_a_predicate_for_each_entry_of_a_vmap():
+    x = on_mesh(torch.tensor([[1.0, 2.0], [-3.0, 1.0]]), MESH.layout("x"))
+    each = torch.vmap(lambda r: torch.cond(r.sum() > 0, lambda r: r * 2, lambda r: r - 1, (r,)))
+    same(each, x, of=lambda x: torch.stack([r * 2 if r.sum() > 0 else r - 1 for r in x]))
+
+
+class Gated(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def one(self, x):
+        return self.linear(x)
+
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, self.one, lambda x: x * 2, (x,))
+
+
+class Plain(Gated):
+    def forward(self, x):
+        return self.one(x) if x.sum() > 0 else x * 2
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_parameters_of_a_module_in_a_branch_have_gradients(sign):
+    torch.manual_seed(0)
+    gated, plain = Gated(), Plain()
+    params = {k: on_mesh(v.detach(), MESH.layout()) for k, v in gated.named_parameters()}
+    x = on_mesh(sign * torch.ones(4, 4), MESH.layout("x"))
+
+    def grad(module):
+        return torch.func.grad(lambda p, x: torch.func.functional_call(module, p, (x,)).sum())
+
+    same(
+        grad(gated),
+        params,
+        x,
+        of=lambda p, x: grad(plain)({k: v.full() for k, v in params.items()}, x),
+    )
+
+
+@pytest.mark.parametrize("i", [2, 9])
+def test_faults_count_in_the_branch_that_counts(i):
+    table = on_mesh(torch.arange(12.0).view(6, 2), MESH.layout("x"))
+    index = on_mesh(torch.tensor([i]), MESH.layout())
+
+    def looked_up(t, i):
+        return torch.cond(i < 6, lambda: t[i], lambda: t[:1] * 0)
+
+    same(looked_up, table, index, of=lambda t, i: t[i] if i.item() < 6 else t[:1] * 0)
+    grad = torch.func.grad(lambda t, i: looked_up(t, i).sum())
+    rows = spmd(grad)(table, index).full().sum()
+    assert rows == (2 if i < 6 else 0)
+    if i > 5:  # also where the branch came first
+        with pytest.raises(IndexRangeError):
+            spmd(lambda t, i: (looked_up(t, i), t[i]))(table, index)
+
+
+def test_mistakes_in_branches():
+    x = trace_type = on_mesh(torch.ones(4), MESH.layout("x"))
+    with pytest.raises(TraceError, match="the branches of cond give different results"):
+        spmd(lambda x: torch.cond(x.sum() > 0, lambda x: x, lambda x: x[:2], (x,)))(x)
+
+    def writes(x):
+        y = x * 1
+        torch.cond(x.sum() > 0, lambda: y.add_(1), lambda: y * 1)
+        return y
+
+    with pytest.raises(TraceError, match="a branch of cond writes by add_"):
+        spmd(writes)(x)
+    with pytest.raises(DataDependentError, match="while_loop"):
+        spmd(lambda x: torch.while_loop(lambda x: x.sum() < 9, lambda x: (x + 1,), (x,)))(x)
+    assert trace_type is x
+
+
+def test_it_is_told_what_a_branch_costs():
+    x = on_mesh(torch.ones(4), MESH.layout("x"))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        spmd(lambda x: torch.cond(x.sum() > 0, lambda x: x, lambda x: -x, (x,)))(x)
+    texts = [str(w.message) for w in told if issubclass(w.category, FallbackWarning)]
+    assert texts
+    assert all("both branches of torch.cond run" in text for text in texts)
+
+
+# --- loops -----------------------------------------------------------------------------------
+
+
+def recurrent(w, x):
+    def step(h, row):
+        h = torch.tanh(h @ w + row)
+        return h, h * row
+
+    return scan(step, torch.zeros(4, dtype=x.dtype), x)
+
+
+def recurrent_plainly(w, x):
+    h, outs = torch.zeros(4, dtype=x.dtype), []
+    for row in x:
+        h = torch.tanh(h @ w + row)
+        outs.append(h * row)
+    return h, torch.stack(outs)
+
+
+@given(LAYOUTS, LAYOUTS, st.integers(1, 5), st.integers(0, 9))
+@settings(max_examples=15)
+def test_a_scan_and_its_gradient(a, b, steps, seed):
+    generator = torch.Generator().manual_seed(seed)
+    w = on_mesh(torch.randn(4, 4, generator=generator).double(), a)
+    x = on_mesh(torch.randn(steps, 4, generator=generator).double(), b)
+    same(recurrent, w, x, of=recurrent_plainly)
+    losses = [
+        torch.func.grad(lambda w, x, f=f: sum(t.sum() for t in f(w, x)), (0, 1))
+        for f in (recurrent, recurrent_plainly)
+    ]
+    same(losses[0], w, x, of=losses[1])
+
+
+def test_scans_backwards_along_another_dim():
+    x = on_mesh(torch.arange(12.0).view(3, 4), MESH.layout("x"))
+    f = lambda x: scan(lambda c, v: (c + v, c * 1), torch.zeros(3), x, dim=1, reverse=True)  # noqa: E731
+    same(f, x)
+
+
+def test_a_carry_keeps_its_type():
+    x = on_mesh(torch.ones(3), MESH.layout())
+    with pytest.raises((TraceError, RuntimeError), match="carry"):
+        spmd(lambda x: scan(lambda c, v: (c.double() + v, c * 1), torch.zeros(()), x))(x)
+
+
+def test_a_map_is_one_op_for_all():
+    x = on_mesh(torch.randn(4, 3), MESH.layout("x"))
+    w = on_mesh(torch.randn(3, 3), MESH.layout())
+    same(lambda x, w: torch_map(lambda r: (r @ w).relu(), x), x, w)
+    program = trace(lambda x, w: torch_map(lambda r: (r @ w).relu(), x), x, w)
+    assert sum(str(eqn.op) in ("aten.mm.default", "aten.bmm.default") for eqn in program.eqns) == 1
+    assert not program.collectives
+
+
+def test_an_associative_scan():
+    x = on_mesh(torch.rand(6, 2), MESH.layout("x"))
+    same(lambda x: associative_scan(lambda a, b: a * b + b, x, 0, combine_mode="generic"), x)
+    both = (
+        lambda x: associative_scan(torch.mul, x, 0, combine_mode="generic").sum(),
+        lambda x: x.cumprod(0).sum(),
+    )
+    same(*map(torch.func.grad, both[:1]), x, of=torch.func.grad(both[1]))
