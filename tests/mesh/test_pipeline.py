@@ -101,7 +101,13 @@ def test_losses_are_those_of_one_process(pool4, kind, schedule):
         assert own == pytest.approx(known, rel=1e-10)
 
 
-def raises_in_a_stage():
+def works_again(pool):
+    """After an error the Comm computes as before."""
+    for own in pool.run(losses, "dp", "1f1b", 1, timeout=SECONDS):
+        assert own == pytest.approx(expected(2, 1), rel=1e-10)
+
+
+def differs():
     comm = connect(Mesh(all=4))
     meshes = meshes_of("dp")
     x, y = (distribute(t, m.layout("dp"), comm) for t, m in zip(batch(), meshes, strict=True))
@@ -119,8 +125,9 @@ def raises_in_a_stage():
 
 
 def test_ranks_with_other_pipelines_are_told(pool4):
-    told = pool4.run(raises_in_a_stage, timeout=SECONDS)
+    told = pool4.run(differs, timeout=SECONDS)
     assert all("this pipeline" in text for text in told), told
+    works_again(pool4)
 
 
 def raises_on_one_rank():
@@ -146,5 +153,6 @@ def raises_on_one_rank():
 
 def test_what_one_rank_raises_all_hear_of(pool4):
     told = pool4.run(raises_on_one_rank, timeout=SECONDS)
+    works_again(pool4)
     assert told[3] == ("ValueError", "on purpose")
     assert all(name == "CommError" and "rank 3" in text for name, text in told[:3]), told

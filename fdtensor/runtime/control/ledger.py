@@ -14,12 +14,21 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fdtensor.layouts.errors import CommError, FdtensorError
-from fdtensor.layouts.text import spans
 from fdtensor.layouts.torch_private import current_graph_task
 from fdtensor.runtime.control.board import Board
 from fdtensor.runtime.control.causes import is_of_network, told_of
 from fdtensor.runtime.control.places import caller, line_of, running
-from fdtensor.runtime.control.posts import Account, Call, Kind, Post, account, described
+from fdtensor.runtime.control.posts import (
+    Account,
+    Call,
+    Kind,
+    Post,
+    account,
+    described,
+    not_back,
+    of_other_thread,
+    without_store,
+)
 
 if TYPE_CHECKING:
     from fdtensor.runtime.control.plane import Plane
@@ -52,7 +61,7 @@ class Ledger:
     """
 
     __slots__ = (
-        "__weakref__", "board", "done", "ended", "epoch", "failed", "mark",
+        "__weakref__", "alarmed", "behind", "board", "done", "ended", "epoch", "failed", "mark",
         "met", "name", "number", "plane", "ranks", "records", "stop", "thread", "whole",
     )  # fmt: skip
 
@@ -65,6 +74,8 @@ class Ledger:
         self.whole = 0
         """The calls of all epochs together."""
         self.epoch = -1
+        self.behind: list[Ledger] = []
+        """Those that have failed, and come before the next call of this one."""
         self._begin_epoch()
 
     def _begin_epoch(self) -> None:
@@ -75,8 +86,10 @@ class Ledger:
         self.ended = [0.0] * KEPT
         self.met: deque[int] = deque()
         """The calls whose fingerprints are on the board."""
-        self.stop = False
+        self.stop = bool(self.behind)
         """Whether something has gone wrong, which the next call tells."""
+        self.alarmed = False
+        """Whether that is an alarm of another rank."""
         self.failed = False
         """Whether this rank has raised its error about that."""
 
@@ -158,6 +171,7 @@ class Ledger:
             raise unfit
         if get_ident() != self.thread:
             self._handed_over()
+        self._resume_others()
         if not self.stop:
             return
         if self.failed:
@@ -165,19 +179,21 @@ class Ledger:
         else:
             raise self._lost()
 
+    def _resume_others(self) -> None:
+        """Begins anew with what shares groups with this one and has failed: they are made anew."""
+        others, self.behind = self.behind, []
+        for other in others:
+            if other.failed:
+                other._resume()
+        if others:
+            self.stop = self.failed or self.alarmed
+
     def _handed_over(self) -> None:
         """Lets this thread make calls, if the one that made them has ended or waits for it."""
         if current_graph_task() != -1:  # autograd has a thread for each accelerator
             return
         if any(thread.ident == self.thread for thread in threading.enumerate()):
-            error = CommError(
-                f"thread {threading.current_thread().name!r} uses the Comm of another thread.",
-                ranks=spans(self.ranks),
-                hint="Make a Comm in each thread by connect(mesh): calls of two on one would "
-                "meet in any order.",
-            )
-            error.common = True
-            raise error
+            raise of_other_thread(self.ranks)
         self.thread = get_ident()
 
     def _lost(self) -> CommError:
@@ -194,6 +210,7 @@ class Ledger:
     def _fail(self, kind: Kind, text: str, clean: bool) -> None:
         """Tells the others that this rank raises an error."""
         self.stop = self.failed = True
+        self.plane.put_behind(self)
         self.plane.record()
         self.board.put(self.post(kind, text))
         self.board.ring(kind)
@@ -203,7 +220,7 @@ class Ledger:
 
     def told(self) -> None:
         """Notes that another rank has failed, and says for a busy thread where it is."""
-        self.stop = True
+        self.stop = self.alarmed = True
         if not self.failed:
             kind: Kind = "waiting" if self.number != self.done else "busy"
             self.board.put(self.post(kind, ""))
@@ -243,14 +260,7 @@ class Ledger:
         self.stop = self.failed = True
         self.plane.record()
         self.plane.abort(self.ranks)
-        return CommError(
-            "the store through which ranks find each other does not answer: the process that keeps "
-            "it has ended or cannot be reached.",
-            ranks=", ".join(map(str, self.ranks)),
-            **{f"rank {self.plane.rank}": self.post("waiting", "").at},
-            problem=str(error or gone).partition("\n")[0],
-            hint="Rank 0 keeps it where torchrun does not. Start all ranks again.",
-        )
+        return without_store(self.ranks, self.post("waiting", ""), str(error or gone))
 
     def post(self, kind: Kind, text: str) -> Post:
         """What this rank says of itself."""
@@ -274,7 +284,7 @@ class Ledger:
         try:
             while not self.board.all_back(self.ranks):
                 if time.monotonic() > latest:
-                    raise self._not_back()
+                    raise not_back(self.ranks, [*self.board.back(self.ranks)], self.plane.seconds)
                 time.sleep(_SLICE)
             clean = all(self.board.back(self.ranks).values())
         except (RuntimeError, OSError) as gone:
@@ -287,12 +297,3 @@ class Ledger:
         """Begins anew: all ranks have raised the same error, and know it."""
         self.whole += self.number
         self._begin_epoch()
-
-    def _not_back(self) -> CommError:
-        back = self.board.back(self.ranks)
-        missing = spans([rank for rank in self.ranks if rank not in back], ", ")
-        return CommError(
-            f"not all ranks have raised the last error within {self.plane.seconds:g} s.",
-            missing=missing,
-            hint="Connect a mesh of the ranks that are left, or start all of them again.",
-        )

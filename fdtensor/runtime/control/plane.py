@@ -57,6 +57,13 @@ class _Group:
         return f"{self.name}@{self.turn}" if self.turn else self.name
 
 
+def _put_behind(ledger: Ledger, failed: Ledger) -> None:
+    """Two of the same ranks may be a group, which all of them make anew at one time."""
+    if ledger is not failed and len(set(ledger.ranks) & set(failed.ranks)) > 1:
+        ledger.behind.append(failed)
+        ledger.stop = True
+
+
 class Plane:
     """What the Comms of a thread say and hear beside the data.
 
@@ -99,7 +106,15 @@ class Plane:
         ledger = self.ledgers.get(ranks)
         if ledger is None:
             ledger = self.ledgers[ranks] = Ledger(ranks, group_name(ranks), self)
+            for other in self.ledgers.values():
+                if other.failed:
+                    _put_behind(ledger, other)
         return ledger
+
+    def put_behind(self, failed: Ledger) -> None:
+        """Has the ledgers that may use its groups begin their next call after it has begun anew."""
+        for ledger in list(self.ledgers.values()):
+            _put_behind(ledger, failed)
 
     def unfit(self) -> CommError | None:
         """The error of whoever makes a call where this process or its group is not what it was."""

@@ -6,6 +6,7 @@ All ranks raise the same error, so one of them draws up the account for all.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 from weakref import ref
@@ -19,7 +20,18 @@ from fdtensor.plans.fused import Fused
 from fdtensor.plans.planner import Plan
 from fdtensor.programs.program import Program
 
-__all__ = ["Account", "Call", "Kind", "Post", "Ran", "account", "described", "parting"]
+__all__ = [
+    "Account",
+    "Call",
+    "Kind",
+    "Post",
+    "Ran",
+    "account",
+    "described",
+    "not_back",
+    "of_other_thread",
+    "parting",
+]
 
 Kind = Literal["raised", "interrupted", "waiting", "busy", "ended"]
 """What a rank does: `busy` is one that computes outside of this library's waits."""
@@ -242,3 +254,36 @@ def _named(ranks: Sequence[int]) -> str:
 
 def _do(ranks: Sequence[Any], one: str, many: str) -> str:
     return one if len(ranks) == 1 else many
+
+
+def not_back(ranks: Sequence[int], back: Sequence[int], seconds: float) -> CommError:
+    """The error where some ranks have not raised the last error in that time."""
+    return CommError(
+        f"not all ranks have raised the last error within {seconds:g} s.",
+        missing=spans([rank for rank in ranks if rank not in back], ", "),
+        hint="Connect a mesh of the ranks that are left, or start all of them again.",
+    )
+
+
+def of_other_thread(ranks: Sequence[int]) -> CommError:
+    """The error for a call on a Comm that another thread makes calls on."""
+    error = CommError(
+        f"thread {threading.current_thread().name!r} uses the Comm of another thread.",
+        ranks=spans(ranks),
+        hint="Make a Comm in each thread by connect(mesh): calls of two on one would "
+        "meet in any order.",
+    )
+    error.common = True
+    return error
+
+
+def without_store(ranks: Sequence[int], post: Post, problem: str) -> CommError:
+    """The error of a rank, with its post, where nobody hears of the others any more."""
+    return CommError(
+        "the store through which ranks find each other does not answer: the process that keeps "
+        "it has ended or cannot be reached.",
+        ranks=", ".join(map(str, ranks)),
+        **{f"rank {post.rank}": post.at},
+        problem=problem.partition("\n")[0],
+        hint="Rank 0 keeps it where torchrun does not. Start all ranks again.",
+    )
