@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from fdtensor.layouts.callsite import user_line
 from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.tree import flatten, unflatten
+from fdtensor.ops.select import select, zeros_beside
 from fdtensor.ops.transparent import control_flow
 
 __all__ = ["selected"]
@@ -43,7 +44,7 @@ def selected(
     (first, tree), (second, other) = results
     _refuse_different(first, second, tree == other)
     chosen = [
-        torch.where(which, a, b) if isinstance(a, torch.Tensor) else a
+        select(which, a, b) if isinstance(a, torch.Tensor) else a
         for a, b in zip(first, second, strict=True)
     ]
     return unflatten(tree, chosen)
@@ -162,7 +163,7 @@ class _Gate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         (counts,) = ctx.saved_tensors
-        return None, torch.where(counts, grad, torch.zeros_like(grad))
+        return None, select(counts, grad, zeros_beside(grad))
 
     @staticmethod
     def jvp(ctx: Any, _: Any, x: torch.Tensor) -> torch.Tensor:

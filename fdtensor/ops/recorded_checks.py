@@ -22,6 +22,7 @@ from fdtensor.layouts.torch_private import (
 )
 from fdtensor.ops.graph import Call, Var
 from fdtensor.ops.saved_values import phase
+from fdtensor.ops.select import SELECT, zeros_beside
 from fdtensor.ops.value_checks import (
     BOUNDED,
     CHECK,
@@ -169,7 +170,7 @@ class Checks:
     def _counting(self, count: torch.Tensor) -> torch.Tensor:
         """A count where its conditions hold, else zero."""
         for condition in self.conditions.get(id(count), ()):
-            count = torch.where(condition.any(), count, torch.zeros_like(count))
+            count = SELECT(condition.any(), count, zeros_beside(count))
         return count
 
     def _move_up(self, start: int, counts: set[Var]) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from fdtensor.ops.graph import Var, argument_text
 from fdtensor.plans.text import bytes_text, time_text
 from fdtensor.plans.traffic import most_received
+from fdtensor.programs.conditional import conditions
 from fdtensor.programs.strategy import strategy
 
 if TYPE_CHECKING:
@@ -28,20 +30,33 @@ def text_of(program: Program) -> str:
     if program.constants:
         lines.append("  with " + "  ".join(typed(v) for v, _ in program.constants))
     rows: list[tuple[str, str, str]] = []
-    for eqn in program.eqns:
+    when = conditions(program)
+    for number, eqn in enumerate(program.eqns):
         left = "  ".join(map(typed, eqn.outs))
         if eqn.steps:
             right, moved = f"{eqn.op.collective} {' '.join(map(str, eqn.ins))}", _moved(eqn)  # type: ignore[union-attr]
         else:
             arguments = argument_text(eqn.args, eqn.kwargs)
             right, moved = f"{op_name(eqn.op)} {arguments}".rstrip(), ""
-        rows.append((left, right, "  ".join(filter(None, [moved, eqn.note]))))
+        rows.append(
+            (
+                left,
+                right,
+                "  ".join(filter(None, [moved, eqn.note, _condition(when.get(number, ()))])),
+            )
+        )
     width = min(48, max((len(left) for left, _, _ in rows), default=0))
     for left, right, moved in rows:
         equals = "=" if left else " "
         lines.append(f"  {left:<{width}} {equals} {right}" + (f"  {moved}" if moved else ""))
     lines.append("  out  " + " ".join(map(str, program.outs)))
     return "\n".join([*lines, _total(program)])
+
+
+def _condition(asked: Iterable[tuple[Var, bool]]) -> str:
+    """Under which predicates a line runs."""
+    told = [str(v) if holds else f"not {v}" for v, holds in sorted(asked, key=lambda c: c[0].index)]
+    return f"if {' and '.join(told)}" if told else ""
 
 
 def _moved(eqn: Eqn) -> str:

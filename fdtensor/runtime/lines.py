@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -63,6 +63,8 @@ class LocalProgram:
     outs: tuple[Var, ...]
     dead: tuple[tuple[Var, ...], ...]
     """The values that nobody reads after each line."""
+    conditions: Mapping[int, tuple[tuple[Var, bool], ...]] = attrs.field(factory=dict)
+    """Under which lines of the program run, by their numbers, where they do not always."""
 
 
 def constant(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from fdtensor.ops.graph import Graph, Var, substituted
 from fdtensor.ops.line_checks import LineCheck
 from fdtensor.ops.lowering import lowered
 from fdtensor.plans.collectives import Exchange, Step
+from fdtensor.programs.conditional import conditions
 from fdtensor.programs.eqn import parts
 from fdtensor.programs.program import Eqn, Program, Together
 from fdtensor.runtime.lines import (
@@ -59,6 +60,10 @@ def local_program(
     return _Writer(program, rank, spelling, checked).written()
 
 
+def _by_number(condition: tuple[Var, bool]) -> int:
+    return condition[0].index
+
+
 class _Writer:
     """The lines of a rank as they are written."""
 
@@ -85,6 +90,8 @@ class _Writer:
         inputs = tuple(self.new() for _ in operands)
         self.names.update(zip(operands, inputs, strict=True))
         self._check(operands, "an input", BEFORE)
+        asked = {v for own in conditions(program).values() for v, _ in own}
+        predicates = {v: self.names.get(v, v) for v in asked}
         for number, eqn in enumerate(program.eqns):
             if eqn.steps:
                 self._step(eqn, number)
@@ -93,10 +100,17 @@ class _Writer:
                 outs = [None if v is None else program.type_of(v) for v in eqn.outs]
                 self._graph(lowered(eqn.call, ins, outs, self.coord, self.device), eqn, number)
             self._check(eqn.outs, str(eqn.op), number, contiguous=bool(eqn.steps))
+            for v in eqn.outs:
+                if v in predicates and v is not None:
+                    predicates[v] = self.names[v]
         outs = tuple(self.names[v] for v in program.outs)
         lines, outs = owned(self.lines, inputs, outs, self.new)
         lines = waiting_late(lines)
-        return LocalProgram(inputs, tuple(lines), outs, unread(lines, outs))
+        when = {
+            i: tuple([(predicates[v], holds) for v, holds in sorted(own, key=_by_number)])
+            for i, own in conditions(program).items()
+        }
+        return LocalProgram(inputs, tuple(lines), outs, unread(lines, outs), when)
 
     def _check(
         self, values: Sequence[Var | None], line: str, number: int, contiguous: bool = False

@@ -1,14 +1,13 @@
 """`runner_of` and `run_locally`: what runs a program on a Comm.
 
-On a real mesh the lines of this rank are written out as one Python function without branches, which
-is compiled once; on a simulated mesh all ranks go through the program line by line, together.
+On a real mesh the lines of this rank are written out as one Python function, which is compiled
+once; on a simulated mesh all ranks go through the program line by line, together.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from math import isfinite
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,26 +15,21 @@ import torch
 
 from fdtensor.layouts.torch_private import (
     below_autograd,
-    has_schema,
-    overload_name,
-    packet_name,
-    schema_of,
 )
 from fdtensor.ops.ambient import autocasting, without_autocast
 from fdtensor.ops.graph import Var, substituted, tensors_of
-from fdtensor.ops.line_checks import LineCheck, debugging
+from fdtensor.ops.line_checks import debugging
 from fdtensor.ops.rank_dims import SAME
-from fdtensor.ops.value_checks import SHARED
-from fdtensor.plans.collectives import Step
+from fdtensor.ops.select import SELECT
 from fdtensor.plans.local_tensors import empty
-from fdtensor.programs.program import Program, Together
+from fdtensor.programs.program import Program
 from fdtensor.runtime.comm import inside
 from fdtensor.runtime.copies import compare_copies, last_result
-from fdtensor.runtime.lines import AFTER, BEFORE, Begun, Line, LocalProgram, constant, ended
+from fdtensor.runtime.lines import AFTER, BEFORE, Line, LocalProgram
 from fdtensor.runtime.local_program import Spelling, local_program
-from fdtensor.runtime.operand_memory import BY_HAND
+from fdtensor.runtime.source import selected, written
 
-__all__ = ["compiled", "run_lines", "run_locally", "runner_of", "written"]
+__all__ = ["compiled", "run_lines", "run_locally", "runner_of"]
 
 aten = torch.ops.aten
 
@@ -72,6 +66,9 @@ def _run_together(
 
     run_rest(BEFORE)
     for number, eqn in enumerate(program.eqns):
+        if not _runs(number, locals_[0], envs[0]):
+            _leave_out(number, locals_, envs, places)
+            continue
         if eqn.steps:
             lines = [p.lines[i] for p, i in zip(locals_, places, strict=True)]
             before = [
@@ -93,6 +90,25 @@ def _run_together(
     run_rest(AFTER)
 
 
+def _runs(number: int, p: LocalProgram, env: dict[Var, Any]) -> bool:
+    """Whether the predicates, which all ranks have alike, say that a line of the program runs."""
+    return all(bool(env[v]) == holds for v, holds in p.conditions.get(number, ()))
+
+
+def _leave_out(
+    number: int,
+    locals_: Sequence[LocalProgram],
+    envs: Sequence[dict[Var, Any]],
+    places: list[int],
+) -> None:
+    """Goes past a line that does not run: what it would give is None."""
+    for r, (p, env) in enumerate(zip(locals_, envs, strict=True)):
+        while places[r] < len(p.lines) and p.lines[places[r]].eqn == number:
+            env.update((v, None) for v in p.lines[places[r]].outs if v is not None)
+            _forget(env, p, places[r])
+            places[r] += 1
+
+
 def _forget(env: dict[Var, Any], p: LocalProgram, place: int) -> None:
     for v in p.dead[place]:
         del env[v]
@@ -100,7 +116,8 @@ def _forget(env: dict[Var, Any], p: LocalProgram, place: int) -> None:
 
 def _call(line: Line, env: dict[Var, Any]) -> None:
     args, kwargs = substituted((line.args, line.kwargs), env.__getitem__)
-    made = tensors_of(line.op(*_lists(args), **{k: _lists(v) for k, v in kwargs}))
+    op = selected if line.op is SELECT else line.op
+    made = tensors_of(op(*_lists(args), **{k: _lists(v) for k, v in kwargs}))
     # a kernel may give more than its fake: the gradient of a grid that was not asked for
     env.update((v, t) for v, t in zip(line.outs, made, strict=False) if v is not None)
 
@@ -176,116 +193,3 @@ def as_traced(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*values)
 
     return run
-
-
-def written(found: LocalProgram, comm: Any) -> tuple[str, dict[str, Any]]:
-    """The lines of a rank as the source of one function, and the names that it reads."""
-    names: dict[str, Any] = {}
-    inputs = set(found.inputs)
-    body = []
-    for line, dead in zip(found.lines, found.dead, strict=True):
-        outs = ", ".join("_" if v is None else f"v{v.index}" for v in line.outs)
-        value = _expression(line, names, comm)
-        if len(line.outs) > 1 or _several(line.op):
-            outs = f"({outs},)"
-            if has_schema(line.op) and not _plain_tuple(line):
-                value = f"{_named(tensors_of, 'tensors_of', names)}({value})"
-        body.append(f"    {outs} = {value}" if outs else f"    {value}")
-        gone = [f"v{v.index}" for v in dead if v not in inputs]
-        gone += ["_"] if None in line.outs else []
-        if gone:
-            body.append(f"    del {', '.join(gone)}")
-    parameters = ", ".join(f"v{v.index}" for v in found.inputs)
-    results = "".join(f"v{v.index}, " for v in found.outs)
-    return "\n".join([f"def program({parameters}):", *body, f"    return ({results})"]), names
-
-
-def _plain_tuple(line: Line) -> bool:
-    """Whether an op returns just its tensors, without numbers or None among them."""
-    kinds = [str(r.type) for r in schema_of(line.op).returns]
-    return kinds == ["List[Tensor]"] or (set(kinds) == {"Tensor"} and len(kinds) == len(line.outs))
-
-
-def _several(op: Any) -> bool:
-    """Whether an op returns a list even of one tensor."""
-    if not has_schema(op):
-        return False
-    returns = schema_of(op).returns
-    return len(returns) > 1 or any(str(r.type) != "Tensor" for r in returns)
-
-
-def _expression(line: Line, names: dict[str, Any], comm: Any) -> str:
-    if isinstance(line.op, Together):
-        steps = _named(line.op.steps, "steps", names)
-        together = _named(comm.perform_together, "perform_together", names)
-        return f"{together}({steps}, [{', '.join(f'v{v.index}' for v in line.args)}])"
-    if isinstance(line.op, Step):
-        step = _named(line.op, "step", names)
-        return f"{_named(comm.perform, 'perform', names)}({step}, v{line.args[0].index})"
-    if isinstance(line.op, Begun):
-        return _begun(line, names, comm)
-    if line.op is ended:
-        return f"v{line.args[0].index}()"
-    if isinstance(line.op, LineCheck):
-        return f"{_named(line.op, 'check', names)}(v{line.args[0].index})"
-    if line.op is constant:
-        return _named(line.args[0], "constant", names)
-    target = _named(_fast(line.op), _name_of(line.op), names)
-    args = [_source(a, names) for a in line.args]
-    args += [f"{k}={_source(v, names)}" for k, v in line.kwargs]
-    return f"{target}({', '.join(args)})"
-
-
-def _begun(line: Line, names: dict[str, Any], comm: Any) -> str:
-    """The expression that begins an exchange."""
-    op = line.op.op
-    if isinstance(op, Together):
-        steps, begin = _named(op.steps, "steps", names), _named(comm.begin_together, "begin", names)
-        return f"{begin}({steps}, [{', '.join(f'v{v.index}' for v in line.args)}])"
-    step, begin = _named(op, "step", names), _named(comm.begin, "begin", names)
-    return f"{begin}({step}, v{line.args[0].index})"
-
-
-_PLAIN = {
-    "mm", "bmm", "addmm", "add", "sub", "mul", "div", "relu", "t", "transpose", "permute", "exp",
-    "log", "sqrt", "rsqrt", "tanh", "sigmoid", "neg", "sum", "mean", "unsqueeze", "reshape", "cat",
-    "split", "where", "clone", "select", "pow", "addcmul", "addcdiv", "lerp", "amax", "baddbmm",
-}  # fmt: skip
-
-
-def _fast(op: Any) -> Callable[..., Any]:
-    """A function that does what the overload does, called half a microsecond faster."""
-    if op in SHARED:
-        return SHARED[op]
-    if op in BY_HAND:
-        return op
-    if op.namespace == "aten" and packet_name(op) in _PLAIN and overload_name(op) != "dtype":
-        return getattr(torch, packet_name(op))
-    return op
-
-
-def _name_of(op: Any) -> str:
-    return op.__name__ if op in BY_HAND else packet_name(op)
-
-
-def _named(value: Any, hint: str, names: dict[str, Any]) -> str:
-    for name, known in names.items():
-        if known is value:
-            return name
-    name = hint if hint not in names else f"{hint}_{len(names)}"
-    names[name] = value
-    return name
-
-
-def _source(value: Any, names: dict[str, Any]) -> str:
-    match value:
-        case Var():
-            return f"v{value.index}"
-        case tuple():
-            return f"[{', '.join(_source(v, names) for v in value)}]"
-        case bool() | int() | str() | None:
-            return repr(value)
-        case float() if isfinite(value):
-            return repr(value)
-        case _:
-            return _named(value, "value", names)

@@ -779,7 +779,7 @@ Write show(TensorType(shape, dtype, layout))."""
 NO_PICTURE = """\
 there is no picture of a list.
 
-Show a TensorType, a DTensor, a Mesh, a Plan or a Program."""
+Show a TensorType, a DTensor, a Mesh, a Plan, a Program or a Schedule."""
 
 NO_ENDING = """\
 a picture cannot be saved as '.png'.

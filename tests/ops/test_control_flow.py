@@ -1,7 +1,5 @@
 """Control flow of torch in traced functions: branches and unrolled loops, and their derivatives."""
 
-import warnings
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,10 +7,8 @@ from hypothesis import strategies as st
 from torch._higher_order_ops import associative_scan, scan
 from torch._higher_order_ops import map as torch_map
 
-from fdtensor import DTensor, Mesh, SimulatedComm, distribute, spmd, trace
-from fdtensor.errors import DataDependentError, FallbackWarning, IndexRangeError, TraceError
-
-pytestmark = pytest.mark.filterwarnings("ignore::fdtensor.errors.FallbackWarning")
+from fdtensor import DTensor, Mesh, SimulatedComm, TensorType, distribute, spmd, trace
+from fdtensor.errors import DataDependentError, IndexRangeError, TraceError
 
 MESH = Mesh(x=2)
 COMM = SimulatedComm(MESH)
@@ -175,7 +171,7 @@ def test_faults_count_in_the_branch_that_counts(i):
 
 
 def test_mistakes_in_branches():
-    x = trace_type = on_mesh(torch.ones(4), MESH.layout("x"))
+    x = on_mesh(torch.ones(4), MESH.layout("x"))
     with pytest.raises(TraceError, match="the branches of cond give different results"):
         spmd(lambda x: torch.cond(x.sum() > 0, lambda x: x, lambda x: x[:2], (x,)))(x)
 
@@ -188,17 +184,38 @@ def test_mistakes_in_branches():
         spmd(writes)(x)
     with pytest.raises(DataDependentError, match="while_loop"):
         spmd(lambda x: torch.while_loop(lambda x: x.sum() < 9, lambda x: (x + 1,), (x,)))(x)
-    assert trace_type is x
 
 
-def test_it_is_told_what_a_branch_costs():
-    x = on_mesh(torch.ones(4), MESH.layout("x"))
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        spmd(lambda x: torch.cond(x.sum() > 0, lambda x: x, lambda x: -x, (x,)))(x)
-    texts = [str(w.message) for w in told if issubclass(w.category, FallbackWarning)]
-    assert texts
-    assert all("both branches of torch.cond run" in text for text in texts)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_what_does_not_count_does_not_run(sign):
+    """The gathers and reductions of one branch, forward and backward, are not sent."""
+    comm = SimulatedComm(MESH)
+    x, w = (distribute(sign * torch.ones(4, 4), MESH.layout("x"), comm) for _ in "xw")
+
+    def f(x, w):
+        return torch.cond(x.sum() > 0, lambda: (x @ w).relu() @ w, lambda: x + 1)
+
+    step = spmd(torch.func.grad(lambda x, w: f(x, w).sum(), (0, 1)), choice="follow")
+    program = step.trace(x, w)
+    comm.calls.clear()
+    step(x, w)
+    sent = sum(eqn.is_collective for eqn in program.eqns)
+    assert sent > 2
+    ran = sum(comm.calls.values())
+    assert ran == sent if sign > 0 else ran == 1  # that of the predicate
+    assert sum(" if " in line for line in str(program).splitlines()) > 20
+
+
+def test_an_operand_of_both_branches_is_computed_once_and_in_any_case():
+    x = TensorType((4,), torch.float32, MESH.layout("x"))
+
+    def f(x):
+        y = x.exp()
+        return torch.cond(x.sum() > 0, lambda: y * 2, lambda: y + 1)
+
+    text = str(trace(f, x))
+    told = [line.rpartition(" if ")[2] for line in text.splitlines() if " if " in line]
+    assert told == ["e", "not e"]
 
 
 # --- loops -----------------------------------------------------------------------------------

@@ -25,14 +25,11 @@ _of = torch.ops.higher_order
 
 @recorded_as(_of.cond)
 def cond(pred, true_fn, false_fn, operands=()):
-    """Both branches run, and `out = pred ? true : false`."""
+    """`out = pred ? true : false`; a program has the lines of both, and runs those of one."""
     if not isinstance(pred, torch.Tensor):
         return (true_fn if pred else false_fn)(*operands)
-    _told(
-        "both branches of torch.cond run, and the result of one is kept: a program has the same "
-        "lines whatever its values are"
-    )
-    which = (pred != 0).reshape(())
+    which = pred if pred.dtype == torch.bool else pred != 0
+    which = which.reshape(()) if which.ndim else which
     return selected(which, (true_fn, false_fn), operands, _counting)
 
 
@@ -47,7 +44,8 @@ def scan(combine_fn, init, xs, additional_inputs=()):
     """`carry, y[i] = combine(carry, x[i])`, step by step: the carries, then the stacked results."""
     count, carry = xs[0].shape[0], list(init)
     if count >= MANY:
-        _told(f"torch.scan has {count} steps, and a program lines for each of them")
+        text = f"torch.scan has {count} steps, and a program lines for each of them"
+        warnings.warn(f"{text} ({user_line() or 'not known'})", FallbackWarning, stacklevel=2)
     results = []
     for i in range(count):
         outs = list(combine_fn(*carry, *[x[i] for x in xs], *additional_inputs))
@@ -104,8 +102,3 @@ def while_loop(cond_fn, body_fn, carried_inputs, additional_inputs=()):
         hint="Write while cond(x).item(): x = step(x) around step = spmd(body), or torch.scan over "
         "as many steps as there may be, with torch.where for those that no longer count.",
     )
-
-
-def _told(text):
-    """Says once, for a line of the user, what control flow costs."""
-    warnings.warn(f"{text} ({user_line() or 'not known'})", FallbackWarning, stacklevel=2)
