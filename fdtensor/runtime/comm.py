@@ -113,6 +113,9 @@ class Comm(Protocol[Value]):
         """The error to raise for one on the way to a call; other ranks of the meshes hear of it."""
         return error
 
+    def spread(self, groups: Sequence[Sequence[Mesh]], error: BaseException) -> None:
+        """Tells the ranks of each group of meshes of an error that only some of them have met."""
+
     def mistake(self, value: Value, type: TensorType) -> str | None:
         """The misfit of `value` as a tensor of `type`, in a few words; None if it fits."""
         ...

@@ -196,6 +196,12 @@ class FuncolComm(Comm[torch.Tensor]):
             return error
         return self.plane.ledger(ranks).failure(error)
 
+    def spread(self, groups: Sequence[Sequence[Mesh]], error: BaseException) -> None:
+        for meshes in groups:
+            ranks = members(tuple(meshes))
+            if self.rank in ranks and len(ranks) > 1:
+                self.plane.spread(ranks, error)
+
     def refuse(self, about: str, mistake: str, meshes: Sequence[Mesh] = ()) -> None:
         raise self.failed(meshes, misfit(about, mistake))
 

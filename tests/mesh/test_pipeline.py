@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fdtensor import Mesh, connect, distribute, optim, pipeline
-from fdtensor.errors import CommError
+from fdtensor.errors import CommError, FdtensorError
 
 pytestmark = pytest.mark.mesh
 
@@ -156,3 +156,31 @@ def test_what_one_rank_raises_all_hear_of(pool4):
     works_again(pool4)
     assert told[3] == ("ValueError", "on purpose")
     assert all(name == "CommError" and "rank 3" in text for name, text in told[:3]), told
+
+
+def with_an_index_out_of_range(kind):
+    """What three steps give, of which the second one has an index that the first stage refuses."""
+    comm, meshes = connect(Mesh(all=4)), meshes_of(kind)
+    table = distribute(torch.ones(5, 4), meshes[0].layout(), comm)
+    params = [table, *(distribute(torch.eye(4), m.layout(), comm) for m in meshes[1:])]
+    stages = [lambda p, i: p[i], *[lambda p, x: x @ p] * (len(meshes) - 1)]
+    step = pipeline(stages, mse, meshes=meshes, microbatches=4)
+    y = distribute(torch.zeros(8, 4), meshes[-1].layout(), comm)
+    told = []
+    for index in (0, 9, 0):
+        ids = torch.tensor([0, 0, 0, index, 0, 0, 0, 0])
+        try:
+            _, value = step(params, distribute(ids, meshes[0].layout(), comm), y)
+            told.append(value.item())
+        except FdtensorError as error:
+            told.append((type(error).__name__, str(error).splitlines()[0]))
+    return told
+
+
+@pytest.mark.parametrize("kind", ["dp", "four"])
+def test_all_ranks_hear_of_what_one_stage_refuses_and_go_on(pool4, kind):
+    for rank, told in enumerate(pool4.run(with_an_index_out_of_range, kind, timeout=SECONDS)):
+        assert told[0] == told[2] == 1.0
+        name, text = told[1]
+        assert name == ("IndexRangeError" if rank < len(meshes_of(kind)[0].order) else "CommError")
+        assert "index of index" in text or "rank" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -114,12 +115,16 @@ class Pipeline:
             plans = self._planned(trees, comm.cost, comm.device)
         except BaseException as error:
             raise comm.failed(self.meshes, error)  # noqa: B904 - the same error, of which others hear
-        prepared = self._ready(plans, comm)
-        running = Running(prepared)
+        running = Running(self._ready(plans, comm))
         own = [_values(tree) for tree in trees[0]]
-        running.step(own, _values(x), _values(target))
+        try:
+            running.step(own, _values(x), _values(target))
+            grads = [self._gradients(running, i, tree) for i, tree in enumerate(trees[0])]
+        except BaseException as error:
+            # of what fails on one mesh the others hear in the calls in which they wait for it
+            comm.spread([plans.meshes, *itertools.pairwise(plans.meshes)], error)
+            raise
         self.waited = None if comm.rank is None else running.waited
-        grads = [self._gradients(running, i, tree) for i, tree in enumerate(trees[0])]
         (type,) = plans.stages[-1].out_types()
         value = running.loss() if _is_here(type.mesh, comm) else _nothing(type, comm)
         return grads, DTensor(value, type, comm)

@@ -154,10 +154,10 @@ class Ledger:
         open_call = self.number != self.done
         try:
             if isinstance(error, KeyboardInterrupt):
-                self._fail("interrupted", "", clean=not open_call)
+                self.fail("interrupted", "", clean=not open_call)
             elif not lost:
                 clean = not open_call or isinstance(error, FdtensorError)
-                self._fail("raised", told_of(error), clean)
+                self.fail("raised", told_of(error), clean)
             else:
                 return self._lost()
         except (RuntimeError, OSError) as gone:
@@ -200,14 +200,14 @@ class Ledger:
         """The one error of all ranks."""
         try:
             if not self.failed:
-                self._fail("waiting", "", clean=False)
+                self.fail("waiting", "", clean=False)
             error = self._account().error()
         except (RuntimeError, OSError) as gone:
             error = self._without_board(None, gone)
         error.__suppress_context__ = True  # which has only the words of the network
         return error
 
-    def _fail(self, kind: Kind, text: str, clean: bool) -> None:
+    def fail(self, kind: Kind, text: str, clean: bool) -> None:
         """Tells the others that this rank raises an error."""
         self.stop = self.failed = True
         self.plane.put_behind(self)
@@ -227,7 +227,7 @@ class Ledger:
 
     def interrupted(self) -> None:
         """Ends an open call that Ctrl-C does not reach, and tells the others why."""
-        self._fail("interrupted", "", clean=False)
+        self.fail("interrupted", "", clean=False)
 
     def left(self, text: str) -> None:
         """Tells the others that this process ends, by `text` if it is an error.

@@ -21,6 +21,7 @@ from fdtensor.layouts.torch_private import (
     prefixed,
     store_port,
 )
+from fdtensor.runtime.control.causes import told_of
 from fdtensor.runtime.control.flight import FOLDER, write
 from fdtensor.runtime.control.ledger import Ledger
 from fdtensor.runtime.control.sockets import limit_silence, listening_ports, shut
@@ -115,6 +116,13 @@ class Plane:
         """Has the ledgers that may use its groups begin their next call after it has begun anew."""
         for ledger in list(self.ledgers.values()):
             _put_behind(ledger, failed)
+
+    def spread(self, ranks: tuple[int, ...], error: BaseException) -> None:
+        """Tells ranks of an error that came up in calls with others, for which they may wait."""
+        ledger = self.ledger(ranks)
+        if not ledger.failed:
+            with suppress(RuntimeError, OSError):  # without its store nobody hears of it
+                ledger.fail("raised", told_of(error), clean=False)
 
     def unfit(self) -> CommError | None:
         """The error of whoever makes a call where this process or its group is not what it was."""
