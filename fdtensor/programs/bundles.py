@@ -18,7 +18,7 @@ from fdtensor.plans.collectives import AllGather, Bundle, Exchange, Step
 from fdtensor.programs.eqn import is_part_line
 from fdtensor.programs.program import Eqn, Program, Together, is_view_line
 
-__all__ = ["BUCKET_BYTES", "bundled"]
+__all__ = ["BUCKET_BYTES", "bundled", "unbundled"]
 
 BUCKET_BYTES = 1 << 20
 """The most bytes per rank of tensors that travel together; a larger tensor goes alone."""
@@ -29,6 +29,18 @@ def bundled(program: Program, bucket_bytes: int = BUCKET_BYTES) -> Program:
     buckets = _Buckets(bucket_bytes, {} if program.origin is None else program.origin.scales)
     eqns = _gathered(program, _early(program.eqns), buckets)
     eqns = _joined(program, _reduced(eqns, buckets), buckets)
+    return attrs.evolve(program, eqns=tuple(eqns))
+
+
+def unbundled(program: Program) -> Program:
+    """The same program with a line for each collective."""
+    eqns: list[Eqn] = []
+    for eqn in program.eqns:
+        if isinstance(eqn.op, Together):
+            each = zip(eqn.op.steps, eqn.ins, eqn.outs, strict=True)
+            eqns += [Eqn(step, (v,), (), (out,), eqn.note) for step, v, out in each]
+        else:
+            eqns.append(eqn)
     return attrs.evolve(program, eqns=tuple(eqns))
 
 

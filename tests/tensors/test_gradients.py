@@ -366,3 +366,19 @@ SCALE = """\
 LossScale(value=0.0, growth=2.0, backoff=0.5, interval=2000, streak=0) cannot be.
 
 Let value be above 0, growth 1 or more, backoff 1 or less, interval an int."""
+
+
+@pytest.mark.parametrize("choice", ["follow", "cheapest"])
+@pytest.mark.parametrize("cut", [None, "a"])
+def test_a_backward_within_a_budget_whose_reductions_travel_with_those_of_the_forward(choice, cut):
+    mesh = Mesh(a=2)
+    comm = SimulatedComm(mesh)
+    table, x = torch.randn(16, 5), torch.randn(4, 6)
+
+    def loss(table, x):
+        return table[(x.abs() * 3).long().clamp(0, 15)].sum(1).square().mean()
+
+    held = distribute(table, mesh.layout("a"), comm).requires_grad_()
+    rows = distribute(x, mesh.layout(cut), comm)
+    spmd(loss, max_bytes=10**6, choice=choice)(held, rows).backward()
+    torch.testing.assert_close(held.grad.full(), torch.func.grad(loss)(table, x))

@@ -8,7 +8,7 @@ import attrs
 
 from fdtensor.ops.graph import Var
 from fdtensor.ops.saved_values import ALIAS
-from fdtensor.programs.bundles import bundled
+from fdtensor.programs.bundles import bundled, unbundled
 from fdtensor.programs.program import Eqn, Program, is_view_line
 from fdtensor.programs.schedule import scheduled
 
@@ -44,6 +44,7 @@ def phases(whole: Program, cuts: Sequence[Cut]) -> list[Phase]:
 
     What takes a saved value again runs as late as it can.
     """
+    whole = unbundled(whole)  # what travels together may be of several parts
     inputs = {v: i for i, cut in enumerate(cuts) for v in cut.inputs}
     lines = _parts(whole, cuts, inputs)
     reading = _Reading(whole, lines, inputs)
