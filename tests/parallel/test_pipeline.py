@@ -71,6 +71,10 @@ def gated(p, x):
     return torch.nn.functional.silu(x @ p["w"]) * (x @ p["v"])
 
 
+def normed(p, x):
+    return torch.nn.functional.layer_norm(x, (WIDTH,), p["b"], p["b"])
+
+
 def two(p, pair):
     x, gate = pair if isinstance(pair, tuple) else (pair, pair)
     return x @ p["w"], gate * p["b"]
@@ -89,8 +93,15 @@ def parameters(generator, *names):
     return {n: torch.randn(shapes[n], generator=generator, dtype=torch.float64) for n in names}
 
 
-FUNCTIONS = {linear: "wb", gated: "wv", two: "wb", back: "b"}
-CHAINS = [[linear, linear], [linear, gated], [two, back], [linear, gated, linear], [gated]]
+FUNCTIONS = {linear: "wb", gated: "wv", two: "wb", back: "b", normed: "b"}
+CHAINS = [
+    [linear, linear],
+    [linear, gated],
+    [two, back],
+    [linear, gated, linear],
+    [gated],
+    [linear, normed],
+]
 
 
 def cut(mesh, layout, dims):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fdtensor.runtime.control.board import Board
 from fdtensor.runtime.control.ledger import KEPT, Ledger
+from fdtensor.runtime.control.plane import put_behind
 from fdtensor.runtime.control.posts import Account, Call, Post, account, parting
 from fdtensor.runtime.control.sockets import listening_ports, shut
 from fdtensor.runtime.control.watcher import _compare, _Seen
@@ -23,6 +24,7 @@ class Plane:
 
     def __init__(self, store, rank):
         self.store, self.rank, self.tag, self.aborted, self.renewed = store, rank, 0, 0, 0
+        self.ledgers = []
 
     def unfit(self):
         return None
@@ -35,6 +37,10 @@ class Plane:
 
     def renew(self, ranks):
         self.renewed += 1
+
+    def put_behind(self, failed):
+        for ledger in self.ledgers:
+            put_behind(ledger, failed)
 
 
 def ledgers(count: int) -> list[Ledger]:
@@ -123,6 +129,30 @@ def test_errors_before_anything_is_sent_leave_the_groups_alone():
     for ledger in pair:
         called(ledger, [2])
         assert (ledger.epoch, ledger.plane.aborted, ledger.plane.renewed) == (1, 0, 0)
+
+
+def test_a_ledger_of_some_of_its_ranks_begins_anew_after_one_that_failed():
+    """One rank has cut its groups, the other raised before it sent anything: both make new ones."""
+    store, planes = dist.HashStore(), []
+    for rank in range(2):
+        plane = Plane(store, rank)
+        plane.ledgers = [Ledger((0, 1), "pair", plane), Ledger((0, 1, 2), "all", plane)]
+        planes.append(plane)
+    third = Ledger((0, 1, 2), "all", Plane(store, 2))
+    for i, ledger in enumerate([*(p.ledgers[1] for p in planes), third]):
+        called(ledger, [1])
+        error = ValueError("on purpose") if i else RuntimeError("Connection closed by peer")
+        if i:
+            ledger.failure(error)
+        else:
+            ledger.begin(2, "second")
+            ledger.fail("waiting", "", clean=False)
+    for plane in planes:
+        pair, whole = plane.ledgers
+        assert (pair.stop, whole.failed, plane.renewed) == (True, True, 0)
+        called(pair, [1])
+        assert (pair.stop, pair.epoch) == (False, 0)
+        assert (whole.failed, whole.epoch, plane.renewed) == (False, 1, 1)
 
 
 def test_a_rank_that_does_not_raise_is_named():

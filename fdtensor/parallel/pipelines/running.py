@@ -232,7 +232,7 @@ class Running:
 
     def _add(self, action: Action, stage: Stage, env: dict[Var, Any]) -> None:
         """Adds the gradients of a part to those of the others."""
-        if stage.gradients and stage.gradients[0].value in stage.phases[action.kind].gives:
+        if action.kind == ("W" if stage.weights.gives else "B"):
             for k, gradient in enumerate(stage.gradients):
                 key, term = (action.stage, k), env[gradient.value]
                 known = self.sums.get(key)

@@ -28,7 +28,7 @@ from fdtensor.runtime.control.sockets import limit_silence, listening_ports, shu
 from fdtensor.runtime.control.watcher import watch
 from fdtensor.runtime.process_groups import SECONDS, group_name, make_group, renamed
 
-__all__ = ["Plane"]
+__all__ = ["Plane", "put_behind"]
 
 _ROOM = "fdtensor_control"
 
@@ -58,7 +58,7 @@ class _Group:
         return f"{self.name}@{self.turn}" if self.turn else self.name
 
 
-def _put_behind(ledger: Ledger, failed: Ledger) -> None:
+def put_behind(ledger: Ledger, failed: Ledger) -> None:
     """Two of the same ranks may be a group, which all of them make anew at one time."""
     if ledger is not failed and len(set(ledger.ranks) & set(failed.ranks)) > 1:
         ledger.behind.append(failed)
@@ -109,13 +109,13 @@ class Plane:
             ledger = self.ledgers[ranks] = Ledger(ranks, group_name(ranks), self)
             for other in self.ledgers.values():
                 if other.failed:
-                    _put_behind(ledger, other)
+                    put_behind(ledger, other)
         return ledger
 
     def put_behind(self, failed: Ledger) -> None:
         """Has the ledgers that may use its groups begin their next call after it has begun anew."""
         for ledger in list(self.ledgers.values()):
-            _put_behind(ledger, failed)
+            put_behind(ledger, failed)
 
     def spread(self, ranks: tuple[int, ...], error: BaseException) -> None:
         """Tells ranks of an error that came up in calls with others, for which they may wait."""
