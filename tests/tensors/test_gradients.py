@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fdtensor.layouts.errors import CommError, FdtensorError, ValueTreeError
+from fdtensor.layouts.errors import CommError, FdtensorError, TraceError, ValueTreeError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.tensors.blockwise import NOT_BY_ELEMENT
@@ -382,3 +382,16 @@ def test_a_backward_within_a_budget_whose_reductions_travel_with_those_of_the_fo
     rows = distribute(x, mesh.layout(cut), comm)
     spmd(loss, max_bytes=10**6, choice=choice)(held, rows).backward()
     torch.testing.assert_close(held.grad.full(), torch.func.grad(loss)(table, x))
+
+
+def test_the_program_of_a_backward_can_be_seen():
+    mesh = Mesh(a=2)
+    comm = SimulatedComm(mesh)
+    w, x = (distribute(torch.ones(4, 4), mesh.layout(cut), comm) for cut in (None, "a"))
+    step = spmd(lambda w, x: (x @ w).relu().sum(), choice="follow")
+    with pytest.raises(TraceError, match="has no backward"):
+        step.trace_backward(w, x)
+    program = step.trace_backward(w.requires_grad_(), x)
+    assert program.out_types == (w.type,)
+    assert program.received_bytes == w.type.nbytes  # the gradient is reduced
+    assert program.name.endswith(".backward")

@@ -43,6 +43,8 @@ class Entry:
     """The program that ranks agree on, or its forward where derivatives are wanted."""
     closed: tuple[int | DTensor[Any], ...] = ()
     """What the function closes over: places among what it reads, or DTensors further down."""
+    backward: Program | None = None
+    """What a backward runs, where derivatives are wanted."""
 
     def result(self, outs: Sequence[Any], comm: Any) -> Any:
         """The result of the function, with these values."""
@@ -95,7 +97,8 @@ def agreed_entry(
     first = program.program if both is None else both.forward  # so ranks agree on gradients too
     agree(first, leaves, comm, check)
     go = runner_of(first, comm) if both is None else both.runner(comm)
-    return Entry(program, comm, go, program.program.out_types, first)
+    backward = None if both is None else both.backward
+    return Entry(program, comm, go, program.program.out_types, first, backward=backward)
 
 
 def agree(program: Program, leaves: Sequence[Any], comm: Any, check: Check | None) -> None:

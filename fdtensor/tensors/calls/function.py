@@ -14,7 +14,11 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 import attrs
 import torch
 
-from fdtensor.layouts.errors import DataDependentError, FallbackWarning, FdtensorError
+from fdtensor.layouts.errors import (
+    DataDependentError,
+    FallbackWarning,
+    FdtensorError,
+)
 from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.tensor_type import TensorType
@@ -33,7 +37,7 @@ from fdtensor.tensors.calls.inlined import inlined
 from fdtensor.tensors.calls.key import call_key, refuse_other_comm, requires_grad
 from fdtensor.tensors.calls.python_state import Reads
 from fdtensor.tensors.calls.replicas import ANSWERS, on_replicas, placed
-from fdtensor.tensors.calls.text import shown
+from fdtensor.tensors.calls.text import no_backward, no_program, shown
 from fdtensor.tensors.calls.weakly import Around, weakly
 from fdtensor.tensors.dtensor import DTensor, is_dtensor
 
@@ -104,10 +108,7 @@ class Spmd(Generic[P, R]):
         if not free and any(isinstance(leaf, DTensor) for leaf in leaves):
             entry = self._entry(leaves, spec, key_orders((args, kwargs)))
             if entry.traced is None:
-                raise DataDependentError(
-                    f"{self!r} has no program: what it gives depends on the values of tensors.",
-                    hint="A call runs it on replicated operands.",
-                )
+                raise no_program(self)
             return entry.traced.program
         options = self.options
         return trace(
@@ -124,6 +125,22 @@ class Spmd(Generic[P, R]):
             choice=options.choice,
             **kwargs,
         )
+
+    @opaque
+    def trace_backward(self, *args: Any, **kwargs: Any) -> Program:
+        """The program that the backward of a call with these DTensors runs: collective, as a call.
+
+        It takes what the forward keeps for it, then cotangents of the results; it gives those of
+        the arguments that require grad. Raises `TraceError` where none does.
+        """
+        drawing = self._drawing(args, kwargs)
+        if drawing is not None:
+            return drawing.trace_backward(*args, **kwargs)
+        leaves, spec = flatten((args, kwargs), is_leaf=is_dtensor)
+        entry = self._entry(leaves, spec, key_orders((args, kwargs)))
+        if entry.backward is None:
+            raise no_backward(self)
+        return entry.backward
 
     @overload
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
