@@ -9,7 +9,7 @@ between choices of the same tolls alone.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil, log10
+from math import ceil, log2
 
 import attrs
 import optree
@@ -32,7 +32,7 @@ CUTTING = 1
 """The toll for cutting what is whole or pending, in tolls."""
 
 GATHERING = 3
-"""The toll for moving a parameter that is cut, in tolls; for data it is that of all values."""
+"""The toll for moving a parameter that is cut, in tolls; for data it is that of all of them."""
 
 
 @attrs.frozen
@@ -43,8 +43,8 @@ class Tolls:
     """More seconds than the whole program takes."""
     parameters: frozenset[int]
     """The values that depend on parameters alone."""
-    values: int
-    """More than the number of values."""
+    rank: int
+    """How many parameters are gathered before data are: more than there are."""
 
     @property
     def inside(self) -> Tolls:
@@ -58,7 +58,7 @@ class Tolls:
 
     def __call__(self, v: int, src: Placements, dst: Sequence[Place]) -> float:
         """The toll for moving value `v` from some placements to others."""
-        moved = GATHERING if v in self.parameters else GATHERING * self.values
+        moved = GATHERING if v in self.parameters else GATHERING * self.rank
         tolls = 0
         for p, q in zip(src, dst, strict=True):
             if q in (p, "free"):
@@ -81,8 +81,9 @@ def tolls_of(graph: Graph, mesh: Mesh, cost: CostModel, parameters: frozenset[in
         outs = [(types[v.index], R) for v in call.outs if v is not None]
         calls += work(call, types, ins, outs, 1, 1.0, cost)
     # rounded up, so that programs of about one size share what is chosen for decompositions
-    toll = 10.0 ** ceil(log10(10 * (moves + calls) + 1e-6))
-    return Tolls(toll, _of_parameters(graph, parameters), 2 ** len(types).bit_length())
+    toll = 2.0 ** ceil(log2(4 * (moves + calls) + 1e-6))
+    rank = 2 ** (len(parameters) + 8).bit_length()
+    return Tolls(toll, _of_parameters(graph, parameters), rank)
 
 
 def _of_parameters(graph: Graph, parameters: frozenset[int]) -> frozenset[int]:
