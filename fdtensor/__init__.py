@@ -54,7 +54,7 @@ Namespaces:
     cost                            the seconds of plans and programs, assumed or measured
     random                          numbers by key and place
     optim                           torch's optimizers on DTensors; norms and scales of gradients
-    parallel                        layouts by the names of modules; exported programs of one rank
+    parallel                        layouts by the names of modules; pipelines; exported programs
     io                              checkpoints, safetensors, torch's own DTensors
     cluster                         real ranks on this machine
     errors                          each one sentence, the facts and what to do
