@@ -20,6 +20,8 @@ from torch.overrides import TorchFunctionMode
 from fdtensor.layouts.callsite import user_line
 from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.tree import flatten, unflatten
+from fdtensor.ops.call_recorder import CallRecorder
+from fdtensor.ops.recorded_checks import innermost
 from fdtensor.ops.select import select, zeros_beside
 from fdtensor.ops.transparent import control_flow
 
@@ -41,6 +43,7 @@ def selected(
     for holds, f in ((which, functions[0]), (~which, functions[1])):
         with counting(holds), _Gates(holds) as gates:
             results.append(flatten(f(*unflatten(spec, [gates.of(t) for t in leaves]))))
+            gates.refuse_written()
     (first, tree), (second, other) = results
     _refuse_different(first, second, tree == other)
     chosen = [
@@ -80,8 +83,8 @@ class _Gates(TorchFunctionMode):
         self.counts = counts
         self.inside: dict[int, torch.Tensor] = {}
         """The tensors that were made inside, by their ids, alive."""
-        self.gates: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        """The tensors from around, each with its gate."""
+        self.gates: dict[int, tuple[torch.Tensor, torch.Tensor, Any]] = {}
+        """The tensors from around, each with its gate and the value that is recorded for that."""
 
     def of(self, t: Any) -> Any:
         """The gate of a tensor from around; anything else as it is."""
@@ -90,7 +93,7 @@ class _Gates(TorchFunctionMode):
         if id(t) not in self.gates:
             smooth = t.is_floating_point() or t.is_complex()
             gate = _Gate.apply(self.counts, t) if smooth else t.clone()
-            self.gates[id(t)] = t, gate
+            self.gates[id(t)] = t, gate, _recorded(gate)
             self.inside[id(gate)] = gate
         return self.gates[id(t)][1]
 
@@ -120,12 +123,13 @@ class _Gates(TorchFunctionMode):
         written += [kwargs["out"]] if kwargs.get("out") is not None else []
         for t in written:
             if isinstance(t, torch.Tensor) and id(t) not in self.inside:
-                raise TraceError(
-                    f"a branch of cond writes by {name} to a tensor from around it.",
-                    tensor=f"{tuple(t.shape)} {t.dtype}",
-                    line=user_line() or "not known",
-                    hint="Return the new value from both branches.",
-                )
+                raise _writes(f"by {name} ", t)
+
+    def refuse_written(self) -> None:
+        """Raises `TraceError` where a tensor from around was written to, as through a view."""
+        for t, gate, value in self.gates.values():
+            if _recorded(gate) != value:
+                raise _writes("", t)
 
 
 _OF_TENSORS_THEMSELVES = {
@@ -133,6 +137,23 @@ _OF_TENSORS_THEMSELVES = {
     *("numel", "element_size", "is_floating_point", "is_complex"),
 }
 """Functions that read no element of a tensor."""
+
+
+def _recorded(t: torch.Tensor) -> Any:
+    """The value that stands for a tensor at this time; None where nothing is recorded."""
+    if not CallRecorder.running:
+        return None
+    recorder = CallRecorder.running[-1]
+    return recorder.known(recorder.fake(innermost(t)))
+
+
+def _writes(how: str, t: torch.Tensor) -> TraceError:
+    return TraceError(
+        f"a branch of cond writes {how}to a tensor from around it.",
+        tensor=f"{tuple(t.shape)} {t.dtype}",
+        line=user_line() or "not known",
+        hint="Return the new value from both branches.",
+    )
 
 
 def _mapped(tree: Any, of: Callable[[Any], Any]) -> Any:

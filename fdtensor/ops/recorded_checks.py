@@ -32,7 +32,7 @@ from fdtensor.ops.value_checks import (
     range_text,
 )
 
-__all__ = ["REQUIREMENTS", "Checks"]
+__all__ = ["REQUIREMENTS", "Checks", "innermost"]
 
 aten = torch.ops.aten
 
@@ -135,7 +135,7 @@ class Checks:
         start = len(counts)
         yield
         self.conditional |= {*self.bounded} - known
-        condition = self.recorder.fake(_innermost(holds))
+        condition = self.recorder.fake(innermost(holds))
         for count, _ in counts[start:]:
             self.conditions.setdefault(id(count), []).append(condition)
 
@@ -187,7 +187,7 @@ _INTEGERS = {torch.int64, torch.int32, torch.int16, torch.int8}
 _FLOATS = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
 
 
-def _innermost(tensor: torch.Tensor) -> torch.Tensor:
+def innermost(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor that is recorded for one inside of transforms and functionalization."""
     while is_functorch_wrapped_tensor(tensor):
         tensor = get_unwrapped(tensor)

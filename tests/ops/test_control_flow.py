@@ -182,6 +182,23 @@ def test_mistakes_in_branches():
 
     with pytest.raises(TraceError, match="a branch of cond writes by add_"):
         spmd(writes)(x)
+
+    def writes_through_a_view(x):
+        y = x * 1
+        torch.cond(x.sum() > 0, lambda: y.view(2, 2).add_(1) * 1, lambda: y.view(2, 2) * 1)
+        return y
+
+    with pytest.raises(TraceError, match="a branch of cond writes to"):
+        spmd(writes_through_a_view)(x)
+
+    def normed(x):
+        mean, var = torch.zeros(1) + x[0], torch.ones(1) + x[0]
+        rows = x.view(4, 1)
+        first = lambda: torch.nn.functional.batch_norm(rows, mean, var, training=True)  # noqa: E731
+        return torch.cond(x.sum() > 0, first, lambda: rows * 1), mean
+
+    with pytest.raises(TraceError, match="writes"):
+        spmd(normed)(x)
     with pytest.raises(DataDependentError, match="while_loop"):
         spmd(lambda x: torch.while_loop(lambda x: x.sum() < 9, lambda x: (x + 1,), (x,)))(x)
 

@@ -27,6 +27,9 @@ from fdtensor.tensors.dtensor import DTensor
 
 __all__ = ["Pipeline", "pipeline"]
 
+KEPT = 32
+"""How many pipelines, for arguments of as many types, are kept."""
+
 
 def pipeline(
     stages: Sequence[Callable[..., Any]],
@@ -143,6 +146,9 @@ class Pipeline:
         if plans is None:
             how = self.functions, self.meshes, self.schedule, trees, self.options
             plans = self.known[key] = planned(*how, cost, device or "cpu")
+            if len(self.known) > KEPT:
+                gone = id(self.known.pop(next(iter(self.known))))
+                self.prepared = {k: p for k, p in self.prepared.items() if k[0] != gone}
         return plans
 
     def _ready(self, plans: Planned, comm: Any) -> Prepared:
