@@ -184,6 +184,7 @@ OF_RECORDS = ("comm", "full", "local", "mesh", "plan_to", "redistribute", "to_lo
 OPTIONS = (
     *("out_layouts", "regather", "on_missing_rule", "on_data_dependent", "plain", "check"),
     *("check_indices", "reduce_dtype", "max_bytes", "as_if", "cost", "mesh"),
+    *("choice", "deterministic"),
 )
 """The names of options that stand beside the arguments of a function."""
 
