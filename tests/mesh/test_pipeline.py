@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from fdtensor import Mesh, connect, distribute, optim, pipeline
 from fdtensor.errors import CommError, FdtensorError
@@ -184,3 +185,60 @@ def test_all_ranks_hear_of_what_one_stage_refuses_and_go_on(pool4, kind):
         name, text = told[1]
         assert name == ("IndexRangeError" if rank < len(meshes_of(kind)[0].order) else "CommError")
         assert "index of index" in text or "rank" in text
+
+
+def by_hand(parts):
+    """The loss and gradients of four stages as messages between processes, and their bytes."""
+    rank, last, received = dist.get_rank(), 3, 0
+    params = {k: v.requires_grad_() for k, v in full_of(rank).items()}
+    x, y = ([t[i::parts] for i in range(parts)] for t in batch())
+    kept, losses = [], []
+    for i in range(parts):
+        taken = x[i].clone()
+        if rank:
+            taken = torch.empty(BATCH // parts, WIDTH, dtype=torch.float64)
+            dist.recv(taken, rank - 1)
+            received += taken.nbytes
+            taken.requires_grad_()
+        out = stage(params, taken)
+        if rank == last:
+            out = mse(out, y[i]) / parts
+            losses.append(out.item())
+        else:
+            dist.send(out.detach(), rank + 1)
+        kept.append((taken, out))
+    for taken, out in kept:
+        cotangent = None
+        if rank < last:
+            cotangent = torch.empty_like(out)
+            dist.recv(cotangent, rank + 1)
+            received += cotangent.nbytes
+        out.backward(cotangent)
+        if rank:
+            dist.send(taken.grad, rank - 1)
+    return {k: v.grad for k, v in params.items()}, sum(losses), received
+
+
+def by_pipeline(parts, schedule):
+    """The same by a pipeline, and the bytes that it says this rank receives."""
+    comm, meshes = connect(Mesh(all=4)), meshes_of("four")
+    params = [
+        {k: distribute(v, m.layout(), comm) for k, v in full_of(i).items()}
+        for i, m in enumerate(meshes)
+    ]
+    ends = zip(batch(), (meshes[0], meshes[-1]), strict=True)
+    x, y = (distribute(t, m.layout(), comm) for t, m in ends)
+    step = pipeline([stage] * 4, mse, meshes=meshes, microbatches=parts, schedule=schedule)
+    grads, value = step(params, x, y)
+    nbytes = step.trace(params, x, y).received_bytes_on(meshes[comm.rank])
+    return {k: g.local for k, g in grads[comm.rank].items()}, value.item(), nbytes
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+def test_a_pipeline_receives_what_hand_written_code_does(pool4, schedule):
+    hands = pool4.run(by_hand, 4, timeout=SECONDS)
+    ours = pool4.run(by_pipeline, 4, schedule, timeout=SECONDS)
+    for (grads, _, received), (own, value, nbytes) in zip(hands, ours, strict=True):
+        torch.testing.assert_close(own, grads)
+        assert value == pytest.approx(hands[-1][1], rel=1e-12)
+        assert nbytes == received

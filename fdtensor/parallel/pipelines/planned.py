@@ -69,17 +69,9 @@ class Planned:
     @property
     def received_bytes(self) -> int:
         """The bytes that a rank receives in a step, at most."""
-        return max(self._received(mesh) for mesh in self.meshes)
+        return max(self.received_bytes_on(mesh) for mesh in self.meshes)
 
-    @property
-    def digest(self) -> str:
-        """A hexadecimal fingerprint, the same on every rank and machine."""
-        programs = [p for stage in self.stages for p in _programs(stage)]
-        plans = [p for sends in self.sends for p in (*sends.forward, *sends.backward)]
-        text = "".join([str(self.units), *(x.digest for x in (*programs, *plans))])
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-    def _received(self, mesh: Mesh) -> int:
+    def received_bytes_on(self, mesh: Mesh) -> int:
         """The bytes that a rank of a mesh receives in a step, at most."""
         parts, total = self.schedule.parts, 0
         for i, stage in enumerate(self.stages):
@@ -92,6 +84,14 @@ class Planned:
             back = self.sends[i].backward if i < len(self.sends) else ()
             total += sum(p.received_bytes for p in (*coming, *back)) * parts
         return total
+
+    @property
+    def digest(self) -> str:
+        """A hexadecimal fingerprint, the same on every rank and machine."""
+        programs = [p for stage in self.stages for p in _programs(stage)]
+        plans = [p for sends in self.sends for p in (*sends.forward, *sends.backward)]
+        text = "".join([str(self.units), *(x.digest for x in (*programs, *plans))])
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
