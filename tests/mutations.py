@@ -212,7 +212,7 @@ FAULTS = (
     ),
     Fault(
         "an error of one rank is not told to the others",
-        'self._fail("raised", told_of(error), clean)',
+        'self.fail("raised", told_of(error), clean)',
         "pass",
         "faults runtime/test_control.py",
     ),

@@ -70,6 +70,7 @@ from fdtensor.layouts.torch_private.ops import (
     OpOverload,
     OpOverloadPacket,
     abstract_function,
+    associative_rounds,
     backward_function,
     check_schema,
     decomposition_table,
@@ -145,6 +146,7 @@ from fdtensor.layouts.torch_private.transforms import (
 __all__ = [
     "DYNAMO",
     "as_if_compiling",
+    "associative_rounds",
     "make_uncompiled",
     "NO_GROUPS",
     "c10d_group",

@@ -24,6 +24,7 @@ __all__ = [
     "OpOverload",
     "OpOverloadPacket",
     "abstract_function",
+    "associative_rounds",
     "backward_function",
     "check_schema",
     "decomposition_table",
@@ -139,3 +140,16 @@ def setup_context_function(op: CustomOpDef) -> Any:
 def decomposition_table() -> dict[Any, Callable[..., Any]]:
     """The decompositions of torch, by op; the import takes a while."""
     return import_module("torch._decomp").decomposition_table
+
+
+def associative_rounds(
+    combine: Callable[..., Any], xs: Sequence[torch.Tensor]
+) -> Sequence[torch.Tensor]:
+    """The scan of tensors along dim 0 by an associative function, in logarithmically many rounds.
+
+    Versions 2.11 to 2.13: `generic_associative_scan`, which `torch.associative_scan` is made of.
+    """
+    from torch._higher_order_ops.associative_scan import generic_associative_scan
+
+    scan: Any = generic_associative_scan
+    return scan(combine, list(xs), additional_inputs=())

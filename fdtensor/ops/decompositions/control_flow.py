@@ -10,6 +10,7 @@ import torch
 
 from fdtensor.layouts.callsite import user_line
 from fdtensor.layouts.errors import DataDependentError, FallbackWarning, TraceError
+from fdtensor.layouts.torch_private import associative_rounds
 from fdtensor.layouts.tree import flatten, unflatten
 from fdtensor.ops.branches import selected
 from fdtensor.ops.call_recorder import CallRecorder
@@ -82,10 +83,8 @@ def mapped(f, xs, pos_args=()):
 @recorded_as(_of.associative_scan)
 def associative_scan(combine_fn, xs, additional_inputs=()):
     """`out[i] = x[0] * ... * x[i]`, in as many rounds as the count has binary digits."""
-    from torch._higher_order_ops.associative_scan import generic_associative_scan
-
     one = functools.partial(_combined, combine_fn, len(xs), additional_inputs)
-    return generic_associative_scan(one, list(xs), additional_inputs=())
+    return associative_rounds(one, xs)
 
 
 def _combined(combine_fn, count, more, *args):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fdtensor.layouts.errors import CommError, FdtensorError
 from fdtensor.layouts.torch_private import current_graph_task
+from fdtensor.runtime.control.behind import catch_up
 from fdtensor.runtime.control.board import Board
 from fdtensor.runtime.control.causes import is_of_network, told_of
 from fdtensor.runtime.control.places import caller, line_of, running
@@ -171,22 +172,14 @@ class Ledger:
             raise unfit
         if get_ident() != self.thread:
             self._handed_over()
-        self._resume_others()
+        if self.behind:
+            catch_up(self)
         if not self.stop:
             return
         if self.failed:
             self._resume()
         else:
             raise self._lost()
-
-    def _resume_others(self) -> None:
-        """Begins anew with what shares groups with this one and has failed: they are made anew."""
-        others, self.behind = self.behind, []
-        for other in others:
-            if other.failed:
-                other._resume()
-        if others:
-            self.stop = self.failed or self.alarmed
 
     def _handed_over(self) -> None:
         """Lets this thread make calls, if the one that made them has ended or waits for it."""
@@ -280,18 +273,22 @@ class Ledger:
 
     def _resume(self) -> None:
         """Begins anew once all ranks have raised; raises where one does not."""
+        self.anew(self.ranks)
+        self.renewed()
+
+    def anew(self, ranks: Sequence[int]) -> None:
+        """Makes groups of some of its ranks anew, once these have raised; else raises itself."""
         latest = time.monotonic() + self.plane.seconds
         try:
-            while not self.board.all_back(self.ranks):
+            while not self.board.all_back(ranks):
                 if time.monotonic() > latest:
-                    raise not_back(self.ranks, [*self.board.back(self.ranks)], self.plane.seconds)
+                    raise not_back(ranks, [*self.board.back(ranks)], self.plane.seconds)
                 time.sleep(_SLICE)
-            clean = all(self.board.back(self.ranks).values())
+            clean = all(self.board.back(ranks).values())
         except (RuntimeError, OSError) as gone:
             raise self._without_board(None, gone) from None
         if not clean:
-            self.plane.renew(self.ranks)
-        self.renewed()
+            self.plane.renew(ranks, f"{self.name}/{self.epoch}")
 
     def renewed(self) -> None:
         """Begins anew: all ranks have raised the same error, and know it."""

@@ -21,6 +21,7 @@ from fdtensor.layouts.torch_private import (
     prefixed,
     store_port,
 )
+from fdtensor.runtime.control.behind import put_behind
 from fdtensor.runtime.control.causes import told_of
 from fdtensor.runtime.control.flight import FOLDER, write
 from fdtensor.runtime.control.ledger import Ledger
@@ -28,7 +29,7 @@ from fdtensor.runtime.control.sockets import limit_silence, listening_ports, shu
 from fdtensor.runtime.control.watcher import watch
 from fdtensor.runtime.process_groups import SECONDS, group_name, make_group, renamed
 
-__all__ = ["Plane", "put_behind"]
+__all__ = ["Plane"]
 
 _ROOM = "fdtensor_control"
 
@@ -51,18 +52,13 @@ class _Group:
     """Whether its connections are shut down."""
     is_met: bool = False
     """Whether all of its ranks have made it."""
+    errors: set[str] = attrs.field(factory=lambda: set[str]())
+    """The errors after which it was made anew."""
 
     @property
     def key(self) -> str:
         """Its name, of this turn."""
         return f"{self.name}@{self.turn}" if self.turn else self.name
-
-
-def put_behind(ledger: Ledger, failed: Ledger) -> None:
-    """Two of the same ranks may be a group, which all of them make anew at one time."""
-    if ledger is not failed and len(set(ledger.ranks) & set(failed.ranks)) > 1:
-        ledger.behind.append(failed)
-        ledger.stop = True
 
 
 class Plane:
@@ -201,15 +197,22 @@ class Plane:
         """Ends the waits of this process in the groups of some of these ranks, with errors."""
         with self.lock:
             for group in list(self.groups.values()):
-                if set(group.ranks) <= set(ranks) and not group.is_cut:
-                    group.is_cut = True
-                    shut(group.ports, self._ports_of_others(group))
+                if set(group.ranks) <= set(ranks):
+                    self._cut(group)
 
-    def renew(self, ranks: Sequence[int]) -> None:
-        """Makes the groups of some of these ranks anew."""
-        self.abort(ranks)
-        for group in self.groups.values():
-            if set(group.ranks) <= set(ranks):
+    def _cut(self, group: _Group) -> None:
+        if not group.is_cut:
+            group.is_cut = True
+            shut(group.ports, self._ports_of_others(group))
+
+    def renew(self, ranks: Sequence[int], error: str) -> None:
+        """Makes the groups of some of these ranks anew, each once for an error of this name."""
+        some = [group for group in self.groups.values() if set(group.ranks) <= set(ranks)]
+        for group in some:
+            if error not in group.errors:
+                group.errors.add(error)
+                with self.lock:
+                    self._cut(group)
                 self._make_anew(group)
 
     def _ports_of_others(self, group: _Group) -> set[int]:
