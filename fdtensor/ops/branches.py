@@ -20,8 +20,8 @@ from torch.overrides import TorchFunctionMode
 from fdtensor.layouts.callsite import user_line
 from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.tree import flatten, unflatten
-from fdtensor.ops.call_recorder import CallRecorder
-from fdtensor.ops.recorded_checks import innermost
+from fdtensor.ops.call_recorder import CallRecorder, mapped
+from fdtensor.ops.functional import innermost
 from fdtensor.ops.select import select, zeros_beside
 from fdtensor.ops.transparent import control_flow
 
@@ -32,16 +32,12 @@ def selected(
     which: torch.Tensor,
     functions: tuple[Callable[..., Any], Callable[..., Any]],
     operands: Sequence[Any],
-    counting: Callable[[torch.Tensor], contextlib.AbstractContextManager[None]],
 ) -> Any:
-    """The pytree that the first function gives where `which` holds, else that of the second.
-
-    Each runs in the context that `counting` gives for whether it counts, as a tensor.
-    """
+    """The pytree that the first function gives where `which` holds, else that of the second."""
     leaves, spec = flatten(list(operands))
     results = []
     for holds, f in ((which, functions[0]), (~which, functions[1])):
-        with counting(holds), _Gates(holds) as gates:
+        with _counting(holds), _Gates(holds) as gates:
             results.append(flatten(f(*unflatten(spec, [gates.of(t) for t in leaves]))))
             gates.refuse_written()
     (first, tree), (second, other) = results
@@ -51,6 +47,12 @@ def selected(
         for a, b in zip(first, second, strict=True)
     ]
     return unflatten(tree, chosen)
+
+
+def _counting(holds: torch.Tensor) -> contextlib.AbstractContextManager[None]:
+    """A context in which faults of values count where a branch does."""
+    checks = CallRecorder.running[-1].checks
+    return contextlib.nullcontext() if checks is None else checks.where(holds)
 
 
 def _refuse_different(first: Sequence[Any], second: Sequence[Any], alike: bool) -> None:
@@ -89,7 +91,7 @@ class _Gates(TorchFunctionMode):
     def of(self, t: Any) -> Any:
         """The gate of a tensor from around; anything else as it is."""
         if not isinstance(t, torch.Tensor) or id(t) in self.inside:
-            return t
+            return t  # a number, or what was made inside
         if id(t) not in self.gates:
             smooth = t.is_floating_point() or t.is_complex()
             gate = _Gate.apply(self.counts, t) if smooth else t.clone()
@@ -98,23 +100,23 @@ class _Gates(TorchFunctionMode):
         return self.gates[id(t)][1]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
+        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
         if name in _OF_TENSORS_THEMSELVES:
-            return func(*args, **(kwargs or {}))
-        kwargs = kwargs or {}
+            # a view of one from around gets its gate where it is read
+            out = func(*args, **kwargs)
+            return mapped(out, self._note) if args and id(args[0]) in self.inside else out
         flow = control_flow(func)
         if flow is not None:
             with self:  # its functions run here too
-                return _mapped(flow(*args, **kwargs), self._note)
+                return mapped(flow(*args, **kwargs), self._note)
         self._refuse_write(name, args, kwargs)
-        args, kwargs = _mapped((args, kwargs), self.of)
+        args, kwargs = mapped((args, kwargs), self.of)
         out = func(*args, **kwargs)
-        _mapped(out, self._note)
+        mapped(out, self._note)
         return out
 
-    def _note(self, t: Any) -> Any:
-        if isinstance(t, torch.Tensor):
-            self.inside[id(t)] = t
+    def _note(self, t: torch.Tensor) -> torch.Tensor:
+        self.inside[id(t)] = t
         return t
 
     def _refuse_write(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -140,9 +142,7 @@ _OF_TENSORS_THEMSELVES = {
 
 
 def _recorded(t: torch.Tensor) -> Any:
-    """The value that stands for a tensor at this time; None where nothing is recorded."""
-    if not CallRecorder.running:
-        return None
+    """The value that stands for a tensor at this time."""
     recorder = CallRecorder.running[-1]
     return recorder.known(recorder.fake(innermost(t)))
 
@@ -154,17 +154,6 @@ def _writes(how: str, t: torch.Tensor) -> TraceError:
         line=user_line() or "not known",
         hint="Return the new value from both branches.",
     )
-
-
-def _mapped(tree: Any, of: Callable[[Any], Any]) -> Any:
-    """The arguments with `of(leaf)` for each leaf of tuples, lists and dicts."""
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):  # a result with names
-        return type(tree)(*[_mapped(entry, of) for entry in tree])
-    if isinstance(tree, (tuple, list)):
-        return type(tree)([_mapped(entry, of) for entry in tree])
-    if isinstance(tree, dict):
-        return {key: _mapped(entry, of) for key, entry in tree.items()}
-    return of(tree)
 
 
 class _Gate(torch.autograd.Function):

@@ -31,7 +31,7 @@ from fdtensor.ops.saved_values import CONSTRAIN, phase
 from fdtensor.ops.transparent import needs_values
 from fdtensor.ops.value_checks import CHECKED
 
-__all__ = ["CallRecorder", "write_error"]
+__all__ = ["CallRecorder", "mapped", "write_error"]
 
 aten = torch.ops.aten
 
@@ -132,7 +132,7 @@ class CallRecorder(TorchDispatchMode):
             if not all(isinstance(t, FakeTensor) for t in args[3:5]):
                 raise write_error("batch norm in training mode")
             return self._batch_norm(args)
-        args, kwargs = _mapped((args, kwargs), self.fake)
+        args, kwargs = mapped((args, kwargs), self.fake)
         otherwise = OTHERWISE.get(func)
         if otherwise is not None:
             out = otherwise(self, func, args, kwargs)
@@ -195,7 +195,7 @@ class CallRecorder(TorchDispatchMode):
         if "dtype" in names:
             return args, kwargs if len(args) > names.index("dtype") else {**kwargs, "dtype": dtype}
         if operands and (torch.Tag.pointwise in func.tags or func in _PROMOTING):
-            return _mapped((args, kwargs), lambda t: self._cast(t, dtype))
+            return mapped((args, kwargs), lambda t: self._cast(t, dtype))
         return args, kwargs
 
     def _cast(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -208,7 +208,7 @@ class CallRecorder(TorchDispatchMode):
                 f"{func} draws from a generator, and each rank would draw its own numbers.",
                 hint="Leave the generator out, and pass key=random.key(0) in the call.",
             )
-        args, kwargs = _mapped((args, kwargs), self.fake)
+        args, kwargs = mapped((args, kwargs), self.fake)
         with self:
             return drawn(functools.partial(self.numbers.draw, func), *args, **kwargs)
 
@@ -277,14 +277,16 @@ def write_error(writer: str) -> TraceError:
     )
 
 
-def _mapped(tree: Any, of: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+def mapped(tree: Any, of: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """The arguments with `of(t)` for each tensor `t`."""
     if isinstance(tree, torch.Tensor):
         return of(tree)
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):  # of a class with names
+        return type(tree)(*[mapped(entry, of) for entry in tree])
     if isinstance(tree, (tuple, list)):
-        return type(tree)([_mapped(entry, of) for entry in tree])
+        return type(tree)([mapped(entry, of) for entry in tree])
     if isinstance(tree, dict):
-        return {key: _mapped(entry, of) for key, entry in tree.items()}
+        return {key: mapped(entry, of) for key, entry in tree.items()}
     return tree
 
 

@@ -11,15 +11,8 @@ import torch
 
 from fdtensor.layouts.callsite import user_place
 from fdtensor.layouts.errors import IndexRangeError
-from fdtensor.layouts.torch_private import (
-    get_unwrapped,
-    is_functional_tensor,
-    is_functorch_wrapped_tensor,
-    of_functional_tensor,
-    packet_name,
-    schema_of,
-    sync,
-)
+from fdtensor.layouts.torch_private import packet_name, schema_of
+from fdtensor.ops.functional import innermost
 from fdtensor.ops.graph import Call, Var
 from fdtensor.ops.saved_values import phase
 from fdtensor.ops.select import SELECT, zeros_beside
@@ -32,7 +25,7 @@ from fdtensor.ops.value_checks import (
     range_text,
 )
 
-__all__ = ["REQUIREMENTS", "Checks", "innermost"]
+__all__ = ["REQUIREMENTS", "Checks"]
 
 aten = torch.ops.aten
 
@@ -185,13 +178,3 @@ class Checks:
 
 _INTEGERS = {torch.int64, torch.int32, torch.int16, torch.int8}
 _FLOATS = {torch.float32, torch.float64, torch.float16, torch.bfloat16}
-
-
-def innermost(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor that is recorded for one inside of transforms and functionalization."""
-    while is_functorch_wrapped_tensor(tensor):
-        tensor = get_unwrapped(tensor)
-    if is_functional_tensor(tensor):
-        sync(tensor)
-        tensor = of_functional_tensor(tensor)
-    return tensor

@@ -19,14 +19,13 @@ from fdtensor.layouts.torch_private import (
     get_unwrapped,
     is_functional_tensor,
     is_gradtrackingtensor,
-    of_functional_tensor,
-    sync,
     to_functional_tensor,
     turn_functionalization_off,
     turn_functionalization_on,
 )
 from fdtensor.ops.ambient import neutral
 from fdtensor.ops.call_recorder import CallRecorder, write_error
+from fdtensor.ops.functional import unwrapped
 from fdtensor.ops.graph import Full, Graph, Var, pruned
 from fdtensor.ops.randomness import Numbers, without_rejection
 from fdtensor.ops.saved_values import with_saved_values
@@ -39,7 +38,7 @@ def draw_from(key: torch.Tensor) -> None:
     """Lets the random ops of the function that runs, or is recorded, draw from a key."""
     while is_gradtrackingtensor(key):
         key = get_unwrapped(key)
-    Numbers.active[-1].key = _unwrapped(key)
+    Numbers.active[-1].key = unwrapped(key)
 
 
 _FAKES = 1 << 13
@@ -114,20 +113,13 @@ def _run(
             t.requires_grad_(wanted)
         turn_functionalization_on(reapply_views=True)
         try:
-            results = [_unwrapped(t) for t in f(wrapped)]
+            results = [unwrapped(t) for t in f(wrapped)]
         finally:
             turn_functionalization_off()
         outs = tuple(recorder.known(recorder.fake(t)) for t in results)
         if recorder.checks is not None:
             recorder.checks.finish(outs)
     return outs
-
-
-def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
-    if not is_functional_tensor(tensor):
-        return tensor
-    sync(tensor)
-    return of_functional_tensor(tensor)
 
 
 def _no_gradients_left(recorder: CallRecorder) -> None:

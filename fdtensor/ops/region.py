@@ -34,8 +34,8 @@ def region(layout: Layout) -> Generator[None]:
 
     So are the values inside of ops of torch that consist of others. Left out are values of fewer
     dims than the layout cuts, such as scalars. The innermost region counts, and `constrain` of one
-    value before it. What a backward computes is not inside: where it runs in the region, it is.
-    Elsewhere than in a traced function nothing happens, as with `constrain`.
+    value before it. What a backward computes is pinned where the backward runs in
+    the region alone. Elsewhere than in a traced function nothing happens, as with `constrain`.
     Raises `TraceError` inside of a `torch.func.vmap`, where values have one more dim.
 
     >>> mesh = Mesh(x=2)

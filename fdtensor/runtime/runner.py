@@ -11,11 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
-
-from fdtensor.layouts.torch_private import (
-    below_autograd,
-)
+from fdtensor.layouts.torch_private import below_autograd
 from fdtensor.ops.ambient import autocasting, without_autocast
 from fdtensor.ops.graph import Var, substituted, tensors_of
 from fdtensor.ops.line_checks import debugging
@@ -30,8 +26,6 @@ from fdtensor.runtime.local_program import Spelling, local_program
 from fdtensor.runtime.source import selected, written
 
 __all__ = ["compiled", "run_lines", "run_locally", "runner_of"]
-
-aten = torch.ops.aten
 
 
 def run_lines(program: Program, values: Sequence[Any], comm: Any) -> list[Any]:
@@ -54,7 +48,7 @@ def _run_together(
     program: Program, locals_: Sequence[LocalProgram], envs: Sequence[dict[Var, Any]], comm: Any
 ) -> None:
     """All ranks through the lines of a program, one line after the other."""
-    places = [0] * program.mesh.size
+    places, branches = [0] * program.mesh.size, bool(locals_[0].conditions)
 
     def run_rest(number: int) -> None:
         """The lines of each rank that belong to this line of the program."""
@@ -66,7 +60,7 @@ def _run_together(
 
     run_rest(BEFORE)
     for number, eqn in enumerate(program.eqns):
-        if not _runs(number, locals_[0], envs[0]):
+        if branches and not _runs(number, locals_[0], envs[0]):
             _leave_out(number, locals_, envs, places)
             continue
         if eqn.steps:

@@ -8,7 +8,7 @@ from torch._higher_order_ops import associative_scan, scan
 from torch._higher_order_ops import map as torch_map
 
 from fdtensor import DTensor, Mesh, SimulatedComm, TensorType, distribute, spmd, trace
-from fdtensor.errors import DataDependentError, IndexRangeError, TraceError
+from fdtensor.errors import DataDependentError, FallbackWarning, IndexRangeError, TraceError
 
 MESH = Mesh(x=2)
 COMM = SimulatedComm(MESH)
@@ -32,12 +32,19 @@ def same(f, *args, of=None):
 
 # --- cond ------------------------------------------------------------------------------------
 
+
+def added_through_a_view(y, w):
+    y.mT.add_(w)
+    return y
+
+
 BRANCHES = {
     "matmul": lambda x, w: x @ w,
     "shift": lambda x, w: x + w[0, 0],
     "root": lambda x, w: (x - 3).sqrt() * w.sum(),
     "log": lambda x, w: x.log() + w,
     "write": lambda x, w: (x * 1).mul_(w),
+    "view": lambda x, w: added_through_a_view(x * 1, w),
 }
 
 
@@ -287,6 +294,26 @@ def test_a_map_is_one_op_for_all():
     program = trace(lambda x, w: torch_map(lambda r: (r @ w).relu(), x), x, w)
     assert sum(str(eqn.op) in ("aten.mm.default", "aten.bmm.default") for eqn in program.eqns) == 1
     assert not program.collectives
+
+
+def test_a_map_of_what_does_not_run_on_all_at_once_runs_entry_by_entry_and_says_so():
+    x = on_mesh(torch.randn(4, 3), MESH.layout("x"))
+
+    def f(row):
+        return torch.zeros(3).add_(row) * 2  # vmap refuses: the zeros are not mapped
+
+    with pytest.warns(FallbackWarning, match="entry by entry"):
+        same(lambda x: torch_map(f, x), x, of=lambda x: x * 2)
+
+
+def test_a_long_scan_says_that_it_is_unrolled():
+    x = on_mesh(torch.ones(128), MESH.layout())
+    with pytest.warns(FallbackWarning, match="128 steps"):
+        same(
+            lambda x: scan(lambda c, v: (c + v, c * 1), torch.zeros(()), x)[0],
+            x,
+            of=lambda x: x.sum(),
+        )
 
 
 def test_an_associative_scan():

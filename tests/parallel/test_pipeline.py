@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import fdtensor as fd
 from fdtensor import Mesh, SimulatedComm, distribute, pipeline
-from fdtensor.errors import CommError, TraceError
+from fdtensor.errors import ArgumentError, CommError, TraceError
 from fdtensor.parallel.pipelines.running import Prepared
 from fdtensor.parallel.pipelines.schedules import schedule_of
 
@@ -289,6 +289,8 @@ def test_mistakes_are_told():
     meshes, stage = list(dict.fromkeys(step.meshes)), step.functions[0]
     with pytest.raises(TraceError, match="schedule='1f1' is no option"):
         pipeline([stage, stage], mse, meshes=meshes, microbatches=2, schedule="1f1")
+    with pytest.raises(ArgumentError, match="pipeline has no argument 'shedule'"):
+        pipeline([stage, stage], mse, meshes=meshes, microbatches=2, shedule="1f1b")
     with pytest.raises(TraceError, match="microbatches=0 is no number"):
         pipeline([stage, stage], mse, meshes=meshes, microbatches=0)
     with pytest.raises(TraceError, match="2 stages have 1 meshes"):

@@ -61,7 +61,7 @@ def explained(program: Program, value: str | None = None) -> str:
     lines += laid([row for block in shown for row in block.cells(program, ROWS)])
     name = name_made_by(program, shown[0].calls[0])
     lines += ["", f"program.explain({name!r}) has all rows of one value"]
-    return "\n".join([*lines, *_small(program), *_strategy(program), _best(program)])
+    return "\n".join([*lines, *_small(program), *filter(None, [strategy(program)]), _best(program)])
 
 
 def _small(program: Program) -> Iterator[str]:
@@ -69,13 +69,6 @@ def _small(program: Program) -> Iterator[str]:
     for axis, values in small_values(program).items():
         names = ", ".join(map(str, values[:VALUES])) + (", ..." if len(values) > VALUES else "")
         yield f"whole along {axis} only since small: {names} (as_if= chooses for other sizes)"
-
-
-def _strategy(program: Program) -> Iterator[str]:
-    """What the program amounts to, in a line."""
-    told = strategy(program)
-    if told:
-        yield told
 
 
 def _best(program: Program) -> str:

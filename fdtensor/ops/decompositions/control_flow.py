@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import warnings
 
@@ -13,7 +12,6 @@ from fdtensor.layouts.errors import DataDependentError, FallbackWarning, TraceEr
 from fdtensor.layouts.torch_private import associative_rounds
 from fdtensor.layouts.tree import flatten, unflatten
 from fdtensor.ops.branches import selected
-from fdtensor.ops.call_recorder import CallRecorder
 from fdtensor.ops.transparent import recorded_as
 
 __all__ = ["MANY"]
@@ -31,13 +29,7 @@ def cond(pred, true_fn, false_fn, operands=()):
         return (true_fn if pred else false_fn)(*operands)
     which = pred if pred.dtype == torch.bool else pred != 0
     which = which.reshape(()) if which.ndim else which
-    return selected(which, (true_fn, false_fn), operands, _counting)
-
-
-def _counting(holds):
-    """A context in which faults of values count where a branch counts."""
-    checks = CallRecorder.running[-1].checks if CallRecorder.running else None
-    return contextlib.nullcontext() if checks is None else checks.where(holds)
+    return selected(which, (true_fn, false_fn), operands)
 
 
 @recorded_as(_of.scan)
@@ -45,8 +37,7 @@ def scan(combine_fn, init, xs, additional_inputs=()):
     """`carry, y[i] = combine(carry, x[i])`, step by step: the carries, then the stacked results."""
     count, carry = xs[0].shape[0], list(init)
     if count >= MANY:
-        text = f"torch.scan has {count} steps, and a program lines for each of them"
-        warnings.warn(f"{text} ({user_line() or 'not known'})", FallbackWarning, stacklevel=2)
+        _told(f"torch.scan has {count} steps, and a program lines for each of them")
     results = []
     for i in range(count):
         outs = list(combine_fn(*carry, *[x[i] for x in xs], *additional_inputs))
@@ -75,6 +66,7 @@ def mapped(f, xs, pos_args=()):
     try:
         return torch.vmap(f, dims)(*xs, *pos_args)
     except (RuntimeError, NotImplementedError, ValueError):  # an op without a batching rule
+        _told("torch.map runs entry by entry: an op of its function does not run on all at once")
         each = [flatten(f(*[x[i] for x in xs], *pos_args)) for i in range(xs[0].shape[0])]
         stacked = [torch.stack(step) for step in zip(*(leaves for leaves, _ in each), strict=True)]
         return unflatten(each[0][1], stacked)
@@ -101,3 +93,8 @@ def while_loop(cond_fn, body_fn, carried_inputs, additional_inputs=()):
         hint="Write while cond(x).item(): x = step(x) around step = spmd(body), or torch.scan over "
         "as many steps as there may be, with torch.where for those that no longer count.",
     )
+
+
+def _told(text):
+    """Says, with the line of the user, what a loop costs."""
+    warnings.warn(f"{text} ({user_line() or 'not known'})", FallbackWarning, stacklevel=3)

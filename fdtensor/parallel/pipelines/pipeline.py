@@ -10,6 +10,7 @@ import torch
 
 from fdtensor.layouts.errors import CommError, TraceError
 from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.signatures import named_arguments
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten, paths, unflatten
 from fdtensor.layouts.words import shown
@@ -18,7 +19,7 @@ from fdtensor.parallel.pipelines.running import Prepared, Running
 from fdtensor.parallel.pipelines.schedules import Schedule, schedule_of
 from fdtensor.plans.cost import CostModel, model_of
 from fdtensor.plans.local_tensors import empty
-from fdtensor.programs.options import Options
+from fdtensor.programs.options import Choosing, OnMissingRule, Options
 from fdtensor.programs.recording import name_of
 from fdtensor.programs.tracer import type_of
 from fdtensor.runtime.comm import inside
@@ -31,6 +32,7 @@ KEPT = 32
 """How many pipelines, for arguments of as many types, are kept."""
 
 
+@named_arguments
 def pipeline(
     stages: Sequence[Callable[..., Any]],
     loss: Callable[..., Any],
@@ -38,7 +40,13 @@ def pipeline(
     meshes: Sequence[Mesh],
     microbatches: int,
     schedule: str = "1f1b",
-    **options: Any,
+    choice: Choosing = "follow",
+    regather: bool = False,
+    on_missing_rule: OnMissingRule = "replicate",
+    check_indices: bool = True,
+    reduce_dtype: torch.dtype | None = torch.float32,
+    deterministic: bool = False,
+    max_bytes: int | None = None,
 ) -> Pipeline:
     """A training step of a model whose stages lie on meshes of their own.
 
@@ -50,7 +58,7 @@ def pipeline(
     `schedule` is "gpipe", "1f1b", "interleaved" (stages go round the meshes: `meshes=[m0, m1, m0,
     m1]`) or "zero_bubble". Part i has every `microbatches`-th row of the batch from row i on, so
     that no row moves. Parameters in shards are gathered once for all parts, and gradients are
-    reduced once. `options` are those of `spmd`, `choice` is "follow" where they do not say.
+    reduced once. The other options are those of `spmd`; `max_bytes` is for the programs of a stage.
     Meshes have no rank in common. Raises `TraceError` for stages that do not fit.
 
     >>> meshes = [Mesh.from_ranks([0, 1], "dp"), Mesh.from_ranks([2, 3], "dp")]
@@ -71,8 +79,16 @@ def pipeline(
     _refuse(stages, loss, meshes)
     order = list(dict.fromkeys(meshes))
     units = schedule_of(schedule, [order.index(mesh) for mesh in meshes], microbatches)
-    own = Options(**{"choice": "follow", **options})
-    return Pipeline(tuple(stages), loss, tuple(meshes), units, own)
+    options = Options(
+        choice=choice,
+        regather=regather,
+        on_missing_rule=on_missing_rule,
+        check_indices=check_indices,
+        reduce_dtype=reduce_dtype,
+        deterministic=deterministic,
+        max_bytes=max_bytes,
+    )
+    return Pipeline(tuple(stages), loss, tuple(meshes), units, options)
 
 
 class Pipeline:
@@ -128,8 +144,8 @@ class Pipeline:
             comm.spread([plans.meshes, *itertools.pairwise(plans.meshes)], error)
             raise
         self.waited = None if comm.rank is None else running.waited
-        (type,) = plans.stages[-1].out_types()
-        value = running.loss() if _is_here(type.mesh, comm) else _nothing(type, comm)
+        (type,) = plans.stages[-1].out_types
+        value = running.loss() if _takes_part(type.mesh, comm) else _nothing(type, comm)
         return grads, DTensor(value, type, comm)
 
     def _planned(self, trees: tuple[Any, Any, Any], cost: CostModel, device: Any) -> Planned:
@@ -163,11 +179,11 @@ class Pipeline:
     def _gradients(self, running: Running, i: int, tree: Any) -> Any:
         """The gradients of the parameters of a stage, in their structure; None where none is."""
         stage, comm = running.pipeline.stages[i], running.comm
-        here = _is_here(stage.mesh, comm)
-        values: list[Any] = running.gradients(i) if here else []
+        has = _takes_part(stage.mesh, comm)
+        values: list[Any] = running.gradients(i) if has else []
         known: dict[int, Any] = {}
         for k, gradient in enumerate(stage.gradients):
-            value = values[k] if here else _nothing(gradient.wanted, comm)
+            value = values[k] if has else _nothing(gradient.wanted, comm)
             known[gradient.parameter] = DTensor(value, gradient.wanted, comm)
         leaves, spec = flatten(tree, is_leaf=lambda x: isinstance(x, DTensor))
         places = iter(range(len(leaves)))
@@ -175,8 +191,8 @@ class Pipeline:
         return unflatten(spec, grads)
 
 
-def _is_here(mesh: Mesh, comm: Any) -> bool:
-    """Whether this process has a rank of a mesh: simulated ones it has all."""
+def _takes_part(mesh: Mesh, comm: Any) -> bool:
+    """Whether this process runs a rank of a mesh: of simulated ones all."""
     return comm.rank is None or inside(comm, mesh)
 
 

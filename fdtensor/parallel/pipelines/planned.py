@@ -77,9 +77,8 @@ class Planned:
         for i, stage in enumerate(self.stages):
             if stage.mesh is not mesh:
                 continue
-            total += stage.prepare.program.received_bytes
-            total += sum(phase.program.received_bytes for phase in stage.phases.values()) * parts
-            total += 0 if stage.finish is None else stage.finish.received_bytes
+            for name, program in stage.programs.items():
+                total += program.received_bytes * (parts if name in stage.phases else 1)
             coming = self.sends[i - 1].forward if i else ()
             back = self.sends[i].backward if i < len(self.sends) else ()
             total += sum(p.received_bytes for p in (*coming, *back)) * parts
@@ -88,7 +87,7 @@ class Planned:
     @property
     def digest(self) -> str:
         """A hexadecimal fingerprint, the same on every rank and machine."""
-        programs = [p for stage in self.stages for p in _programs(stage)]
+        programs = [p for stage in self.stages for p in stage.programs.values()]
         plans = [p for sends in self.sends for p in (*sends.forward, *sends.backward)]
         text = "".join([str(self.units), *(x.digest for x in (*programs, *plans))])
         return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -172,7 +171,7 @@ def _split(tree: Any, parts: int, cost: CostModel) -> Program | None:
 
 def _carried(stage: Stage, mesh: Mesh) -> Any:
     """What a stage gives, as types on the mesh of the next one: cut by the axes of one name."""
-    types = iter(stage.out_types())
+    types = iter(stage.out_types)
     own = stage.traced
     leaves = [_on(next(types), mesh) if x is TENSOR else x for x in own.statics]
     return unflatten(own.out_tree, leaves)
@@ -191,7 +190,7 @@ def _on(type: TensorType, mesh: Mesh) -> TensorType:
 
 def _sends(a: Stage, b: Stage, cost: CostModel) -> Sends:
     """The plans between a stage and the next one."""
-    known, program = a.out_types(), b.traced.program
+    known, program = a.out_types, b.traced.program
     taken = dict(zip(b.inputs, program.in_types[len(b.parameters) :], strict=False))
     forward = [
         _by_messages(plan(x, y, cost=cost)) for x, y in zip(known, taken.values(), strict=False)
@@ -223,17 +222,16 @@ def _cotangents(stage: Stage) -> list[Any]:
 
 def _timed(units: Schedule, stages: Sequence[Stage], sends: Sequence[Sends]) -> Schedule:
     """The schedule with the seconds of the cost model."""
-    kinds = {a.kind for row in units.rows for a in row}
 
     @functools.cache
-    def seconds(kind: str, stage: int) -> float:
-        return stages[stage].seconds("BW" if kind == "B" and "W" not in kinds else kind)
+    def seconds(stage: int, kind: str) -> float:
+        return stages[stage].seconds(kind)
 
     def sending(action: Action) -> float:
         between = sends[action.stage - (action.kind == "B")]
         return sum(p.seconds for p in (between.forward if action.kind == "F" else between.backward))
 
-    return units.timed(lambda a: seconds(a.kind, a.stage), sending)
+    return units.timed(lambda a: seconds(a.stage, a.kind), sending)
 
 
 def _refuse_elsewhere(tree: Any, mesh: Mesh, stage: int) -> None:
@@ -251,7 +249,7 @@ def _refuse_elsewhere(tree: Any, mesh: Mesh, stage: int) -> None:
 
 
 def _refuse_no_mean(stage: Stage) -> None:
-    types = stage.out_types()
+    types = stage.out_types
     if len(types) != 1 or types[0].ndim or not types[0].dtype.is_floating_point:
         raise TraceError(
             "the loss of a pipeline is a mean over the batch, and this is no one number.",
@@ -270,23 +268,14 @@ def _is_typed(leaf: object) -> bool:
     return type_of(leaf) is not None
 
 
-def _programs(stage: Stage) -> Iterator[Program]:
-    for phase in (stage.prepare, *stage.phases.values()):
-        yield phase.program
-    if stage.finish is not None:
-        yield stage.finish
-
-
 def _lines(pipeline: Planned) -> Iterator[str]:
     """The pipeline as text."""
     yield str(pipeline.schedule)
     for i, stage in enumerate(pipeline.stages):
         own = [f"{k} {time_text(stage.seconds(k))}" for k, p in stage.phases.items() if p.gives]
         yield f"stage {i} on {stage.mesh!r}: {', '.join(own)}"
-        for name, program in zip(("prepare", "F", "B", "W", "finish"), [
-            stage.prepare.program, *(p.program for p in stage.phases.values()), stage.finish
-        ], strict=True):  # fmt: skip
-            if program is not None and program.received_bytes:
+        for name, program in stage.programs.items():
+            if program.received_bytes:
                 count = len(program.collectives)
                 word = "collective" if count == 1 else "collectives"
                 size = bytes_text(program.received_bytes)

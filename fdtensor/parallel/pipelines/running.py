@@ -41,17 +41,17 @@ class Prepared:
         if rank is not None:
             self.place = next((i for i, m in enumerate(meshes) if m.position(rank) is not None), -1)
         units = pipeline.units
-        self.actions = [slot.action for slot in units.slots if self.is_here(slot.place)]
+        self.actions = [slot.action for slot in units.slots if self.runs_at(slot.place)]
         ended = sorted(units.slots, key=lambda slot: (slot.stop, slot.place))
         self.messages = [slot.action for slot in ended if self._sends(slot.action)]
         """The actions whose results this rank sends or receives, in the order of all ranks."""
         self._runners: dict[Any, Any] = {}
 
-    def is_here(self, place: int) -> bool:
-        """Whether a place is that of this rank."""
+    def runs_at(self, place: int) -> bool:
+        """Whether a place is that of this rank, or ranks are simulated."""
         return self.place is None or self.place == place
 
-    def takers(self, action: Action) -> int:
+    def taker(self, action: Action) -> int:
         """The stage that reads what an action gives."""
         return action.stage + (1 if action.kind == "F" else -1)
 
@@ -64,7 +64,7 @@ class Prepared:
         places = self.pipeline.units.places
         if not action.sends(len(places)) or not self.plans(action):
             return False
-        return any(self.is_here(places[stage]) for stage in (action.stage, self.takers(action)))
+        return any(self.runs_at(places[stage]) for stage in (action.stage, self.taker(action)))
 
     def run(self, program: Any, values: Sequence[Any]) -> Sequence[Any]:
         """The outputs of a program on this rank, or on all simulated ones."""
@@ -124,10 +124,10 @@ class Running:
         for program, values, stage in zip(
             pipeline.split, (inputs, targets), (stages[0], stages[-1]), strict=True
         ):
-            here = program is not None and self._is_here(stage)
-            given.append(list(run(program, values)) if here else [])
+            taken = program is not None and self._runs(stage)
+            given.append(list(run(program, values)) if taken else [])
         for i, stage in enumerate(stages):
-            if self._is_here(stage):
+            if self._runs(stage):
                 known = dict(zip(stage.parameters, params[i], strict=True))
                 outs = run(stage.prepare.program, [known[v] for v in stage.prepare.takes])
                 self.shared[i] = known | dict(zip(stage.prepare.gives, outs, strict=True))
@@ -141,8 +141,8 @@ class Running:
         while self.leaving:
             _all(self.leaving.popleft())
 
-    def _is_here(self, stage: Stage) -> bool:
-        return self.it.is_here(self.pipeline.meshes.index(stage.mesh))
+    def _runs(self, stage: Stage) -> bool:
+        return self.it.runs_at(self.pipeline.meshes.index(stage.mesh))
 
     def _given(
         self, stage: int, names: Sequence[Var], part: int, values: Sequence[Any], count: int
@@ -188,7 +188,7 @@ class Running:
 
     def _seeds(self, stage: Stage) -> list[Any]:
         """The cotangents of the loss of a part: of their mean, each has its share."""
-        (type,) = stage.out_types()
+        (type,) = stage.out_types
         share = 1.0 / self.pipeline.units.parts
 
         def seed(rank: int) -> torch.Tensor:
@@ -207,7 +207,7 @@ class Running:
         if not values:
             return
         places = self.pipeline.units.places
-        if places[action.stage] == places[self.it.takers(action)] or self.comm.rank is None:
+        if places[action.stage] == places[self.it.taker(action)] or self.comm.rank is None:
             pairs = zip(self.it.plans(action), values, strict=True)
             self.arriving[action] = [self.it.begin(plan, value) for plan, value in pairs]
             return
@@ -221,7 +221,7 @@ class Running:
             own = values if action == last else ()
             own = own or [empty(p.src, self.comm.rank, self.comm.device) for p in plans]
             waits = [self.it.begin(plan, value) for plan, value in zip(plans, own, strict=True)]
-            if self.it.is_here(self.pipeline.units.places[action.stage]):
+            if self.it.runs_at(self.pipeline.units.places[action.stage]):
                 self.leaving.append(waits)
                 if len(self.leaving) > MOST_LEAVING * len(self.pipeline.stages):
                     _all(self.leaving.popleft())

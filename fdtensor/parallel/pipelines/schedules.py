@@ -114,7 +114,7 @@ class Schedule:
             most.append(max(held))
         return tuple(most)
 
-    def timed(self, seconds: Seconds, sending: Seconds = lambda _: 0.0) -> Schedule:
+    def timed(self, seconds: Seconds, sending: Seconds) -> Schedule:
         """The same order with the times that actions, and the sending of their results, take."""
         return attrs.evolve(
             self, slots=_timed(self.rows, self.places, seconds, sending), in_seconds=True

@@ -71,13 +71,21 @@ class Stage:
         """Its programs by the letter of the action that runs them; prepare has none."""
         return {"F": self.forward, "B": self.backward, "W": self.weights}
 
+    @property
+    def programs(self) -> dict[str, Program]:
+        """All of its programs by name, in order: prepare and finish run once for all parts."""
+        each = {kind: phase.program for kind, phase in self.phases.items()}
+        last = {} if self.finish is None else {"finish": self.finish}
+        return {"prepare": self.prepare.program, **each, **last}
+
+    @property
     def out_types(self) -> tuple[TensorType, ...]:
         """The types of what it gives for a part."""
         return self.traced.program.out_types
 
-    def seconds(self, kinds: str) -> float:
-        """How long these of its programs take, one after the other, by the cost model."""
-        return sum(timeline(self.phases[kind].program).seconds for kind in kinds)
+    def seconds(self, kind: str) -> float:
+        """How long one of its programs takes by the cost model."""
+        return timeline(self.phases[kind].program).seconds
 
 
 def staged(

@@ -31,6 +31,7 @@ __all__ = [
     "not_back",
     "of_other_thread",
     "parting",
+    "without_store",
 ]
 
 Kind = Literal["raised", "interrupted", "waiting", "busy", "ended"]

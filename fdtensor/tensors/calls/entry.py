@@ -22,7 +22,7 @@ from fdtensor.tensors.calls.adjoint import Adjoint
 from fdtensor.tensors.calls.key import requires_grad
 from fdtensor.tensors.calls.python_state import Reads
 from fdtensor.tensors.calls.text import shown
-from fdtensor.tensors.calls.vjp import adjoint
+from fdtensor.tensors.calls.vjp import adjoint, joint
 from fdtensor.tensors.dtensor import DTensor
 
 __all__ = ["Entry", "agree", "agreed_entry", "read", "traced_call"]
@@ -86,8 +86,8 @@ def traced_call(
     _refuse_tracked(f, program.program)
     tracked = [requires_grad(leaf.local) for leaf in leaves if isinstance(leaf, DTensor)]
     with working(f"tracing the backward of {name_of(f)}"):
-        both = adjoint(f, spec, leaves, types, program, tracked, options, make, again)
-    return program, both
+        both = joint(f, spec, leaves, types, program, tracked, options, make)
+        return program, adjoint(f, both, program, types, again)
 
 
 def agreed_entry(

@@ -85,20 +85,15 @@ def joint(
 
 def adjoint(
     f: Callable[..., Any],
-    spec: optree.PyTreeSpec,
-    leaves: Sequence[Any],
-    types: Sequence[TensorType | None],
+    both: Joint | None,
     primal: Traced,
-    tracked: Sequence[bool],
-    options: Options,
-    make: Callable[..., Traced],
+    types: Sequence[TensorType | None],
     again: Callable[..., Any],
 ) -> Adjoint | None:
-    """The adjoint of a function whose tensors that are `tracked` want derivatives, or None.
+    """The adjoint of a function from it with its derivative; None where it has none.
 
-    `again(g)` makes a differentiable function of DTensors of a plain one; see `joint`.
+    `again(g)` makes a differentiable function of DTensors of a plain one.
     """
-    both = joint(f, spec, leaves, types, primal, tracked, options, make)
     if both is None:
         return None
     whole, known = both.whole, [t for t in types if t is not None]
