@@ -35,12 +35,10 @@ from fdtensor.runtime.control.process import lane_here, plane_of
 from fdtensor.runtime.fused_exchange import begin_exchanges
 from fdtensor.runtime.interpreter import Deed, meshes_of
 from fdtensor.runtime.process_groups import SECONDS, backend_of
-from fdtensor.runtime.world import ProcessWorld, functional
+from fdtensor.runtime.world import ProcessWorld
 
 __all__ = ["FuncolComm"]
 
-_all_gather = functional("all_gather_into_tensor")
-_broadcast = functional("broadcast")
 
 _LIVING: weakref.WeakValueDictionary[Any, FuncolComm] = weakref.WeakValueDictionary()
 """Those of this process, by what makes two alike: DTensors from a pickle meet the others."""
@@ -107,9 +105,7 @@ class FuncolComm(Comm[torch.Tensor]):
         self.plane.wait_for(timeout)
         self.ledgers = functools.lru_cache(maxsize=8192)(self._ledger)
         self.noted = functools.lru_cache(maxsize=8192)(self._noted)
-        self.around = ProcessWorld(
-            self.rank, self.device, self.backend, self.plane, members((mesh,))
-        )
+        self.around = ProcessWorld(self.rank, self.device, self.backend, self.plane)
         self.prepared = functools.lru_cache(maxsize=8192)(self._prepare)
         self.begun = functools.lru_cache(maxsize=8192)(self._begun)
         self.lane = self.plane.lane
@@ -212,9 +208,9 @@ class FuncolComm(Comm[torch.Tensor]):
             return list(numbers)
         facts = torch.tensor([*numbers, *[0] * (64 - len(numbers))], device=self.device)
         about = f"a broadcast of numbers from rank {src_rank}"
-        shared = self.plane.ledger(ranks).noted(
-            src_rank, about, _broadcast, facts, ranks.index(src_rank), self.plane.group(ranks)
-        )
+        give, root = self.around.collective("broadcast"), ranks.index(src_rank)
+        group = self.around.group(ranks)
+        shared = self.plane.ledger(ranks).noted(src_rank, about, give, facts, root, group)
         return shared.tolist()[: len(numbers)]
 
     def mistake(self, value: object, type: TensorType) -> str | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -44,7 +45,8 @@ SECONDS = 60.0
 """How long ranks wait for each other where nobody says otherwise."""
 
 
-def group_name(ranks: Sequence[int], lane: str = "") -> str:
+@functools.lru_cache(maxsize=4096)
+def group_name(ranks: tuple[int, ...], lane: str = "") -> str:
     """The name of the process group of these ranks: the same on every rank and in every graph.
 
     Threads other than the main one have groups of their own, each in a `lane` of its name.

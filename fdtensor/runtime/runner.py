@@ -133,21 +133,20 @@ def compiled(program: Program, comm: Any) -> Callable[..., tuple[Any, ...]]:
     found = known.get(checked)
     if found is None:
         spelling = Spelling(comm.backend, str(comm.device), exchanges=False, lane=comm.lane)
-        _groups(program, comm)
-        source, names = written(local_program(program, comm.rank, spelling, checked), comm)
+        groups = _groups(program, comm)
+        source, names = written(local_program(program, comm.rank, spelling, checked), comm, groups)
         exec(compile(source, f"<fdtensor {program.name}>", "exec"), names)
         found = known[checked] = names["program"]
     return found
 
 
-def _groups(program: Program, comm: Any) -> None:
-    """Makes the process groups whose names the collectives of a program have."""
+def _groups(program: Program, comm: Any) -> tuple[str, ...]:
+    """The process groups whose names the collectives of a program have, which are made."""
     coord = program.mesh.coord(comm.rank)
     assert coord is not None
-    for step in program.collectives:
-        axes = step.collective.link()
-        if axes:
-            comm.around.group(tuple(sorted(program.mesh.coset(axes, coord))))
+    every = [step.collective.link() for step in program.collectives]
+    some = [program.mesh.coset(axes, coord) for axes in every if axes]
+    return tuple(dict.fromkeys(comm.around.group(tuple(sorted(ranks))) for ranks in some))
 
 
 def run_locally(program: Program, values: Sequence[Any], comm: Any) -> Sequence[Any]:

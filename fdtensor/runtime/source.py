@@ -25,11 +25,17 @@ from fdtensor.runtime.operand_memory import BY_HAND
 __all__ = ["selected", "written"]
 
 
-def written(found: LocalProgram, comm: Any) -> tuple[str, dict[str, Any]]:
-    """The lines of a rank as the source of one function, and the names that it reads."""
+def written(found: LocalProgram, comm: Any, groups: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
+    """The lines of a rank as the source of one function, and the names that it reads.
+
+    It begins once all ranks of `groups`, in which its collectives are, are about to run theirs.
+    """
     names: dict[str, Any] = {}
     asked = {v for own in found.conditions.values() for v, _ in own}
     body = [f"    {_holds(v)} = bool(v{v.index})" for v in found.inputs if v in asked]
+    if groups:
+        names |= {"unmet": comm.around.unmet, "meet": comm.around.meet, "groups": groups}
+        body.insert(0, "    if unmet: meet(groups)")
     pairs = list(zip(found.lines, found.dead, strict=True))
     for condition, some in groupby(pairs, lambda pair: found.conditions.get(pair[0].eqn, ())):
         block = list(some)

@@ -7,7 +7,7 @@ appears; messages from rank to rank go over the group of all ranks of the Comm.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from fdtensor.layouts.torch_private import functional_collectives
 from fdtensor.plans.wire import to_wire
 from fdtensor.runtime.control.plane import Plane
 
-__all__ = ["ProcessWorld", "begun", "functional", "wait"]
+__all__ = ["ProcessWorld", "functional", "wait"]
 
 wait = functional_collectives.wait_tensor.default
 
@@ -34,16 +34,6 @@ class _Batch:
         self.works = ()
 
 
-def begun(name: str) -> Callable[..., Callable[[], torch.Tensor]]:
-    """The functional collective of this name; what a call returns waits for its result."""
-    op = getattr(functional_collectives, name).default
-
-    def begin(*args: Any) -> Callable[[], torch.Tensor]:
-        return functools.partial(wait, op(*args))
-
-    return begin
-
-
 def functional(name: str) -> Callable[..., torch.Tensor]:
     """The functional collective of this name, with its wait."""
     op = getattr(functional_collectives, name).default
@@ -54,8 +44,14 @@ def functional(name: str) -> Callable[..., torch.Tensor]:
     return waited
 
 
+@functools.lru_cache(maxsize=1024)
+def places(ranks: tuple[int, ...]) -> dict[int, int]:
+    """The place of each rank in the process group of these ranks."""
+    return {rank: place for place, rank in enumerate(ranks)}
+
+
 class ProcessWorld:
-    """The processes around this rank: `ranks`, ascending, among which messages go."""
+    """The processes around this rank."""
 
     records = False
 
@@ -65,34 +61,49 @@ class ProcessWorld:
         device: torch.device,
         backend: str,
         plane: Plane,
-        ranks: tuple[int, ...],
     ) -> None:
         self.rank, self.device, self.backend = rank, device, backend
-        self.plane, self.ranks = plane, ranks
-        self.place_of = {rank: place for place, rank in enumerate(ranks)}
+        self.plane = plane
+        self.unmet = plane.groups.unmet
 
     def group(self, ranks: tuple[int, ...]) -> str:
-        return self.plane.group(ranks)
+        return self.plane.groups.group(ranks)
+
+    def meet(self, groups: Iterable[str]) -> None:
+        """Waits until all ranks of these groups are in the call in which this one is."""
+        for group in groups:
+            if group in self.unmet:
+                self.plane.groups.meet(group)
 
     def collective(self, name: str) -> Callable[..., torch.Tensor]:
-        return functional(name)
+        begin = self.begun(name)
+        return lambda *args: begin(*args)()
 
     def begun(self, name: str) -> Callable[..., Callable[[], torch.Tensor]]:
-        return begun(name)
+        op, unmet = getattr(functional_collectives, name).default, self.unmet
+
+        def begin(*args: Any) -> Callable[[], torch.Tensor]:
+            if args[-1] in unmet:  # the group
+                self.plane.groups.meet(args[-1])
+            return functools.partial(wait, op(*args))
+
+        return begin
 
     def messages(
         self,
+        ranks: tuple[int, ...],
         receivers: Sequence[int],
         outgoing: Sequence[torch.Tensor],
         senders: Sequence[int],
         incoming: Sequence[torch.Tensor],
     ) -> tuple[Sequence[Any], Sequence[Any]]:
-        """Starts a message to each receiver and from each sender.
+        """Starts a message to each receiver and from each sender, which are among `ranks`.
 
         Returns what to wait for, each once: a work for each that arrives, and those that leave.
         """
         if self.backend != "nccl":  # gloo moves bytes of any dtype from rank to rank
-            group, place_of, tag = self.plane.handle(self.ranks), self.place_of, self.plane.tag
+            group, place_of = self.plane.groups.handle(ranks, (*receivers, *senders)), places(ranks)
+            tag = self.plane.tag
             recv, send = group.recv, group.send
             arriving = [
                 recv([tensor], place_of[peer], tag)

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fdtensor.layouts.errors import CommError
 from fdtensor.runtime.control.behind import put_behind
 from fdtensor.runtime.control.board import Board
 from fdtensor.runtime.control.ledger import KEPT, Ledger
@@ -24,7 +25,7 @@ class Plane:
 
     def __init__(self, store, rank):
         self.store, self.rank, self.tag, self.aborted, self.renewed = store, rank, 0, 0, 0
-        self.ledgers = []
+        self.ledgers, self.groups = [], self
 
     def unfit(self):
         return None
@@ -35,8 +36,11 @@ class Plane:
     def abort(self, ranks):
         self.aborted += 1
 
-    def renew(self, ranks, error):
-        self.renewed += 1
+    def is_cut(self, ranks):
+        return self.aborted > 0
+
+    def renew(self, error, back):
+        self.renewed += not all(back.values())
 
     def put_behind(self, failed):
         for ledger in self.ledgers:
@@ -118,6 +122,30 @@ def test_an_error_on_one_rank_is_the_error_of_all_and_then_they_go_on():
         called(ledger, [4])
         assert (ledger.epoch, ledger.number, ledger.plane.renewed) == (1, 1, 1)
     assert first.mark == second.mark
+
+
+def test_a_late_rank_makes_the_calls_that_one_with_an_error_has_ended():
+    """An error that comes up on all ranks alike is that of each, however late one of them is."""
+    first, second = (called(x, [1]) for x in ledgers(2))
+    called(first, [2, 3])
+    error = KeyError("the same on all")
+    assert first.failure(error) is error
+    second.told()
+    called(second, [2, 3])
+    assert second.failure(error) is error
+    for ledger in (first, second):
+        called(ledger, [4])
+        assert (ledger.epoch, ledger.number, ledger.plane.renewed) == (1, 1, 0)
+
+
+def test_a_late_rank_makes_no_further_calls():
+    first, second = (called(x, [1]) for x in ledgers(2))
+    called(first, [2])
+    first.failure(KeyError("here alone"))
+    second.told()
+    called(second, [2])
+    with pytest.raises(CommError, match="here alone"):
+        second.begin(3, "third")
 
 
 def test_errors_before_anything_is_sent_leave_the_groups_alone():

@@ -62,7 +62,7 @@ def _group(mesh: Mesh, axis: str, ranks: tuple[int, ...]) -> Any:
     if len(ranks) > 1 and axis not in _descending(mesh):
         (name,) = groups(mesh, axis)
     else:
-        plane_of().named_group(ranks, name)
+        plane_of().groups.named(ranks, name)
     return c10d_group(name)
 
 

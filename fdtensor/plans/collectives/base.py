@@ -89,13 +89,17 @@ class World(Protocol):
 
     def messages(
         self,
+        ranks: tuple[int, ...],
         receivers: Sequence[int],
         outgoing: Sequence[torch.Tensor],
         senders: Sequence[int],
         incoming: Sequence[torch.Tensor],
         /,
     ) -> tuple[Sequence[Work], Sequence[Work]]:
-        """Starts a message to each receiver and from each sender; returns what to wait for."""
+        """Starts a message to each receiver and from each sender; returns what to wait for.
+
+        All of them are among `ranks`, ascending.
+        """
         ...
 
 

@@ -27,8 +27,8 @@ Deliver = Callable[[ExchangeRound, torch.Tensor, torch.Tensor], Arrival]
 """A round from a source block into a target block, begun: what is left to do is its result."""
 
 
-def by_messages(world: World, reduce_op: ReduceOp | None) -> Deliver:
-    """One message for each peer; parts that lie in one piece go from and to their place."""
+def by_messages(world: World, ranks: tuple[int, ...], reduce_op: ReduceOp | None) -> Deliver:
+    """One message for each peer among `ranks`; parts in one piece go from and to their place."""
 
     def deliver(turn: ExchangeRound, source: torch.Tensor, target: torch.Tensor) -> Arrival:
         news = cut(target, turn.target)
@@ -41,7 +41,8 @@ def by_messages(world: World, reduce_op: ReduceOp | None) -> Deliver:
             if message.index not in parts:
                 parts[message.index] = packed(message.part, olds[message.index])
         outgoing = [parts[message.index] for message in turn.sends]
-        arriving, leaving = world.messages(turn.receivers, outgoing, turn.senders, incoming)
+        peers = turn.receivers, outgoing, turn.senders, incoming
+        arriving, leaving = world.messages(ranks, *peers)
         copy_kept(turn, olds, news)  # while the rest is under way
 
         def arrive() -> None:

@@ -171,7 +171,7 @@ class Exchange(Collective):
         shape = dst.local_shape(rank) if inside else (0,) * len(dst.shape)
         divisor = step.moves.terms if inside and self.reduce_op == "avg" else 1
         if self.way == "peer_to_peer" and not world.records:
-            deliver = by_messages(world, self.reduce_op)
+            deliver = by_messages(world, members((step.src.mesh, dst.mesh)), self.reduce_op)
         else:
             deliver = by_all_to_all(world, taking_part((step,), rank), self.reduce_op)
 

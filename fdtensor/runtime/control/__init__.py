@@ -12,6 +12,7 @@ file defines one thing, in this order:
     agreement  how the ranks of a ledger compare what they are about to do
     flight     the last calls of a rank as a file
     watcher    the thread that looks at the board while the main thread waits
+    groups     the process groups of a thread: made, met, cut and made anew
     plane      all of it for a thread
     process    the planes of a process, its end and its forks
 """

@@ -17,14 +17,16 @@ __all__ = ["catch_up", "put_behind"]
 def put_behind(ledger: Ledger, failed: Ledger) -> None:
     """Notes for a ledger that another one has failed, if they may use a group both."""
     if ledger is not failed and len(set(ledger.ranks) & set(failed.ranks)) > 1:
-        ledger.behind.append(failed)
+        if failed not in ledger.behind:
+            ledger.behind.append(failed)
         ledger.stop = True
 
 
 def catch_up(ledger: Ledger) -> None:
     """Makes the groups anew that a ledger shares with those that have failed."""
-    others, ledger.behind = ledger.behind, []
-    for other in others:
+    while ledger.behind:
+        other = ledger.behind[0]
         if other.failed:
             other.anew([rank for rank in ledger.ranks if rank in other.ranks])
+        ledger.behind.pop(0)
     ledger.stop = ledger.failed or ledger.alarmed

@@ -177,9 +177,19 @@ class Ledger:
         if not self.stop:
             return
         if self.failed:
-            self._resume()
-        else:
+            self.anew(self.ranks)
+            self.renewed()
+        elif self.number >= self.reach():
             raise self._lost()
+
+    def reach(self) -> int:
+        """The last call that this rank still makes, after an error that another one has raised.
+
+        That one had ended it, so nobody is missing in it; and an error that comes up on all ranks
+        alike then comes up here too, where a late rank would only hear of it.
+        """
+        posts = self.board.posts(self.ranks).values()
+        return min([post.done for post in posts if post.kind == "raised"], default=0)
 
     def _handed_over(self) -> None:
         """Lets this thread make calls, if the one that made them has ended or waits for it."""
@@ -203,13 +213,14 @@ class Ledger:
     def fail(self, kind: Kind, text: str, clean: bool) -> None:
         """Tells the others that this rank raises an error."""
         self.stop = self.failed = True
+        clean = clean and not self.plane.groups.is_cut(self.ranks)
         self.plane.put_behind(self)
         self.plane.record()
         self.board.put(self.post(kind, text))
         self.board.ring(kind)
         self.board.come_back(self.plane.rank, clean)
         if not clean:
-            self.plane.abort(self.ranks)
+            self.plane.groups.abort(self.ranks)
 
     def told(self) -> None:
         """Notes that another rank has failed, and says for a busy thread where it is."""
@@ -217,10 +228,6 @@ class Ledger:
         if not self.failed:
             kind: Kind = "waiting" if self.number != self.done else "busy"
             self.board.put(self.post(kind, ""))
-
-    def interrupted(self) -> None:
-        """Ends an open call that Ctrl-C does not reach, and tells the others why."""
-        self.fail("interrupted", "", clean=False)
 
     def left(self, text: str) -> None:
         """Tells the others that this process ends, by `text` if it is an error.
@@ -252,13 +259,14 @@ class Ledger:
         """The error where the store is gone, so that nobody hears of the others."""
         self.stop = self.failed = True
         self.plane.record()
-        self.plane.abort(self.ranks)
+        self.plane.groups.abort(self.ranks)
         return without_store(self.ranks, self.post("waiting", ""), str(error or gone))
 
     def post(self, kind: Kind, text: str) -> Post:
         """What this rank says of itself."""
         line = running(self.thread)
-        return Post(self.plane.rank, kind, self.number, line, text, tuple(self.calls(SHOWN)))
+        calls = tuple(self.calls(SHOWN))
+        return Post(self.plane.rank, kind, self.number, line, text, calls, self.done)
 
     def calls(self, most: int) -> Sequence[Call]:
         """The last calls, in order."""
@@ -271,11 +279,6 @@ class Ledger:
 
     # --- after errors ------------------------------------------------------------------------
 
-    def _resume(self) -> None:
-        """Begins anew once all ranks have raised; raises where one does not."""
-        self.anew(self.ranks)
-        self.renewed()
-
     def anew(self, ranks: Sequence[int]) -> None:
         """Makes groups of some of its ranks anew, once these have raised; else raises itself."""
         latest = time.monotonic() + self.plane.seconds
@@ -284,11 +287,10 @@ class Ledger:
                 if time.monotonic() > latest:
                     raise not_back(ranks, [*self.board.back(ranks)], self.plane.seconds)
                 time.sleep(_SLICE)
-            clean = all(self.board.back(ranks).values())
+            back = self.board.back(ranks)
         except (RuntimeError, OSError) as gone:
             raise self._without_board(None, gone) from None
-        if not clean:
-            self.plane.renew(ranks, f"{self.name}/{self.epoch}")
+        self.plane.groups.renew(f"{self.name}/{self.epoch}", back)
 
     def renewed(self) -> None:
         """Begins anew: all ranks have raised the same error, and know it."""

@@ -92,6 +92,8 @@ class Post:
     """The error that it raised."""
     calls: tuple[Call, ...] = ()
     """Its last calls, in order."""
+    done: int = 0
+    """The last call that it has ended."""
 
     def to_json(self) -> str:
         """The post as JSON text."""

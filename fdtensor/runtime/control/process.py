@@ -50,7 +50,7 @@ def lane_here() -> str:
 
 def group_of(ranks: tuple[int, ...]) -> str:
     """The name of the group of these ascending ranks, made at its first use by its members."""
-    return plane_of().group(ranks)
+    return plane_of().groups.group(ranks)
 
 
 def groups(mesh: Mesh, *axes: str) -> dict[str, tuple[int, ...]]:

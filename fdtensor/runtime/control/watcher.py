@@ -121,7 +121,7 @@ def _interrupt(plane: Plane, since: float) -> float:
     for ledger in list(plane.ledgers.values()):
         if ledger.number != ledger.done and not ledger.failed:
             with suppress(RuntimeError, OSError):
-                ledger.interrupted()
+                ledger.fail("interrupted", "", clean=False)
     return 0.0
 
 
@@ -147,7 +147,7 @@ def _look(ledger: Ledger, seen: _Seen) -> None:
             seen.rung = now
             ledger.told()
     if seen.rung and is_open and now - max(seen.rung, seen.since) >= PATIENCE:
-        ledger.plane.abort(ledger.ranks)
+        ledger.plane.groups.abort(ledger.ranks)
 
 
 def _one_has_left(ledger: Ledger) -> bool:
