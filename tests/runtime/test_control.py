@@ -148,6 +148,25 @@ def test_a_late_rank_makes_no_further_calls():
         second.begin(3, "third")
 
 
+def test_an_error_before_any_call_after_the_last_error_is_told_too():
+    first, second = (called(x, [1]) for x in ledgers(2))
+    for ledger in (first, second):
+        ledger.failure(KeyError("the same on all"))
+    again = ValueError("of one rank")
+    wrapped = RuntimeError("around it")
+    wrapped.__context__ = again
+    assert first.failure(again) is again
+    assert first.failure(wrapped) is wrapped  # it is the same error for the others
+    assert first.epoch == 1
+    called(second, [2])
+    second.told()
+    with pytest.raises(CommError, match="of one rank"):
+        called(second, [3])
+    for ledger in (first, second):
+        called(ledger, [4])
+        assert (ledger.epoch, ledger.number) == (2, 1)
+
+
 def test_errors_before_anything_is_sent_leave_the_groups_alone():
     pair = ledgers(2)
     for ledger in pair:
@@ -229,7 +248,13 @@ def test_the_last_calls_are_kept_and_no_more():
 
 def test_a_board_has_the_first_account_only():
     board = Board(dist.HashStore(), "all/0")
-    assert [board.settled("a"), board.settled("b")] == ["a", "a"]
+    told = []
+    for seconds in (1.0, 2.0):
+        for rank in range(2):
+            board.put(Post(rank, "waiting", 1))
+        told.append(board.account(range(2), seconds))
+    assert told[0] == told[1]
+    assert "1 s" in told[0].sentence
     assert [board.mark(1, 5), board.mark(1, 6)] == [5, 5]
     board.forget(1)
     assert board.mark(1, 6) == 6

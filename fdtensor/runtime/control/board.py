@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import attrs
 
-from fdtensor.runtime.control.posts import Post
+from fdtensor.runtime.control.posts import Account, Post, account, not_back
 
 __all__ = ["Board"]
+
+ANSWER_SECONDS = 1.5
+"""How long ranks that are alive have to say where they are."""
+
+_SLICE = 0.02
+"""Seconds between two looks at the board."""
 
 
 @attrs.frozen
@@ -43,9 +50,18 @@ class Board:
                 found[rank] = Post.from_json(self.store.get(key))
         return found
 
-    def settled(self, text: str) -> str:
-        """The one account of what has gone wrong: `text`, unless another rank was first."""
-        return self._first("account", text)
+    def account(self, ranks: Sequence[int], seconds: float) -> Account:
+        """The account that all ranks give, when all that are alive have said where they are.
+
+        `seconds` is how long they wait for each other.
+        """
+        latest = time.monotonic() + ANSWER_SECONDS
+        posts = self.posts(ranks)
+        while len(posts) < len(ranks) and time.monotonic() < latest:
+            time.sleep(_SLICE)
+            posts = self.posts(ranks)
+        drawn = account(ranks, posts, seconds)
+        return Account.from_json(self._first("account", drawn.to_json()))
 
     def mark(self, number: int, mark: int) -> int:
         """The fingerprint of call `number`: `mark`, unless another rank was first."""
@@ -65,9 +81,14 @@ class Board:
         told = {rank: key for rank, key in keys.items() if self.store.check([key])}
         return {rank: self.store.get(key) == b"1" for rank, key in told.items()}
 
-    def all_back(self, ranks: Iterable[int]) -> bool:
-        """Whether all ranks have raised their errors."""
-        return self.store.check([f"{self.prefix}/back/{rank}" for rank in ranks])
+    def all_back(self, ranks: Sequence[int], seconds: float) -> dict[int, bool]:
+        """The same once all ranks have raised their errors; raises where one has not by then."""
+        latest = time.monotonic() + seconds
+        while not self.store.check([f"{self.prefix}/back/{rank}" for rank in ranks]):
+            if time.monotonic() > latest:
+                raise not_back(ranks, [*self.back(ranks)], seconds)
+            time.sleep(_SLICE)
+        return self.back(ranks)
 
     def _put(self, name: str, text: str) -> None:
         key = f"{self.prefix}/{name}"

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,16 +18,13 @@ from fdtensor.layouts.errors import CommError, FdtensorError
 from fdtensor.layouts.torch_private import current_graph_task
 from fdtensor.runtime.control.behind import catch_up
 from fdtensor.runtime.control.board import Board
-from fdtensor.runtime.control.causes import is_of_network, told_of
+from fdtensor.runtime.control.causes import is_noted, is_of_network, note, told_of
 from fdtensor.runtime.control.places import caller, line_of, running
 from fdtensor.runtime.control.posts import (
-    Account,
     Call,
     Kind,
     Post,
-    account,
     described,
-    not_back,
     of_other_thread,
     without_store,
 )
@@ -43,12 +41,6 @@ KEPT = 2048
 
 SHOWN = 32
 """How many of them a post has."""
-
-ANSWER_SECONDS = 1.5
-"""How long ranks that are alive have to say where they are."""
-
-_SLICE = 0.02
-"""Seconds between two looks at the board."""
 
 Record = tuple[int, int, Any, Any, float]
 """A call: its number, the fingerprint up to it, what it was, the user's place, when it began."""
@@ -81,7 +73,7 @@ class Ledger:
 
     def _begin_epoch(self) -> None:
         self.epoch += 1
-        self.board = Board(self.plane.store, f"{self.name}/{self.epoch}")
+        self.board = Board(self.plane.store, self.error_name)
         self.number = self.done = self.mark = 0
         self.records: list[Record | None] = [None] * KEPT
         self.ended = [0.0] * KEPT
@@ -93,6 +85,11 @@ class Ledger:
         """Whether that is an alarm of another rank."""
         self.failed = False
         """Whether this rank has raised its error about that."""
+
+    @property
+    def error_name(self) -> str:
+        """The name of the error that ends this epoch."""
+        return f"{self.name}/{self.epoch}"
 
     # --- calls -------------------------------------------------------------------------------
 
@@ -148,22 +145,31 @@ class Ledger:
         An error of the network becomes the one error of all ranks; any other stays, and the other
         ranks are told of it. One that all ranks have raised together changes nothing.
         """
-        lost = is_of_network(error)
-        if getattr(error, "common", False) or (self.failed and not lost):
+        if getattr(error, "common", False):
             self.end()
             return error
-        open_call = self.number != self.done
         try:
-            if isinstance(error, KeyboardInterrupt):
-                self.fail("interrupted", "", clean=not open_call)
-            elif not lost:
-                clean = not open_call or isinstance(error, FdtensorError)
-                self.fail("raised", told_of(error), clean)
-            else:
+            if is_of_network(error):
                 return self._lost()
+            self.tell(error, clean=self.number == self.done or isinstance(error, FdtensorError))
         except (RuntimeError, OSError) as gone:
             return self._without_board(error, gone)
         return error
+
+    def tell(self, error: BaseException, clean: bool) -> None:
+        """Tells the others of an error that came up on this rank, once."""
+        interrupted = isinstance(error, KeyboardInterrupt)
+        if self.failed:
+            if interrupted or is_noted(error, self.error_name):
+                self.end()
+                return
+            with suppress(CommError):  # another one, before any call after the last
+                self._resume()
+        if interrupted:
+            self.fail("interrupted", "", clean=self.number == self.done)
+        else:
+            self.fail("raised", told_of(error), clean)
+        note(error, self.error_name)
 
     def _halt(self) -> None:
         """Raises the error of all ranks; after it, waits until all of them have raised theirs."""
@@ -177,8 +183,7 @@ class Ledger:
         if not self.stop:
             return
         if self.failed:
-            self.anew(self.ranks)
-            self.renewed()
+            self._resume()
         elif self.number >= self.reach():
             raise self._lost()
 
@@ -204,10 +209,11 @@ class Ledger:
         try:
             if not self.failed:
                 self.fail("waiting", "", clean=False)
-            error = self._account().error()
+            error = self.board.account(self.ranks, self.plane.seconds).error()
         except (RuntimeError, OSError) as gone:
             error = self._without_board(None, gone)
         error.__suppress_context__ = True  # which has only the words of the network
+        note(error, self.error_name)
         return error
 
     def fail(self, kind: Kind, text: str, clean: bool) -> None:
@@ -245,16 +251,6 @@ class Ledger:
             self.board.put(post)
         return post.kind == "ended" and post.number < self.number
 
-    def _account(self) -> Account:
-        """The account that all ranks give, when all that are alive have said where they are."""
-        latest = time.monotonic() + ANSWER_SECONDS
-        posts = self.board.posts(self.ranks)
-        while len(posts) < len(self.ranks) and time.monotonic() < latest:
-            time.sleep(_SLICE)
-            posts = self.board.posts(self.ranks)
-        drawn = account(self.ranks, posts, self.plane.seconds)
-        return Account.from_json(self.board.settled(drawn.to_json()))
-
     def _without_board(self, error: BaseException | None, gone: BaseException) -> CommError:
         """The error where the store is gone, so that nobody hears of the others."""
         self.stop = self.failed = True
@@ -281,16 +277,15 @@ class Ledger:
 
     def anew(self, ranks: Sequence[int]) -> None:
         """Makes groups of some of its ranks anew, once these have raised; else raises itself."""
-        latest = time.monotonic() + self.plane.seconds
         try:
-            while not self.board.all_back(ranks):
-                if time.monotonic() > latest:
-                    raise not_back(ranks, [*self.board.back(ranks)], self.plane.seconds)
-                time.sleep(_SLICE)
-            back = self.board.back(ranks)
+            back = self.board.all_back(ranks, self.plane.seconds)
         except (RuntimeError, OSError) as gone:
             raise self._without_board(None, gone) from None
-        self.plane.groups.renew(f"{self.name}/{self.epoch}", back)
+        self.plane.groups.renew(self.error_name, back)
+
+    def _resume(self) -> None:
+        self.anew(self.ranks)
+        self.renewed()
 
     def renewed(self) -> None:
         """Begins anew: all ranks have raised the same error, and know it."""

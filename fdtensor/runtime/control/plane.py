@@ -18,7 +18,6 @@ from fdtensor.layouts.torch_private import (
     store_port,
 )
 from fdtensor.runtime.control.behind import put_behind
-from fdtensor.runtime.control.causes import told_of
 from fdtensor.runtime.control.flight import FOLDER, write
 from fdtensor.runtime.control.groups import Groups
 from fdtensor.runtime.control.ledger import Ledger
@@ -85,10 +84,8 @@ class Plane:
 
     def spread(self, ranks: tuple[int, ...], error: BaseException) -> None:
         """Tells ranks of an error that came up in calls with others, for which they may wait."""
-        ledger = self.ledger(ranks)
-        if not ledger.failed:
-            with suppress(RuntimeError, OSError):  # without its store nobody hears of it
-                ledger.fail("raised", told_of(error), clean=False)
+        with suppress(RuntimeError, OSError):  # without its store nobody hears of it
+            self.ledger(ranks).tell(error, clean=False)
 
     def unfit(self) -> CommError | None:
         """The error of whoever makes a call where this process or its group is not what it was."""
