@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import linecache
 import os
@@ -46,7 +47,8 @@ def user_place() -> str | None:
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         if _is_user(frame.f_code.co_filename):
-            return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+            file = frame.f_code.co_filename
+            return f"{'cell' if _CELL in file else os.path.basename(file)}:{frame.f_lineno}"
         frame = frame.f_back
     return None
 
@@ -61,6 +63,7 @@ def user_line_of(error: BaseException) -> str | None:
     return line
 
 
+@functools.lru_cache(maxsize=4096)
 def _is_user(file: str) -> bool:
     if file.startswith(_OWN):
         return False

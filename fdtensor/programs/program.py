@@ -19,6 +19,7 @@ from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.text import Text
 from fdtensor.layouts.tree import flatten, unflatten
 from fdtensor.ops.graph import Var
+from fdtensor.ops.sources import Source
 from fdtensor.plans.collectives import Step, is_local
 from fdtensor.plans.cost import CostModel, seconds
 from fdtensor.plans.traffic import most_received, received_at
@@ -26,6 +27,7 @@ from fdtensor.programs.check import check_program
 from fdtensor.programs.eqn import Eqn, Together, is_view_line
 from fdtensor.programs.json import decode, encode
 from fdtensor.programs.memory import bytes_held, lines_of
+from fdtensor.programs.sources import source_of
 from fdtensor.programs.text import line_count, op_name, summary, text_of
 
 __all__ = ["Eqn", "Program", "Together", "is_view_line", "last_uses", "op_name"]
@@ -142,8 +144,19 @@ class Program:
         return _digest(self)
 
     def summary(self) -> str:
-        """The collectives by kind, with how many there are and their bytes."""
+        """The collectives by kind with their bytes, and what each module of a model amounts to.
+
+        Layers that are alike count together: `layers.*.mlp x12`.
+        """
         return summary(self)
+
+    def source(self, value: Var | str) -> Source:
+        """The module and the line of the user that the line of a value comes from.
+
+        Of an input, and of a program that was read from JSON, it is empty. Raises `TraceError`
+        where there is no such value.
+        """
+        return source_of(self, value)
 
     def explain(self, value: str | None = None) -> str:
         """Why each value, or the one of this name, has its layout, and what others would cost."""

@@ -22,6 +22,7 @@ from fdtensor.layouts.words import first_sentence, near, shown
 from fdtensor.ops.graph import Full, Graph
 from fdtensor.ops.recorder import record
 from fdtensor.ops.rewrite import rewritten
+from fdtensor.ops.sources import Sources
 
 __all__ = ["TENSOR", "filled", "name_of", "recorded", "refuse_no_function"]
 
@@ -98,10 +99,16 @@ def recorded(
         return results
 
     fulls = [Full(t.shape, t.dtype) for t in types if t is not None]
+    sources = Sources()
     record_these = functools.partial(
-        record, device=device, requires_grad=requires_grad, checks=checks, of_caller=True
+        record,
+        device=device,
+        requires_grad=requires_grad,
+        mark=sources.mark,
+        checks=checks,
+        of_caller=True,
     )
-    with _told(f, spec, types):
+    with _told(f, spec, types), sources:
         graph = rewritten(record_these(flat, fulls))
     return graph, *result
 

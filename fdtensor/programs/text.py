@@ -10,6 +10,7 @@ from fdtensor.ops.graph import Var, argument_text
 from fdtensor.plans.text import bytes_text, time_text
 from fdtensor.plans.traffic import most_received
 from fdtensor.programs.conditional import conditions
+from fdtensor.programs.sources import by_module
 from fdtensor.programs.strategy import strategy
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def op_name(op: object) -> str:
 
 
 def summary(program: Program) -> str:
-    """The collectives by kind, with how many there are and their bytes."""
+    """The collectives by kind, and what each module of a model amounts to: one screen."""
     counts: Counter[tuple[str, str]] = Counter()
     moved: Counter[tuple[str, str]] = Counter()
     for eqn in program.eqns:
@@ -99,4 +100,21 @@ def summary(program: Program) -> str:
         f"{time_text(program.seconds)} on {program.cost.name}"
     )
     told = strategy(program)
-    return "\n".join([*lines, told] if told else lines)
+    return "\n".join([*lines, *_modules(program), *([told] if told else [])])
+
+
+def _modules(program: Program) -> list[str]:
+    """A table of the modules, equal layers together; nothing for a program without modules."""
+    shares = by_module(program)
+    if not shares:
+        return []
+    rows = [("module", "lines", "received", "compute", "network")]
+    for share in shares:
+        received = bytes_text(share.received_bytes) if share.received_bytes else ""
+        computing, sending = (time_text(s) if s else "" for s in (share.computing, share.sending))
+        rows.append((share.name, str(share.lines), received, computing, sending))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  " + "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
+        for row in rows
+    ]

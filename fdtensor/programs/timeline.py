@@ -6,6 +6,7 @@ have arrived, and is waited for when its result is read.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from operator import add
 
@@ -15,9 +16,11 @@ from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.signatures import named_arguments
 from fdtensor.layouts.words import shown
 from fdtensor.plans.cost import CostModel, model_of
+from fdtensor.programs.chrome import save
 from fdtensor.programs.eqn import Eqn
 from fdtensor.programs.program import Program
 from fdtensor.programs.seconds import line_seconds
+from fdtensor.programs.sources import sources
 
 __all__ = ["Timed", "Timeline", "operands_of", "starts", "timeline"]
 
@@ -55,6 +58,7 @@ class Timeline:
     """
 
     lines: tuple[Timed, ...]
+    program: Program = attrs.field(repr=False)
 
     @property
     def seconds(self) -> float:
@@ -76,6 +80,25 @@ class Timeline:
         """How long it communicates and does not compute."""
         return max(0.0, self.seconds - self.computing)
 
+    @named_arguments
+    def save(
+        self, path: str | os.PathLike[str], beside: str | os.PathLike[str] | None = None
+    ) -> None:
+        """Writes it to a file that Perfetto (ui.perfetto.dev), Chrome and TensorBoard show.
+
+        `beside` is a file that `torch.profiler` exported while the program ran on a real mesh: what
+        was measured is written too, and its last run begins when the estimate does. Files that end
+        in `.gz` are compressed. Raises `TraceError` where `beside` has no run of the program.
+
+        >>> import tempfile
+        >>> mesh = Mesh(x=2)
+        >>> x = TensorType((1000,), torch.float32, mesh.layout("x"))
+        >>> times = fd.cost.timeline(trace(torch.sum, x, out_layouts=mesh.layout()))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     times.save(f"{folder}/sum.json")
+        """
+        save(path, self.program.name, self.lines, sources(self.program), beside)
+
 
 @named_arguments
 def timeline(program: Program, cost: CostModel | None = None) -> Timeline:
@@ -92,7 +115,7 @@ def timeline(program: Program, cost: CostModel | None = None) -> Timeline:
     seconds = [line_seconds(program.types, eqn, price) for eqn in eqns]
     sends = [eqn.is_collective for eqn in eqns]
     begins = starts(range(len(eqns)), seconds, sends, operands_of(eqns))
-    return Timeline(tuple(map(Timed, eqns, begins, map(add, begins, seconds))))
+    return Timeline(tuple(map(Timed, eqns, begins, map(add, begins, seconds))), program)
 
 
 def _check_program(value: object) -> None:

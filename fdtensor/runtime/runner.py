@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from fdtensor.layouts.torch_private import below_autograd
+from torch.profiler import record_function
+
+from fdtensor.layouts.torch_private import below_autograd, profiling
 from fdtensor.ops.ambient import autocasting, without_autocast
 from fdtensor.ops.graph import Var, substituted, tensors_of
 from fdtensor.ops.line_checks import debugging
@@ -19,6 +21,7 @@ from fdtensor.ops.rank_dims import SAME
 from fdtensor.ops.select import SELECT
 from fdtensor.plans.local_tensors import empty
 from fdtensor.programs.program import Program
+from fdtensor.programs.sources import sources
 from fdtensor.runtime.comm import inside
 from fdtensor.runtime.copies import compare_copies, last_result
 from fdtensor.runtime.lines import AFTER, BEFORE, Line, LocalProgram
@@ -123,21 +126,34 @@ def _lists(tree: Any) -> Any:
 # --- straight-line code --------------------------------------------------------------------------
 
 
-def compiled(program: Program, comm: Any) -> Callable[..., tuple[Any, ...]]:
+def compiled(program: Program, comm: Any, profiled: bool = False) -> Callable[..., tuple[Any, ...]]:
     """The function of local tensors that this rank runs: inputs, then constants.
 
-    The Comm keeps it for as long as the program lives.
+    The Comm keeps it for as long as the program lives. Where it is `profiled`, a profiler of torch
+    sees the modules and collectives by name.
     """
     known = comm.compiled.setdefault(compiled, WeakKeyDictionary()).setdefault(program, {})
     checked = debugging()
-    found = known.get(checked)
+    found = known.get((checked, profiled))
     if found is None:
         spelling = Spelling(comm.backend, str(comm.device), exchanges=False, lane=comm.lane)
         groups = _groups(program, comm)
-        source, names = written(local_program(program, comm.rank, spelling, checked), comm, groups)
+        local = local_program(program, comm.rank, spelling, checked)
+        source, names = written(local, comm, groups, _labels(program) if profiled else ())
         exec(compile(source, f"<fdtensor {program.name}>", "exec"), names)
-        found = known[checked] = names["program"]
+        found = known[checked, profiled] = names["program"]
     return found
+
+
+def _labels(program: Program) -> list[str]:
+    """What a profiler shows of each line: the collective, or the module that it is of."""
+    labels = []
+    for eqn, source in zip(program.eqns, sources(program), strict=True):
+        of = source.module or source.line
+        backward = f"backward of {of}" if of and source.is_backward else of
+        what = str(eqn.op.collective) if eqn.steps and eqn.is_collective else ""  # type: ignore[union-attr]
+        labels.append(" ".join(filter(None, [what, backward])))
+    return labels
 
 
 def _groups(program: Program, comm: Any) -> tuple[str, ...]:
@@ -156,15 +172,15 @@ def run_locally(program: Program, values: Sequence[Any], comm: Any) -> Sequence[
     if not inside(comm, program.mesh):
         return [empty(type, comm.rank, comm.device) for type in program.out_types]
     constants = [t for _, t in program.constants]
-    with below_autograd(), without_autocast():
-        return compiled(program, comm)(*values, *constants)
+    with below_autograd():
+        return as_traced(program, comm)(*values, *constants)
 
 
 def runner_of(program: Program, comm: Any) -> Callable[[Sequence[Any]], Sequence[Any]]:
     """The work of `run_locally` for a program on a Comm, prepared once."""
     if comm.rank is None or not inside(comm, program.mesh):
         return comm.watched(program, functools.partial(run_locally, program, comm=comm))
-    function = as_traced(compiled(program, comm))
+    function = as_traced(program, comm)
     constants = [tensor for _, tensor in program.constants]
     if len(program.eqns) < 3 and not constants:
         return comm.watched(program, lambda values: function(*values))
@@ -176,10 +192,18 @@ def runner_of(program: Program, comm: Any) -> Callable[[Sequence[Any]], Sequence
     return comm.watched(program, below)
 
 
-def as_traced(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of local tensors, run without the casts that its program says already."""
+def as_traced(program: Program, comm: Any) -> Callable[..., tuple[Any, ...]]:
+    """The function of local tensors, run without the casts that its program says already.
+
+    While a profiler of torch is at work, it is one that has names for it.
+    """
+    function = compiled(program, comm)
 
     def run(*values: Any) -> Any:
+        if profiling():
+            named = compiled(program, comm, profiled=True)
+            with without_autocast(), record_function(f"fdtensor {program.name}"):
+                return named(*values)
         if autocasting():
             with without_autocast():
                 return function(*values)

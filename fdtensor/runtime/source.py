@@ -11,6 +11,7 @@ from math import isfinite
 from typing import Any
 
 import torch
+from torch.profiler import record_function
 
 from fdtensor.layouts.torch_private import has_schema, overload_name, packet_name, schema_of
 from fdtensor.ops.graph import Var, tensors_of
@@ -25,21 +26,29 @@ from fdtensor.runtime.operand_memory import BY_HAND
 __all__ = ["selected", "written"]
 
 
-def written(found: LocalProgram, comm: Any, groups: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
+def written(
+    found: LocalProgram, comm: Any, groups: tuple[str, ...], labels: Sequence[str] = ()
+) -> tuple[str, dict[str, Any]]:
     """The lines of a rank as the source of one function, and the names that it reads.
 
     It begins once all ranks of `groups`, in which its collectives are, are about to run theirs.
+    With `labels`, one for each line of the program, a profiler sees which of them run.
     """
-    names: dict[str, Any] = {}
+    names: dict[str, Any] = {"record_function": record_function} if labels else {}
     asked = {v for own in found.conditions.values() for v, _ in own}
     body = [f"    {_holds(v)} = bool(v{v.index})" for v in found.inputs if v in asked]
     if groups:
         names |= {"unmet": comm.around.unmet, "meet": comm.around.meet, "groups": groups}
         body.insert(0, "    if unmet: meet(groups)")
-    pairs = list(zip(found.lines, found.dead, strict=True))
-    for condition, some in groupby(pairs, lambda pair: found.conditions.get(pair[0].eqn, ())):
+    every = list(zip(found.lines, found.dead, strict=True))
+    for condition, some in groupby(every, lambda pair: found.conditions.get(pair[0].eqn, ())):
         block = list(some)
-        lines = [text for pair in block for text in _spelled(*pair, found, asked, names, comm)]
+        lines: list[str] = []
+        for label, pairs in groupby(block, lambda pair: labels[pair[0].eqn] if labels else ""):
+            own = [t for pair in pairs for t in _spelled(*pair, found, asked, names, comm)]
+            seen = label and own
+            lines += [f"    with record_function({label!r}):"] if seen else []
+            lines += [f"    {line}" for line in own] if seen else own
         if condition:
             asks = [_holds(v) if holds else f"not {_holds(v)}" for v, holds in condition]
             nothing = " = ".join([*_made(block), "None"])

@@ -114,8 +114,10 @@ def _of_value(program: Program, name: str) -> str:
     else:
         rows = _made(program, var)
         if not lines and rows[0].strip().startswith(head):
-            return "\n".join(rows).lstrip()
+            head, *rows = "\n".join(rows).lstrip().split("\n")
         lines += rows
+    source = program.source(var)
+    lines[:0] = [f"  {source}"] if source.module else []
     return "\n".join([head, *lines])
 
 

@@ -18,6 +18,7 @@ from fdtensor.inspect.pictures.facts import (
 from fdtensor.plans.cost import CostModel
 from fdtensor.plans.text import bytes_text, time_text
 from fdtensor.programs.program import Program, op_name
+from fdtensor.programs.sources import by_module
 from fdtensor.programs.timeline import Timed, timeline
 from fdtensor.programs.timeline import Timeline as Times
 
@@ -38,7 +39,8 @@ def of_program(program: Program, cost: CostModel | None = None) -> Description:
     cost = cost or program.cost
     times = timeline(program, cost)
     title, *lines = str(program).split("\n")
-    sections = [_facts(program, times, cost), _listing(lines, times.lines)]
+    sections = [_facts(program, times, cost), *_modules(program, cost)]
+    sections.append(_listing(lines, times.lines))
     if times.seconds > 0:
         sections += [_lanes(times), Note(HOW)]
     return Description(title, tuple(sections))
@@ -60,6 +62,20 @@ def _facts(program: Program, times: Times, cost: CostModel) -> Facts:
             ("network", time_text(sending) + hidden),
         )
     )
+
+
+def _modules(program: Program, cost: CostModel) -> Iterator[Table]:
+    """What each module of a model amounts to; nothing for a program without modules."""
+    shares = by_module(program, cost=cost)
+    total = sum(share.seconds for share in shares)
+    rows = []
+    for share in shares:
+        name = share.name
+        received = bytes_text(share.received_bytes) if share.received_bytes else ""
+        cells = (name, str(share.lines), received, microseconds(share.seconds))
+        rows.append(Row(cells, share.seconds / total if total else 0.0))
+    if rows:
+        yield Table(("module", "lines", "received", "time"), tuple(rows), "<>>>", bars=True)
 
 
 # --- listing ---------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ __all__ = [
     "function_modes",
     "plain_dispatch",
     "pop_function_mode",
+    "profiling",
     "proxy_mode",
     "push_function_mode",
     "without_modes",
@@ -55,6 +56,9 @@ pop_function_mode: Any = _pop_mode
 
 count_dispatch_modes: Any = _C._len_torch_dispatch_stack
 """How many `TorchDispatchMode`s of Python surround this code."""
+
+profiling: Any = _C._autograd._profiler_enabled
+"""Whether a profiler of torch is at work."""
 
 without_modes: Any = _disable_current_modes
 """The context manager in which no mode sees what is called."""

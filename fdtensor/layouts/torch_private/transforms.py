@@ -34,6 +34,7 @@ __all__ = [
     "pop_saving_hooks",
     "push_saving_hooks",
     "saving_hooks",
+    "sequence_number",
     "set_forward_grad_enabled",
     "transforms_active",
     "maps_around",
@@ -118,6 +119,12 @@ def nested_jvp() -> Generator[None]:
 
 current_autograd_node: Any = _C._current_autograd_node
 """The node of the graph of autograd that is running; None outside of a backward."""
+
+
+def sequence_number(node: Any = None) -> int:
+    """The number of a node of autograd, else that which the next one gets."""
+    return _autograd._get_sequence_nr() if node is None else node._sequence_nr()
+
 
 current_graph_task: Any = _C._current_graph_task_id
 """The number of the backward that is running, -1 for none."""

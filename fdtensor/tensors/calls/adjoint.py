@@ -12,7 +12,7 @@ import torch
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.programs.program import Program
 from fdtensor.runtime.replication import mark, mark_operands, watching
-from fdtensor.runtime.runner import as_traced, compiled, runner_of
+from fdtensor.runtime.runner import as_traced, runner_of
 
 __all__ = ["Adjoint"]
 
@@ -56,7 +56,7 @@ class Adjoint:
             return _grouped(leaves, count, comm)
 
         if self.local and _is_real(comm) and self.forward.mesh.position(comm.rank) is not None:
-            function = as_traced(compiled(self.forward, comm))
+            function = as_traced(self.forward, comm)
             constants = [tensor for _, tensor in self.forward.constants]
             # what torch saves inside of a block has no type that could be told
             return lambda values: (
