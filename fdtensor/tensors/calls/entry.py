@@ -25,7 +25,7 @@ from fdtensor.tensors.calls.text import shown
 from fdtensor.tensors.calls.vjp import adjoint, joint
 from fdtensor.tensors.dtensor import DTensor
 
-__all__ = ["Entry", "agree", "agreed_entry", "read", "traced_call"]
+__all__ = ["Entry", "entry_of", "read", "traced_call"]
 
 
 @attrs.frozen(eq=False)
@@ -43,8 +43,26 @@ class Entry:
     """The program that ranks agree on, or its forward where derivatives are wanted."""
     closed: tuple[int | DTensor[Any], ...] = ()
     """What the function closes over: places among what it reads, or DTensors further down."""
-    backward: Program | None = None
-    """What a backward runs, where derivatives are wanted."""
+    both: Adjoint | None = None
+    """The forward and the backward, where derivatives are wanted."""
+    is_agreed: bool = False
+    """Whether all ranks have agreed on it, as they do at the first call."""
+
+    @property
+    def backward(self) -> Program | None:
+        """What a backward runs, where derivatives are wanted."""
+        return None if self.both is None else self.both.backward
+
+    def agreed(self, leaves: Sequence[Any], reads: Reads, check: Check | None) -> Entry:
+        """The same, ready to run, once all ranks agree on it; they fail together if one differs."""
+        assert self.first is not None
+        closed = read(self.closed, reads) if self.closed else []
+        values = [leaf.local for leaf in (*leaves, *closed) if isinstance(leaf, DTensor)]
+        admit(self.first, self.comm, self.first.in_types, values, check)
+        if self.is_agreed:
+            return self
+        go = runner_of(self.first, self.comm) if self.both is None else self.both.runner(self.comm)
+        return attrs.evolve(self, go=go, is_agreed=True)
 
     def result(self, outs: Sequence[Any], comm: Any) -> Any:
         """The result of the function, with these values."""
@@ -90,21 +108,10 @@ def traced_call(
         return program, adjoint(f, both, program, types, again)
 
 
-def agreed_entry(
-    program: Traced, both: Adjoint | None, leaves: Sequence[Any], comm: Any, check: Check | None
-) -> Entry:
-    """The entry of a call that runs this program, or both halves; all ranks agree on it."""
+def entry_of(program: Traced, both: Adjoint | None, comm: Any) -> Entry:
+    """The entry of a call that runs this program, or both halves."""
     first = program.program if both is None else both.forward  # so ranks agree on gradients too
-    agree(first, leaves, comm, check)
-    go = runner_of(first, comm) if both is None else both.runner(comm)
-    backward = None if both is None else both.backward
-    return Entry(program, comm, go, program.program.out_types, first, backward=backward)
-
-
-def agree(program: Program, leaves: Sequence[Any], comm: Any, check: Check | None) -> None:
-    """Agrees with the other ranks on what runs; they fail together where one differs."""
-    values = [leaf.local for leaf in leaves if isinstance(leaf, DTensor)]
-    admit(program, comm, program.in_types, values, check)
+    return Entry(program, comm, types=program.program.out_types, first=first, both=both)
 
 
 def _refuse_tracked(f: Callable[..., Any], program: Program) -> None:

@@ -32,7 +32,7 @@ from fdtensor.programs.program import Program
 from fdtensor.programs.recording import name_of, refuse_no_function
 from fdtensor.programs.tracer import is_typed, trace
 from fdtensor.tensors.calls.arguments import distributed, distributed_key, refuse_untraceable, tell
-from fdtensor.tensors.calls.entry import Entry, agree, agreed_entry, read, traced_call
+from fdtensor.tensors.calls.entry import Entry, entry_of, read, traced_call
 from fdtensor.tensors.calls.inlined import inlined
 from fdtensor.tensors.calls.key import call_key, refuse_other_comm, requires_grad
 from fdtensor.tensors.calls.python_state import Reads
@@ -97,8 +97,8 @@ class Spmd(Generic[P, R]):
     def trace(self, *args: Any, **kwargs: Any) -> Program:
         """The program that a call with these arguments runs: a call does not trace it again.
 
-        Of DTensors it is collective, as a call is. Types are enough, for a look without processes,
-        and may be free: a call takes tensors in the layouts that the program has.
+        One rank alone may look: ranks agree at the first call. Types are enough, for a look without
+        processes, and may be free: a call takes tensors in the layouts that the program has.
         """
         drawing = self._drawing(args, kwargs)
         if drawing is not None:
@@ -106,7 +106,7 @@ class Spmd(Generic[P, R]):
         leaves, spec = flatten((args, kwargs), is_leaf=is_typed)
         free = any(isinstance(leaf, FreeType) for leaf in leaves)
         if not free and any(isinstance(leaf, DTensor) for leaf in leaves):
-            entry = self._entry(leaves, spec, key_orders((args, kwargs)))
+            entry = self._entry(leaves, spec, key_orders((args, kwargs)), agreed=False)
             if entry.traced is None:
                 raise no_program(self)
             return entry.traced.program
@@ -128,7 +128,7 @@ class Spmd(Generic[P, R]):
 
     @opaque
     def trace_backward(self, *args: Any, **kwargs: Any) -> Program:
-        """The program that the backward of a call with these DTensors runs: collective, as a call.
+        """The program that the backward of a call with these DTensors runs.
 
         It takes what the forward keeps for it, then cotangents of the results; it gives those of
         the arguments that require grad. Raises `TraceError` where none does.
@@ -137,7 +137,7 @@ class Spmd(Generic[P, R]):
         if drawing is not None:
             return drawing.trace_backward(*args, **kwargs)
         leaves, spec = flatten((args, kwargs), is_leaf=is_dtensor)
-        entry = self._entry(leaves, spec, key_orders((args, kwargs)))
+        entry = self._entry(leaves, spec, key_orders((args, kwargs)), agreed=False)
         if entry.backward is None:
             raise no_backward(self)
         return entry.backward
@@ -193,8 +193,11 @@ class Spmd(Generic[P, R]):
             kwargs["key"] = distributed_key(key, known, self.options.check, first)
         return self.keyed
 
-    def _entry(self, leaves: Sequence[Any], spec: Any, orders: Any) -> Entry:
-        """The entry of a call with these arguments, worked out at the first of its kind."""
+    def _entry(self, leaves: Sequence[Any], spec: Any, orders: Any, agreed: bool = True) -> Entry:
+        """The entry of a call with these arguments, worked out at the first of its kind.
+
+        All ranks agree on it unless it is not to be `agreed`.
+        """
         __tracebackhide__ = True
         key = call_key(self.f, self.reads and self.reads.key(), leaves, spec, orders)
         entry = self.programs.get(key)
@@ -202,9 +205,9 @@ class Spmd(Generic[P, R]):
             comm, grads = key[:2]
             entry = self.programs[key] = self._new(leaves, spec, comm, grads)
             self._keep_few()
-        elif entry.first is not None and (self.options.check or entry.comm.check) in EVERY_CALL:
-            leaves = [*leaves, *read(entry.closed, self.reads)]
-            agree(entry.first, leaves, entry.comm, self.options.check)
+        every = (self.options.check or entry.comm.check) in EVERY_CALL
+        if agreed and entry.first is not None and (every or not entry.is_agreed):
+            entry = self.programs[key] = entry.agreed(leaves, self.reads, self.options.check)
         return entry
 
     def _keep_few(self) -> None:
@@ -218,7 +221,7 @@ class Spmd(Generic[P, R]):
             del self.quick[key]
 
     def _new(self, leaves: Sequence[Any], spec: Any, comm: Any, grads: bool) -> Entry:
-        """The entry of calls like this one, agreed on by all ranks."""
+        """The entry of calls like this one."""
         __tracebackhide__ = True
         refuse_untraceable(self.f, leaves)
         try:
@@ -227,7 +230,7 @@ class Spmd(Generic[P, R]):
             if self.options.on_data_dependent == "error":
                 raise
             self._warn(error)
-            return Entry(None, comm)
+            return Entry(None, comm, is_agreed=True)
 
     def _given(
         self, leaves: Sequence[Any], spec: Any, comm: Any, grads: bool, closed: tuple[Any, ...]
@@ -246,7 +249,7 @@ class Spmd(Generic[P, R]):
             grads = grads or (wanted and torch.is_grad_enabled())
         again = functools.partial(_again, self.options, self.derived) if grads else None
         program, both = traced_call(f, self.options, leaves, spec, comm, again)
-        entry = agreed_entry(program, both, leaves, comm, self.options.check)
+        entry = entry_of(program, both, comm)
         return attrs.evolve(entry, closed=places) if closed else entry
 
     def _warn(self, error: DataDependentError) -> None:
@@ -272,7 +275,8 @@ class Spmd(Generic[P, R]):
 
     def _failed(self, leaves: Sequence[Any], error: BaseException) -> BaseException:
         """The error, of which the other ranks hear: at the first call they wait for it."""
-        if not self.programs and isinstance(error, FdtensorError):
+        agreed = any(entry.is_agreed for entry in self.programs.values())
+        if not agreed and isinstance(error, FdtensorError):
             tell(error, leaves, self.options.check)
             return error
         known = next((leaf for leaf in leaves if isinstance(leaf, DTensor)), None)
