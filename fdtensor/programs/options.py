@@ -158,3 +158,11 @@ class Options:
     """The numbers of the inputs that are parameters; None to tell them by the arguments."""
     quiet: bool = False
     """Whether a run on replicated operands is expected, and so not warned of, as in `call`."""
+
+    @property
+    def of_trace(self) -> dict[str, Any]:
+        """Those that `trace` takes, as its arguments."""
+        others = ("on_data_dependent", "plain", "check", "parameters", "quiet")
+        return {
+            a.name: getattr(self, a.name) for a in attrs.fields(Options) if a.name not in others
+        }

@@ -110,21 +110,7 @@ class Spmd(Generic[P, R]):
             if entry.traced is None:
                 raise no_program(self)
             return entry.traced.program
-        options = self.options
-        return trace(
-            self.f,
-            *args,
-            out_layouts=options.out_layouts,
-            regather=options.regather,
-            on_missing_rule=options.on_missing_rule,
-            check_indices=options.check_indices,
-            reduce_dtype=options.reduce_dtype,
-            deterministic=options.deterministic,
-            max_bytes=options.max_bytes,
-            as_if=options.as_if,
-            choice=options.choice,
-            **kwargs,
-        )
+        return trace(self.f, *args, **self.options.of_trace, **kwargs)
 
     @opaque
     def trace_backward(self, *args: Any, **kwargs: Any) -> Program:
