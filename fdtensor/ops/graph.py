@@ -14,6 +14,7 @@ import torch
 from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.record import Record
 from fdtensor.layouts.torch_private import OpOverload, check_schema, schema_of
+from fdtensor.ops.sources import Source
 
 __all__ = [
     "Call",
@@ -83,7 +84,8 @@ class Call:
         object.__setattr__(self, "ins", ins)  # computed once: it is read very often
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return op_by_name(attrs.evolve(self, mark=None))  # marks are not pickled
+        known = self.mark if isinstance(self.mark, Source) else None  # others are not pickled
+        return op_by_name(attrs.evolve(self, mark=known))
 
 
 def op_by_name(self: Any) -> tuple[Any, ...]:

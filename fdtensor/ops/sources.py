@@ -1,20 +1,19 @@
-"""`Source`: where the calls of a graph come from; `Sources` follows that while one is recorded."""
+"""`Source`: where the calls of a graph come from; `Sources` tells it while one is recorded."""
 
 from __future__ import annotations
 
 import sys
-import threading
-from types import FrameType, TracebackType
-from typing import Any
+from types import CodeType, FrameType
 
 import attrs
 import torch
-from torch.nn.modules.module import register_module_forward_pre_hook
 
 from fdtensor.layouts.callsite import user_place
-from fdtensor.layouts.torch_private import current_autograd_node, sequence_number
+from fdtensor.layouts.torch_private import call_of_modules, current_autograd_node, sequence_number
 
 __all__ = ["Source", "Sources"]
+
+_CALL: CodeType = call_of_modules.__code__
 
 
 @attrs.frozen
@@ -41,58 +40,18 @@ class Source:
 
 
 class Sources:
-    """A context that knows where each call comes from; `mark()` gives the `Source` of one.
+    """Knows where each call comes from, by the stack: `mark()` gives the `Source` of one.
 
     What autograd computes comes from the call whose gradient it is: both have the number that
     autograd gives its nodes.
     """
 
     def __init__(self) -> None:
-        self.thread = threading.get_ident()
-        self.running: list[tuple[FrameType, str]] = []
-        """The modules that run, innermost last: the frame of the call of each, and its path."""
-        self.paths: dict[int, str] = {}
-        """Those of the modules inside of the outermost one, by `id`."""
+        self.paths: dict[int, tuple[torch.nn.Module, dict[int, str]]] = {}
+        """For each outermost module the paths of those inside of it, all by `id`."""
         self.of_node: dict[int, Source] = {}
         """The source of the call to which a node of autograd belongs, by its number."""
         self.known: dict[tuple[str, str, bool], Source] = {}
-        self.hook: Any = None
-
-    def __enter__(self) -> Sources:
-        self.hook = register_module_forward_pre_hook(self._enter)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.hook.remove()
-        self.running.clear()
-
-    def _enter(self, module: torch.nn.Module, *_: Any) -> None:
-        if threading.get_ident() != self.thread:
-            return
-        if not self._innermost():
-            self.paths = {id(m): path for path, m in module.named_modules()}
-        path = self.paths.get(id(module), "") or type(module).__name__
-        self.running.append((sys._getframe(1), path))
-
-    def _innermost(self) -> str:
-        """The path of the innermost module that runs; empty outside of modules.
-
-        By the stack, since torch tells of no module that ends with an error while it compiles.
-        """
-        while self.running:
-            frame, path = self.running[-1]
-            at: FrameType | None = sys._getframe(1)
-            while at is not None and at is not frame:
-                at = at.f_back
-            if at is not None:
-                return path
-            self.running.pop()
-        return ""
 
     def mark(self) -> Source:
         """The source of the call that is recorded now."""
@@ -101,10 +60,26 @@ class Sources:
             forward = self._of(sequence_number(node))
             if forward is not None:
                 return self._source(forward.module, forward.line, True)
-        source = self._source(self._innermost(), user_place() or "", False)
+        source = self._source(self._module(), user_place() or "", False)
         if node is None:  # autograd has made the node of this call just before it
             self.of_node.setdefault(sequence_number() - 1, source)
         return source
+
+    def _module(self) -> str:
+        """The path of the innermost module that runs; empty outside of modules."""
+        running: list[torch.nn.Module] = []
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code is _CALL:
+                running.append(frame.f_locals["self"])
+            frame = frame.f_back
+        if not running:
+            return ""
+        root = running[-1]
+        if id(root) not in self.paths:  # kept with it, as an id means an object that lives
+            self.paths[id(root)] = root, {id(m): path for path, m in root.named_modules()}
+        path = self.paths[id(root)][1].get(id(running[0]), "").replace("_orig_mod.", "")
+        return path.removesuffix("_orig_mod").rstrip(".") or type(running[0]).__name__
 
     def _of(self, number: int) -> Source | None:
         """The source of a node, or of the last one before it that is known."""

@@ -99,16 +99,15 @@ def recorded(
         return results
 
     fulls = [Full(t.shape, t.dtype) for t in types if t is not None]
-    sources = Sources()
     record_these = functools.partial(
         record,
         device=device,
         requires_grad=requires_grad,
-        mark=sources.mark,
+        mark=Sources().mark,
         checks=checks,
         of_caller=True,
     )
-    with _told(f, spec, types), sources:
+    with _told(f, spec, types):
         graph = rewritten(record_these(flat, fulls))
     return graph, *result
 

@@ -20,6 +20,7 @@ __all__ = [
     "ConvTransposeNd",
     "forward_hooks",
     "lazy_clone",
+    "call_of_modules",
     "module_tensors",
     "storage_number",
     "torch_pytree",
@@ -49,6 +50,12 @@ ConvTransposeNd = _ConvTransposeNd
 
 RESETS = ("reset_parameters", "_reset_parameters")
 """The methods by which modules draw their parameters; `MultiheadAttention` has the second."""
+
+
+_MODULE: Any = torch.nn.Module
+
+call_of_modules: Any = _MODULE._call_impl
+"""What runs where a module is called."""
 
 
 def module_tensors(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
