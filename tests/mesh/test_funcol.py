@@ -419,7 +419,7 @@ class Traffic(TorchDispatchMode):
         super().__init__()
         self.received, self.sent, self.calls = 0, 0, []
         self.around, self.plane, self.tag = comm.around, comm.plane, 7
-        self.all = self.plane.handle(tuple(sorted(comm.mesh.order)))
+        self.groups = self  # stands for the groups of the plane too
 
     def __enter__(self):
         self.around.plane = self
@@ -429,11 +429,15 @@ class Traffic(TorchDispatchMode):
         self.around.plane = self.plane
         return super().__exit__(*error)
 
-    def handle(self, ranks):
+    def handle(self, ranks, peers):
+        self.all = self.plane.groups.handle(ranks, peers)
         return self
 
     def group(self, ranks):
-        return self.plane.group(ranks)
+        return self.plane.groups.group(ranks)
+
+    def meet(self, name):
+        self.plane.groups.meet(name)
 
     def recv(self, tensors, peer, tag):
         self.received += sum(t.nbytes for t in tensors)
