@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from bisect import bisect_right
 from types import CodeType, FrameType
 
 import attrs
@@ -47,10 +48,14 @@ class Sources:
     """
 
     def __init__(self) -> None:
+        self.outside: CodeType = sys._getframe(1).f_code
+        """What makes it, around which modules do not count."""
         self.paths: dict[int, tuple[torch.nn.Module, dict[int, str]]] = {}
         """For each outermost module the paths of those inside of it, all by `id`."""
-        self.of_node: dict[int, Source] = {}
-        """The source of the call to which a node of autograd belongs, by its number."""
+        self.nodes: list[int] = []
+        """The numbers of nodes of autograd, ascending."""
+        self.of_nodes: list[Source] = []
+        """The source of the call to which each of them belongs."""
         self.known: dict[tuple[str, str, bool], Source] = {}
 
     def mark(self) -> Source:
@@ -62,14 +67,17 @@ class Sources:
                 return self._source(forward.module, forward.line, True)
         source = self._source(self._module(), user_place() or "", False)
         if node is None:  # autograd has made the node of this call just before it
-            self.of_node.setdefault(sequence_number() - 1, source)
+            number = sequence_number() - 1
+            if not self.nodes or self.nodes[-1] < number:
+                self.nodes.append(number)
+                self.of_nodes.append(source)
         return source
 
     def _module(self) -> str:
         """The path of the innermost module that runs; empty outside of modules."""
         running: list[torch.nn.Module] = []
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
+        while frame is not None and frame.f_code is not self.outside:
             if frame.f_code is _CALL:
                 running.append(frame.f_locals["self"])
             frame = frame.f_back
@@ -83,7 +91,8 @@ class Sources:
 
     def _of(self, number: int) -> Source | None:
         """The source of a node, or of the last one before it that is known."""
-        return next((self.of_node[n] for n in range(number, -1, -1) if n in self.of_node), None)
+        place = bisect_right(self.nodes, number)
+        return self.of_nodes[place - 1] if place else None
 
     def _source(self, module: str, line: str, is_backward: bool) -> Source:
         key = module, line, is_backward

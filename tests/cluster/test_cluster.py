@@ -516,7 +516,7 @@ def test_an_interrupt_stops_the_ranks_and_what_they_started(small, tmp_path, cap
     def interrupt():
         while len(list(tmp_path.iterdir())) < 2:
             time.sleep(0.02)
-        time.sleep(0.2)  # they sleep by then
+        time.sleep(1.0)  # they sleep by then
         os.kill(os.getpid(), signal.SIGINT)
 
     before = small.run(os.getpid)

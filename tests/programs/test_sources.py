@@ -150,6 +150,15 @@ def test_modules_one_after_the_other_and_errors_in_them_are_told_apart():
     assert modules == {"Linear", "0", ""}
 
 
+def test_modules_around_a_trace_do_not_count():
+    class Around(torch.nn.Module):
+        def forward(self, x):
+            return trace(torch.nn.Sequential(torch.nn.ReLU()), x)
+
+    program = Around()(TensorType((4, 8), torch.float32, MESH.layout("dp")))
+    assert [s.module for s in sources(program)] == ["0"]
+
+
 @pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
 def test_a_timeline_is_saved_with_what_was_measured(tmp_path, name):
     program = traced(Model(1, 0), True)
