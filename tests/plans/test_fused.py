@@ -177,7 +177,10 @@ def sends_of_a_hundred():
     comm, rank, pairs = connect(Mesh(world=4)), dist.get_rank(), hundred()
     sent = []
     messages = comm.around.messages
-    comm.around.messages = lambda to, *rest: (sent.append(len(to)), messages(to, *rest))[1]
+    comm.around.messages = lambda ranks, to, *rest: (
+        sent.append(len(to)),
+        messages(ranks, to, *rest),
+    )[1]
     tree = []
     for value, (src, _) in zip(values_of(pairs), pairs, strict=True):
         place = src.mesh.position(rank)
