@@ -28,7 +28,7 @@ class Source:
     """
 
     module: str = ""
-    """Its path from the outermost module that was called, `layers.0.attn`; the name of the class
+    """Its path from the outermost module that was called, "layers.0.attn"; the name of the class
     for the outermost one; empty outside of modules."""
     line: str = ""
     """The file and number of the line: `model.py:44`."""
