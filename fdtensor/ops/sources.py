@@ -16,6 +16,9 @@ __all__ = ["Source", "Sources"]
 
 _CALL: CodeType = call_of_modules.__code__
 
+_OF_LEAVES = 2**63
+"""Nodes that add up the gradients of leaves, which belong to no call, have numbers from here on."""
+
 
 @attrs.frozen
 class Source:
@@ -92,7 +95,7 @@ class Sources:
     def _of(self, number: int) -> Source | None:
         """The source of a node, or of the last one before it that is known."""
         place = bisect_right(self.nodes, number)
-        return self.of_nodes[place - 1] if place else None
+        return self.of_nodes[place - 1] if place and number < _OF_LEAVES else None
 
     def _source(self, module: str, line: str, is_backward: bool) -> Source:
         key = module, line, is_backward
