@@ -46,8 +46,8 @@ def user_place() -> str | None:
     """The file and number of that line: `f.py:4`, the same wherever the file lies."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
-        if _is_user(frame.f_code.co_filename):
-            file = frame.f_code.co_filename
+        file = frame.f_code.co_filename
+        if _is_user(file):
             return f"{'cell' if _CELL in file else os.path.basename(file)}:{frame.f_lineno}"
         frame = frame.f_back
     return None

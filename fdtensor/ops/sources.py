@@ -89,8 +89,9 @@ class Sources:
         root = running[-1]
         if id(root) not in self.paths:  # kept with it, as an id means an object that lives
             self.paths[id(root)] = root, {id(m): path for path, m in root.named_modules()}
-        path = self.paths[id(root)][1].get(id(running[0]), "").replace("_orig_mod.", "")
-        return path.removesuffix("_orig_mod").rstrip(".") or type(running[0]).__name__
+        names = self.paths[id(root)][1].get(id(running[0]), "").split(".")
+        path = ".".join(name for name in names if name != "_orig_mod")  # of torch.compile
+        return path or type(running[0]).__name__
 
     def _of(self, number: int) -> Source | None:
         """The source of a node, or of the last one before it that is known."""

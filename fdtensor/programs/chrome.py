@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fdtensor.layouts.errors import TraceError
-from fdtensor.programs.text import op_name
+from fdtensor.programs.text import line_name
 
 if TYPE_CHECKING:
     from fdtensor.ops.sources import Source
@@ -39,18 +39,17 @@ def trace_events(
         events.append(at | {"name": "thread_name", "tid": tid, "args": {"name": lane}})
     for line, source in zip(lines, sources, strict=True):
         sends = line.eqn.is_collective
-        what = str(line.eqn.op.collective) if line.eqn.steps else op_name(line.eqn.op)  # type: ignore[union-attr]
-        told = {"result": " ".join(str(v) for v in line.eqn.outs if v is not None)}
-        told |= {"module": source.module, "line": source.line}
+        facts = {"result": " ".join(str(v) for v in line.eqn.outs if v is not None)}
+        facts |= {"module": source.module, "line": source.line}
         events.append(
             {
                 "ph": "X",
                 "pid": PROCESS,
                 "tid": LANES.index("network" if sends else "compute"),
-                "name": what,
+                "name": line_name(line.eqn),
                 "ts": 1e6 * (start + line.start),
                 "dur": 1e6 * line.seconds,
-                "args": {key: text for key, text in told.items() if text},
+                "args": {key: text for key, text in facts.items() if text},
             }
         )
     return events
@@ -84,16 +83,19 @@ def save(
 
 def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
     content = Path(path).read_bytes()
+    trace: Any = {}
     try:
-        read = json.loads(gzip.decompress(content) if _is_zipped(path) else content)
-        read["traceEvents"][:0]
-    except (ValueError, TypeError, KeyError, OSError) as error:
+        trace = json.loads(gzip.decompress(content) if _is_zipped(path) else content)
+        problem = "" if isinstance(trace.get("traceEvents"), list) else "no list of traceEvents"
+    except (ValueError, AttributeError, OSError, EOFError) as error:
+        problem = str(error) or type(error).__name__
+    if problem:
         raise TraceError(
             f"{os.fspath(path)!r} has no trace events.",
-            problem=str(error),
+            problem=problem,
             hint="prof.export_chrome_trace(path) of torch.profiler writes such a file.",
-        ) from error
-    return read
+        )
+    return trace
 
 
 def _is_zipped(path: str | os.PathLike[str]) -> bool:

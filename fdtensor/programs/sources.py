@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from fdtensor.layouts.errors import TraceError
 from fdtensor.ops.graph import Call, Var
 from fdtensor.ops.sources import Source
 from fdtensor.plans.cost import CostModel
 from fdtensor.plans.traffic import most_received
+from fdtensor.programs.names import value_named
 from fdtensor.programs.seconds import line_seconds
 
 if TYPE_CHECKING:
@@ -45,16 +45,9 @@ def sources(program: Program) -> list[Source]:
 
 def source_of(program: Program, value: Var | str) -> Source:
     """Where the line of a value comes from, or of the one of this name."""
-    for eqn, source in zip(program.eqns, sources(program), strict=True):
-        if any(v is not None and value in (v, str(v)) for v in eqn.outs):
-            return source
-    if any(value in (v, str(v)) for v in map(Var, range(len(program.types)))):
-        return NOWHERE
-    raise TraceError(
-        f"{program.name} has no value {value}.",
-        values=", ".join(map(str, program.outs)),
-        hint="Names are those that print(program) shows; program.outs has the results.",
-    )
+    v = value_named(program, str(value))
+    lines = zip(program.eqns, sources(program), strict=True)
+    return next((source for eqn, source in lines if v in eqn.outs), NOWHERE)
 
 
 @attrs.frozen

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fdtensor.programs.eqn import Eqn
     from fdtensor.programs.program import Program
 
-__all__ = ["line_count", "op_name", "summary", "text_of"]
+__all__ = ["line_count", "line_name", "op_name", "summary", "text_of"]
 
 
 def text_of(program: Program) -> str:
@@ -79,6 +79,11 @@ def _total(program: Program) -> str:
 def op_name(op: object) -> str:
     """The name of an op as programs print it: `mm`, `sum.dim_IntList`, `mylib.op`."""
     return str(op).removeprefix("aten.").removesuffix(".default")
+
+
+def line_name(eqn: Eqn) -> str:
+    """What a line does: the name of its op, or its collective."""
+    return str(eqn.op.collective) if eqn.steps else op_name(eqn.op)  # type: ignore[union-attr]
 
 
 def summary(program: Program) -> str:

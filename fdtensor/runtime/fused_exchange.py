@@ -9,7 +9,7 @@ import torch
 
 from fdtensor.plans.boxes import Views, cut, packed
 from fdtensor.plans.collectives import Exchange, Step
-from fdtensor.plans.collectives.exchange import members, rounds_of, taking_part
+from fdtensor.plans.collectives.exchange import ranks_around, rounds_of, taking_part
 from fdtensor.plans.collectives.rounds import ExchangeRound, copy_kept, reduce_arrivals
 from fdtensor.plans.local_tensors import empty, flat, plain
 from fdtensor.plans.reductions import divide
@@ -120,9 +120,8 @@ def _post(
             peer: torch.empty(size, dtype=torch.uint8, device=world.device)
             for peer, size in sizes.items()
         }
-        meshes = dict.fromkeys(m for step in steps for m in (step.src.mesh, step.dst.mesh))
         ways = list(outgoing), list(outgoing.values()), list(incoming), list(incoming.values())
-        arriving, leaving = world.messages(members(tuple(meshes)), *ways)
+        arriving, leaving = world.messages(ranks_around(tuple(steps)), *ways)
 
         def messages() -> dict[int, torch.Tensor]:
             for work in (*arriving, *leaving):

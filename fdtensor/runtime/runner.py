@@ -22,6 +22,7 @@ from fdtensor.ops.select import SELECT
 from fdtensor.plans.local_tensors import empty
 from fdtensor.programs.program import Program
 from fdtensor.programs.sources import sources
+from fdtensor.programs.text import line_name
 from fdtensor.runtime.comm import inside
 from fdtensor.runtime.copies import compare_copies, last_result
 from fdtensor.runtime.lines import AFTER, BEFORE, Line, LocalProgram
@@ -134,15 +135,15 @@ def compiled(program: Program, comm: Any, profiled: bool = False) -> Callable[..
     """
     known = comm.compiled.setdefault(compiled, WeakKeyDictionary()).setdefault(program, {})
     checked = debugging()
-    found = known.get((checked, profiled))
-    if found is None:
+    function = known.get((checked, profiled))
+    if function is None:
         spelling = Spelling(comm.backend, str(comm.device), exchanges=False, lane=comm.lane)
         groups = _groups(program, comm)
         local = local_program(program, comm.rank, spelling, checked)
         source, names = written(local, comm, groups, _labels(program) if profiled else ())
         exec(compile(source, f"<fdtensor {program.name}>", "exec"), names)
-        found = known[checked, profiled] = names["program"]
-    return found
+        function = known[checked, profiled] = names["program"]
+    return function
 
 
 def _labels(program: Program) -> list[str]:
@@ -151,7 +152,7 @@ def _labels(program: Program) -> list[str]:
     for eqn, source in zip(program.eqns, sources(program), strict=True):
         of = source.module or source.line
         backward = f"backward of {of}" if of and source.is_backward else of
-        what = str(eqn.op.collective) if eqn.steps and eqn.is_collective else ""  # type: ignore[union-attr]
+        what = line_name(eqn) if eqn.is_collective else ""
         labels.append(" ".join(filter(None, [what, backward])))
     return labels
 

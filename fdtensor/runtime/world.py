@@ -45,7 +45,7 @@ def functional(name: str) -> Callable[..., torch.Tensor]:
 
 
 @functools.lru_cache(maxsize=1024)
-def places(ranks: tuple[int, ...]) -> dict[int, int]:
+def _places(ranks: tuple[int, ...]) -> dict[int, int]:
     """The place of each rank in the process group of these ranks."""
     return {rank: place for place, rank in enumerate(ranks)}
 
@@ -102,8 +102,8 @@ class ProcessWorld:
         Returns what to wait for, each once: a work for each that arrives, and those that leave.
         """
         if self.backend != "nccl":  # gloo moves bytes of any dtype from rank to rank
-            group, place_of = self.plane.groups.handle(ranks, (*receivers, *senders)), places(ranks)
-            tag = self.plane.tag
+            group = self.plane.groups.handle(ranks, (*receivers, *senders))
+            place_of, tag = _places(ranks), self.plane.tag
             recv, send = group.recv, group.send
             arriving = [
                 recv([tensor], place_of[peer], tag)

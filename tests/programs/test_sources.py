@@ -63,30 +63,14 @@ def test_every_line_of_a_module_has_its_path(layers, parallel, gradient):
     every = sources(program)
     known = {path for path, _ in model.named_modules()} | {"Model"}
     assert {s.module for s in every} <= known | {""}
-    products = [
-        s for e, s in zip(program.eqns, every, strict=True) if str(e.op) == "aten.addmm.default"
-    ]
-    assert (
-        sorted(s.module for s in products if not s.is_backward)
-        == sorted(path for path, m in model.named_modules() if isinstance(m, torch.nn.Linear))[
-            : len(products)
-        ]
-        or gradient
-    )
-    if gradient:  # each product of a layer has two in its backward, but for the inputs
-        backward = [
-            s.module
-            for e, s in zip(program.eqns, every, strict=True)
-            if str(e.op) == "aten.mm.default"
-        ]
-        assert set(backward) <= {
-            p for p, m in model.named_modules() if isinstance(m, torch.nn.Linear)
-        }
-        assert all(
-            s.is_backward
-            for e, s in zip(program.eqns, every, strict=True)
-            if str(e.op) == "aten.mm.default"
-        )
+    linear = sorted(path for path, m in model.named_modules() if isinstance(m, torch.nn.Linear))
+    named = [(str(e.op), s) for e, s in zip(program.eqns, every, strict=True)]
+    forward = [s for op, s in named if op == "aten.addmm.default"]
+    assert sorted(s.module for s in forward) == linear
+    assert not any(s.is_backward for s in forward)
+    backward = [s for op, s in named if op == "aten.mm.default"]  # of input and weight
+    assert sorted(s.module for s in backward) == (sorted(linear * 2) if gradient else [])
+    assert all(s.is_backward for s in backward)
     assert all(s.line.startswith("test_sources.py:") for s in every if s.module)
 
 
@@ -124,7 +108,7 @@ def test_a_program_tells_the_source_of_a_value():
     norm = next(e for e in program.eqns if "layer_norm" in str(e.op)).outs[0]
     assert program.source(norm).module == "layers.0.norm"
     assert "layers.0.norm, test_sources.py" in program.explain(str(norm))
-    with pytest.raises(TraceError, match="no value zzz"):
+    with pytest.raises(TraceError, match="no value 'zzz'"):
         program.source("zzz")
     again = Program.from_json(traced(Block()).to_json())
     assert not any(map(str, sources(again)))
@@ -148,6 +132,12 @@ def test_modules_one_after_the_other_and_errors_in_them_are_told_apart():
     program = trace(f, TensorType((4, 8), torch.float32, MESH.layout("dp")))
     modules = {s.module for s in sources(program)}
     assert modules == {"Linear", "0", ""}
+
+
+def test_compiled_modules_have_the_paths_of_what_was_written():
+    model = torch.nn.Sequential(torch.compile(torch.nn.Sequential(torch.nn.ReLU())))
+    program = trace(torch.compile(model), TensorType((4, 8), torch.float32, MESH.layout("dp")))
+    assert [s.module for s in sources(program)] == ["0.0"]
 
 
 def test_modules_around_a_trace_do_not_count():

@@ -141,10 +141,10 @@ def test_a_late_rank_makes_the_calls_that_one_with_an_error_has_ended():
 def test_a_late_rank_makes_no_further_calls():
     first, second = (called(x, [1]) for x in ledgers(2))
     called(first, [2])
-    first.failure(KeyError("here alone"))
+    first.failure(KeyError("of one rank"))
     second.told()
     called(second, [2])
-    with pytest.raises(CommError, match="here alone"):
+    with pytest.raises(CommError, match="of one rank"):
         second.begin(3, "third")
 
 

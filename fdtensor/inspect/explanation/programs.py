@@ -9,13 +9,13 @@ from fdtensor.inspect.explanation.options import decisions
 from fdtensor.inspect.explanation.smallness import small_values
 from fdtensor.inspect.explanation.tables import counted
 from fdtensor.inspect.explanation.values import Block, blocks_of, laid, name_made_by
-from fdtensor.layouts.errors import TraceError
 from fdtensor.ops.graph import Var
 from fdtensor.ops.notation.core import rule_of
 from fdtensor.ops.pins import pinned
 from fdtensor.programs.assembly import Origin
 from fdtensor.programs.bound.least import bound_of
 from fdtensor.programs.choices import Body
+from fdtensor.programs.names import value_named
 from fdtensor.programs.program import Program
 from fdtensor.programs.strategy import strategy
 
@@ -86,13 +86,7 @@ def _best(program: Program) -> str:
 
 def _of_value(program: Program, name: str) -> str:
     """All about the value of this name: from where it was moved, what it was made by."""
-    var = next((Var(i) for i in range(len(program.types)) if str(Var(i)) == name), None)
-    if var is None:
-        raise TraceError(
-            f"{program.name} has no value {name!r}.",
-            values=f"a to {Var(len(program.types) - 1)}",
-            hint="Ask for a name that print(program) shows.",
-        )
+    var = value_named(program, name)
     moves = {
         after: (before, step.collective)
         for eqn in program.eqns

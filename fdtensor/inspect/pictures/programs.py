@@ -17,8 +17,9 @@ from fdtensor.inspect.pictures.facts import (
 )
 from fdtensor.plans.cost import CostModel
 from fdtensor.plans.text import bytes_text, time_text
-from fdtensor.programs.program import Program, op_name
+from fdtensor.programs.program import Program
 from fdtensor.programs.sources import by_module
+from fdtensor.programs.text import line_name
 from fdtensor.programs.timeline import Timed, timeline
 from fdtensor.programs.timeline import Timeline as Times
 
@@ -70,9 +71,8 @@ def _modules(program: Program, cost: CostModel) -> Iterator[Table]:
     total = sum(share.seconds for share in shares)
     rows = []
     for share in shares:
-        name = share.name
         received = bytes_text(share.received_bytes) if share.received_bytes else ""
-        cells = (name, str(share.lines), received, microseconds(share.seconds))
+        cells = (share.name, str(share.lines), received, microseconds(share.seconds))
         rows.append(Row(cells, share.seconds / total if total else 0.0))
     if rows:
         yield Table(("module", "lines", "received", "time"), tuple(rows), "<>>>", bars=True)
@@ -154,8 +154,7 @@ def _span(lines: Sequence[Timed]) -> Span:
         names = f"{_out(lines[0])} to {_out(lines[-1])}"
         return Span(start, stop, "", f"{counted(len(lines), 'line')}, {names}: {took}")
     eqn = lines[0].eqn
-    what = str(eqn.op.collective) if eqn.steps else op_name(eqn.op)  # type: ignore[union-attr]
-    return Span(start, stop, _out(lines[0]), f"{_out(lines[0])} = {what}: {took}")
+    return Span(start, stop, _out(lines[0]), f"{_out(lines[0])} = {line_name(eqn)}: {took}")
 
 
 def _out(line: Timed) -> str:

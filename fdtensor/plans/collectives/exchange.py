@@ -171,7 +171,7 @@ class Exchange(Collective):
         shape = dst.local_shape(rank) if inside else (0,) * len(dst.shape)
         divisor = step.moves.terms if inside and self.reduce_op == "avg" else 1
         if self.way == "peer_to_peer" and not world.records:
-            deliver = by_messages(world, members((step.src.mesh, dst.mesh)), self.reduce_op)
+            deliver = by_messages(world, ranks_around((step,)), self.reduce_op)
         else:
             deliver = by_all_to_all(world, taking_part((step,), rank), self.reduce_op)
 
@@ -223,12 +223,22 @@ def members(meshes: tuple[Mesh, ...]) -> tuple[int, ...]:
 
 
 @remembered(4096)
+def ranks_around(steps: tuple[Step, ...]) -> tuple[int, ...]:
+    """The ranks of all meshes of these steps, ascending."""
+    return members(_meshes(steps))
+
+
+def _meshes(steps: tuple[Step, ...]) -> tuple[Mesh, ...]:
+    return tuple(dict.fromkeys(m for step in steps for m in (step.src.mesh, step.dst.mesh)))
+
+
+@remembered(4096)
 def taking_part(steps: tuple[Step, ...], rank: int) -> tuple[int, ...]:
     """The ranks, ascending, that take part in an all-to-all of these exchanges with `rank`.
 
     On one mesh the coset of all axes that exchange, else every rank of the meshes.
     """
-    meshes = tuple(dict.fromkeys(m for step in steps for m in (step.src.mesh, step.dst.mesh)))
+    meshes = _meshes(steps)
     if len(meshes) > 1:
         return members(meshes)
     mesh = next(iter(meshes))

@@ -89,9 +89,9 @@ class Groups:
         does not.
         """
         group, board = self.known[name], self.board
-        assert board is not None
         if group.is_cut:
             raise RuntimeError("connection closed: after an error of another rank")
+        assert board is not None
         if self.rank not in group.met:
             board.set(f"came/{group.key}/{self.rank}", "")
             group.met.add(self.rank)

@@ -58,9 +58,14 @@ class Plane:
         if not self.is_fake:
             self.end_watch = watch(self)
 
+    @property
+    def seconds(self) -> float:
+        """How long ranks wait for each other."""
+        return self.groups.seconds
+
     def wait_for(self, seconds: float) -> None:
         """Sets how long ranks wait for each other, and this one for its store."""
-        self.seconds = self.groups.seconds = seconds
+        self.groups.seconds = seconds
         port = store_port(self.data_store)
         if port is not None:
             limit_silence(port, seconds)
