@@ -13,8 +13,11 @@ pytestmark = pytest.mark.mesh
 TIMEOUT = 3.0
 """Seconds that ranks wait for each other."""
 
-LATE = 5.0
-"""Seconds more that a busy machine may take; `python -m tests.faults` shows that 2 are enough."""
+LATE = 20.0
+"""Seconds more: less than the 30 after which gloo itself gives up, however busy the machine is.
+
+`python -m tests.faults` shows that 2 are enough on a machine that does nothing else.
+"""
 
 
 def ended(phase: str, fault: str) -> Cell:
