@@ -20,8 +20,9 @@ from torch.overrides import TorchFunctionMode
 from fdtensor.layouts.callsite import user_line
 from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.tree import flatten, unflatten
-from fdtensor.ops.call_recorder import CallRecorder, mapped
+from fdtensor.ops.call_recorder import CallRecorder
 from fdtensor.ops.functional import innermost
+from fdtensor.ops.mapped import mapped
 from fdtensor.ops.select import select, zeros_beside
 from fdtensor.ops.transparent import control_flow
 

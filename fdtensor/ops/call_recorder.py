@@ -16,22 +16,25 @@ from fdtensor.layouts.torch_private import (
     FakeTensor,
     FakeTensorMode,
     TorchDispatchMode,
+    enable_python_dispatcher,
     packet_name,
     proxy_mode,
     schema_of,
-    storage_number,
 )
 from fdtensor.ops.graph import Call, Full, Var, is_view, tensors_of
+from fdtensor.ops.mapped import frozen, mapped
 from fdtensor.ops.memory_order import IN_OTHER_ORDER, in_order_of_kernel
+from fdtensor.ops.overlap import is_alias
 from fdtensor.ops.randomness import Numbers, is_quiet, refuse_random, replacement
 from fdtensor.ops.recorded_checks import REQUIREMENTS, Checks
 from fdtensor.ops.recorded_otherwise import OTHERWISE
 from fdtensor.ops.region import pin_of_region
 from fdtensor.ops.saved_values import CONSTRAIN, phase
+from fdtensor.ops.sizes import Sizes
 from fdtensor.ops.transparent import needs_values
 from fdtensor.ops.value_checks import CHECKED
 
-__all__ = ["CallRecorder", "mapped", "write_error"]
+__all__ = ["CallRecorder", "write_error"]
 
 aten = torch.ops.aten
 
@@ -66,9 +69,15 @@ class CallRecorder(TorchDispatchMode):
     running: ClassVar[list[CallRecorder]] = []
     """Those at work, innermost last."""
 
-    def __init__(self, fakes: FakeTensorMode, mark: Callable[[], Any], checks: bool) -> None:
+    def __init__(
+        self,
+        fakes: FakeTensorMode,
+        mark: Callable[[], Any],
+        checks: bool,
+        sizes: Sizes | None = None,
+    ) -> None:
         super().__init__()
-        self.fakes, self.mark, self.outer = fakes, mark, proxy_mode()
+        self.fakes, self.mark, self.outer, self.sizes = fakes, mark, proxy_mode(), sizes
         self.checks = Checks(self) if checks else None
         self.types: list[Full] = []
         self.calls: list[Call] = []
@@ -82,15 +91,23 @@ class CallRecorder(TorchDispatchMode):
     def var(self, tensor: torch.Tensor) -> Var:
         """A new value, for a new tensor."""
         v = Var(len(self.types))
-        self.types.append(Full(tuple(tensor.shape), tensor.dtype))
+        self.types.append(Full(self.plain(tuple(tensor.shape)), tensor.dtype))
         self.vars[id(tensor)] = v
         self.alive.append(tensor)
         return v
 
+    def plain(self, tree: Any) -> Any:
+        """Arguments with expressions for numbers that depend on sizes which are not known."""
+        if self.sizes is None:
+            return tree
+        if isinstance(tree, tuple):
+            return tuple([self.plain(entry) for entry in tree])
+        return self.sizes.plain(tree)
+
     def known(self, tensor: torch.Tensor) -> Var:
         """The value that stands for a tensor."""
         if id(tensor) not in self.vars:  # torch makes parameters of tensors behind all modes
-            same = next(t for t in reversed(self.alive) if _is_alias(t, tensor))
+            same = next(t for t in reversed(self.alive) if is_alias(t, tensor))
             self.vars[id(tensor)] = self.vars[id(same)]
             self.alive.append(tensor)
         return self.vars[id(tensor)]
@@ -147,7 +164,7 @@ class CallRecorder(TorchDispatchMode):
     def recorded(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of a call, which is written down unless the result is its argument."""
         try:
-            out = func(*args, **kwargs)
+            out = self.run(func, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise needs_values(func, args) from error
         out = _unmasked(func, args, out)
@@ -167,7 +184,7 @@ class CallRecorder(TorchDispatchMode):
             self.alive.append(out)
             return out
         outs = tuple([self.var(t) for t in results])
-        known = _frozen((args, tuple(kwargs.items())), self.known)
+        known = self.plain(frozen((args, tuple(kwargs.items())), self.known))
         if func in _PHYSICAL and isinstance(args[0], torch.Tensor):  # a number has no bits
             func = _PHYSICAL[func]
         self.calls.append(Call(func, known[0], known[1], outs, self.mark()))
@@ -175,6 +192,13 @@ class CallRecorder(TorchDispatchMode):
         if func is not CONSTRAIN:
             self._pinned_by_region(results)
         return out
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The result of a call, on fake tensors."""
+        if self.sizes is None:
+            return func(*args, **kwargs)
+        with enable_python_dispatcher():  # some kernels take no symbols for sizes
+            return func(*args, **kwargs)
 
     def _pinned_by_region(self, results: Sequence[torch.Tensor]) -> None:
         """Values that the region around pins are, from now on, those of its layout."""
@@ -260,40 +284,9 @@ def _smooth(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
 
 
-def _is_alias(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors are the same elements of one memory."""
-
-    def place(t: torch.Tensor) -> Any:
-        return t.shape, t.stride(), t.storage_offset(), t.dtype, storage_number(t.untyped_storage())
-
-    return place(a) == place(b)
-
-
 def write_error(writer: str) -> TraceError:
     """The error for a write, in place, to a tensor that the function closes over."""
     return TraceError(
         f"{writer} writes to a tensor that the function closes over.",
         hint="Pass the tensor as an argument and return its new value.",
     )
-
-
-def mapped(tree: Any, of: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The arguments with `of(t)` for each tensor `t`."""
-    if isinstance(tree, torch.Tensor):
-        return of(tree)
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):  # of a class with names
-        return type(tree)(*[mapped(entry, of) for entry in tree])
-    if isinstance(tree, (tuple, list)):
-        return type(tree)([mapped(entry, of) for entry in tree])
-    if isinstance(tree, dict):
-        return {key: mapped(entry, of) for key, entry in tree.items()}
-    return tree
-
-
-def _frozen(tree: Any, of: Callable[[torch.Tensor], Var]) -> Any:
-    """The arguments with values for tensors and tuples for lists."""
-    if isinstance(tree, torch.Tensor):
-        return of(tree)
-    if isinstance(tree, (tuple, list)):
-        return tuple([_frozen(entry, of) for entry in tree])
-    return tree

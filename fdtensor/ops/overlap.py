@@ -14,7 +14,7 @@ from fdtensor.layouts.torch_private import (
     storage_number,
 )
 
-__all__ = ["elements_overlap", "is_expanded", "memory_of", "overlap_partly"]
+__all__ = ["elements_overlap", "is_alias", "is_expanded", "memory_of", "overlap_partly"]
 
 _C: Any = torch  # what torch does not declare
 
@@ -26,7 +26,7 @@ class MemoryRegion:
     storage: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    start: int
+    start: Any  # an int, or a symbol where the sizes of a recording are
     itemsize: int
 
     @property
@@ -60,7 +60,7 @@ def memory_of(tensor: torch.Tensor) -> MemoryRegion | None:
         storage_number(tensor.untyped_storage()),
         tuple(tensor.shape),
         tuple(tensor.stride()),
-        int(tensor.storage_offset()),
+        tensor.storage_offset(),
         tensor.itemsize,
     )
 
@@ -93,3 +93,12 @@ def overlap_partly(target: torch.Tensor, other: torch.Tensor) -> bool:
     if (start, stop) == (start_b, stop_b):
         return a.strides != b.strides
     return start < stop_b and start_b < stop
+
+
+def is_alias(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are the same elements of one memory."""
+
+    def place(t: torch.Tensor) -> Any:
+        return t.shape, t.stride(), t.storage_offset(), t.dtype, storage_number(t.untyped_storage())
+
+    return place(a) == place(b)

@@ -89,10 +89,12 @@ class Checks:
                 hint="Leave such calls out where the dim is empty.",
             )
         ignored = bounds.ignored(named)
-        key = (self.recorder.known(t), low, high, ignored)
+        plain = self.recorder.plain
+        key = (self.recorder.known(t), *plain((low, high, ignored)))
         if key not in self.bounded or (key in self.conditional and phase() < 0):
             self.conditional.discard(key)
-            text = fault_text(range_text(op, bounds, low, high), user_place())
+            last = high - 1 if bounds.kind == "index" else high
+            text = fault_text(range_text(op, bounds, plain(low), plain(last)), user_place())
             safe, count = self.recorder.recorded(BOUNDED, (t, low, high, ignored, text), {})
             self.bounded[key] = safe
             self._add(count, text)
@@ -106,7 +108,8 @@ class Checks:
         if op is aten.masked_scatter.default:
             x = named["self"]
             mask, count = named["mask"], named["source"].numel()
-            text = f"values of masked_scatter, no fewer than the mask takes: {count}"
+            told = self.recorder.plain(count)
+            text = f"values of masked_scatter, no fewer than the mask takes: {told}"
             self._fails(lambda: mask.expand(x.shape).sum() > count, text)
         if op is aten.index_put.default:
             x = named["self"]
@@ -118,7 +121,8 @@ class Checks:
             at = k - (ndim - values.ndim)
             if at >= 0 and values.shape[at] != 1:
                 count = values.shape[at]
-                text = f"values of index_put, as many as the mask takes: {count}"
+                told = self.recorder.plain(count)
+                text = f"values of index_put, as many as the mask takes: {told}"
                 self._fails(lambda: (mask != 0).sum() != count, text)
 
     @contextlib.contextmanager

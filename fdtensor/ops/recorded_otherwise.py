@@ -40,6 +40,10 @@ class Recorder(Protocol):
         """The value that stands for a tensor."""
         ...
 
+    def plain(self, tree: Any) -> Any:
+        """Arguments with expressions for numbers that depend on sizes which are not known."""
+        ...
+
     def __enter__(self) -> Any: ...
 
     def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> Any: ...
@@ -183,7 +187,7 @@ def _unfolded(
         for call in recorder.calls
         if call.op is aten.unfold.default
         and call.args[1:] == window
-        and recorder.types[call.ins[0].index].shape == tuple(sizes)
+        and recorder.types[call.ins[0].index].shape == recorder.plain(tuple(sizes))
     ]
     makers = {v: call for call in recorder.calls for v in call.outs}
     above, to_visit = set(), [recorder.known(windows)]

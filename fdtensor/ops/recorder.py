@@ -29,6 +29,7 @@ from fdtensor.ops.functional import unwrapped
 from fdtensor.ops.graph import Full, Graph, Var, pruned
 from fdtensor.ops.randomness import Numbers, without_rejection
 from fdtensor.ops.saved_values import with_saved_values
+from fdtensor.ops.sizes import Sizes
 from fdtensor.ops.transparent import ALONE, needs_values, transparent
 
 __all__ = ["draw_from", "record"]
@@ -54,6 +55,7 @@ def record(
     mark: Callable[[], Any] = lambda: None,
     of_caller: bool = False,
     checks: bool = False,
+    sizes: Sizes | None = None,
 ) -> Graph:
     """The graph of `f`, which takes a list of tensors of these types and returns a list.
 
@@ -61,16 +63,20 @@ def record(
     `of_caller`, it runs under the settings of torch that the caller has; else under those of a
     fresh process. The graph does not depend on them any more: casts by default dtypes and autocast
     are written out. With `checks`, the graph ends with a check of all operands that ops refuse for
-    their values.
+    their values. With `sizes` the shapes of the tensors are those of its inputs, and the graph is
+    one for a template.
     Raises `DataDependentError` where shapes or Python control flow depend on the values of tensors,
     and `TraceError` for what cannot be a pure function: in-place writes to closed-over tensors,
     random numbers, gradients left in closed-over tensors.
     """
-    fakes = FakeTensorMode(allow_non_fake_inputs=False)
-    recorder = CallRecorder(fakes, mark, checks)
+    shapes = [t.shape if sizes is None else sizes.of_input(i) for i, t in enumerate(types)]
+    environment = None if sizes is None else sizes.environment
+    fakes = FakeTensorMode(allow_non_fake_inputs=False, shape_env=environment)
+    recorder = CallRecorder(fakes, mark, checks, sizes)
     grads = list(requires_grad) or [False] * len(types)
     with torch.inference_mode(False), fakes:  # ops of inference tensors hide their parts
-        bare = [torch.empty(t.shape, dtype=t.dtype, device=device) for t in types]
+        pairs = zip(shapes, types, strict=True)
+        bare = [torch.empty(shape, dtype=t.dtype, device=device) for shape, t in pairs]
     inputs = tuple(map(recorder.var, bare))
     try:
         outs = _run(f, recorder, bare, grads, of_caller)

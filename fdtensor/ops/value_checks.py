@@ -42,9 +42,8 @@ def fault_text(what: str, place: str | None) -> str:
     return what if place is None else f"{what} at {place}"
 
 
-def range_text(op: Any, bounds: Bounds, low: float, high: float) -> str:
+def range_text(op: Any, bounds: Bounds, low: object, last: object) -> str:
     """The range of an operand of an op, in words."""
-    last = high - 1 if bounds.kind == "index" else high
     return f"{bounds.kind} of {packet_name(op).strip('_')}, {low} to {last}"
 
 

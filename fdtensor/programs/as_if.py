@@ -17,13 +17,13 @@ from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.ops.graph import Graph, Var
+from fdtensor.ops.graph import Call, Graph, Var
 from fdtensor.plans.cost import CostModel
 
 if TYPE_CHECKING:
     from fdtensor.programs.program import Program
 
-__all__ = ["Repeated", "Scale", "at_scale", "dearer"]
+__all__ = ["Repeated", "Scale", "as_in", "at_scale", "dearer", "no_such_row"]
 
 Scale = Callable[[tuple[int, ...]], Sequence[int]]
 """A function from the shape of an argument to the one that it stands for."""
@@ -144,4 +144,15 @@ def _refuse_other_calls(program: Program, graph: Graph) -> None:
         call=told[0],
         program=told[1],
         hint="Repeat a program of the same function, whose steps do not depend on sizes.",
+    )
+
+
+def no_such_row(call: Call, axis: str, chosen: tuple[Any, ...]) -> TraceError:
+    """The error for a call that cannot do at these sizes what was chosen at others."""
+    return TraceError(
+        f"{call.op} has no row at these sizes that is the one chosen at others.",
+        call=call.mark,
+        axis=axis,
+        chosen=f"{chosen[0]} -> {chosen[1]}",
+        hint="Take sizes that are cut as the others are; fix those of an export.",
     )

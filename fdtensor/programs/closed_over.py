@@ -58,9 +58,11 @@ def full_of(value: Any) -> torch.Tensor:
     return scope[id(value)]
 
 
-def given_all(trace: Callable[[tuple[Any, ...]], R]) -> R:
-    """The result of `trace`, which is given the values that its function closes over."""
-    values: tuple[Any, ...] = ()
+def given_all(trace: Callable[[tuple[Any, ...]], R], values: tuple[Any, ...] = ()) -> R:
+    """The result of `trace`, which is given the values that its function closes over.
+
+    `values` are those that are known from the start.
+    """
     while True:
         try:
             with _scope({}):

@@ -12,6 +12,7 @@ from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.tree import flatten
 from fdtensor.layouts.words import near
 from fdtensor.programs.as_if import Scale
+from fdtensor.programs.open_dims import Dims, are_dims
 from fdtensor.programs.program import Program
 
 __all__ = [
@@ -116,6 +117,14 @@ def like(argument: int | str | None) -> Like:
     return Like(argument)
 
 
+def _dims(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if value is not None and not are_dims(value):
+        raise TraceError(
+            f"{attribute.name}={value!r} is no option.",
+            hint='Write the dims of arguments by their names: dynamic={"tokens": 1}.',
+        )
+
+
 def _as_key(tree: object) -> object:
     """A pytree of layouts as a hashable key."""
     leaves, spec = flatten(tree)
@@ -153,6 +162,8 @@ class Options:
     as_if: Program | Scale | None = attrs.field(default=None, validator=_program_or_scale)
     """The sizes to choose for, as a function of shapes, or the program of which to repeat the
     choices; None to choose for the sizes at hand."""
+    dynamic: Dims | None = attrs.field(default=None, validator=_dims, eq=_as_key)
+    """The dims of arguments whose sizes are not known: one recording is for all of them."""
     choice: Choosing = attrs.field(default="cheapest", validator=_one_of(Choosing))
     parameters: frozenset[int] | None = None
     """The numbers of the inputs that are parameters; None to tell them by the arguments."""
@@ -162,7 +173,7 @@ class Options:
     @property
     def of_trace(self) -> dict[str, Any]:
         """Those that `trace` takes, as its arguments."""
-        others = ("on_data_dependent", "plain", "check", "parameters", "quiet")
+        others = ("on_data_dependent", "plain", "check", "dynamic", "parameters", "quiet")
         return {
             a.name: getattr(self, a.name) for a in attrs.fields(Options) if a.name not in others
         }

@@ -13,7 +13,6 @@ from typing import Any, TypeGuard
 
 import attrs
 
-from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.placement import Cut, Partial, Placement, Ragged, Replicate, Shard
 from fdtensor.ops.flops import work
 from fdtensor.ops.graph import Call, Full, Graph, Var
@@ -21,6 +20,7 @@ from fdtensor.ops.lift import rows_compose
 from fdtensor.ops.notation.core import R, Row, rule_of
 from fdtensor.ops.pins import pinned
 from fdtensor.ops.rows import CallKey, rows_of, variants
+from fdtensor.programs.as_if import no_such_row
 from fdtensor.programs.boundary import Boundary, boundary_of
 from fdtensor.programs.choices import Body, Choice, Constraints
 from fdtensor.programs.decomposed import decomposed
@@ -181,7 +181,7 @@ class ProblemBuilder:
         options: dict[tuple[tuple[Place, ...], tuple[Placement, ...]], Option] = {}
         past = [(axis, choice.calls[i]) for axis, choice in self.before.items()]
         bodies = self._bodies(call, rows, past) if self.like is None else ()
-        for row in dict.fromkeys(rows):
+        for row in self._as_like(i, rows):
             if self._composes(call, past, row):
                 seconds = self._seconds(call, row, past)
                 options[row.ins, row.outs] = Option(row.ins, row.outs, seconds, row)
@@ -190,6 +190,11 @@ class ProblemBuilder:
             if known is None or known.seconds > option.seconds:
                 options[option.ins, option.outs] = option
         return self._constrained(i, call, list(options.values()))
+
+    def _as_like(self, i: int, rows: Sequence[Row]) -> Iterable[Row]:
+        """The different rows of a call; that which was chosen at other sizes, where one was."""
+        past = None if self.like is None else self.like.calls[i]
+        return dict.fromkeys(r for r in rows if past is None or (r.ins, r.outs) == past.key)
 
     def _repeated(self, call: Call, past: Option) -> list[Option]:
         """The same decomposition as at other sizes, if there is one."""
@@ -213,15 +218,9 @@ class ProblemBuilder:
         """The options that keep to the constraints."""
         if self.like is not None:
             past = self.like.calls[i]
-            options = [o for o in options if (o.ins, o.outs) == (past.ins, past.outs)]
+            options = [o for o in options if o.key == past.key]
             if not options:
-                raise TraceError(
-                    f"{call.op} has no row at these sizes that is the one chosen at others.",
-                    call=call.mark,
-                    axis=self.axis,
-                    chosen=f"{past.ins} -> {past.outs}",
-                    hint="Take sizes that are cut as the others are; fix those of an export.",
-                )
+                raise no_such_row(call, self.axis, past.key)
         uncut = self.constraints.uncut
         if not uncut:
             return options

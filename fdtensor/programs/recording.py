@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
+import attrs
 import optree
 import torch
 
@@ -22,9 +23,10 @@ from fdtensor.layouts.words import first_sentence, near, shown
 from fdtensor.ops.graph import Full, Graph
 from fdtensor.ops.recorder import record
 from fdtensor.ops.rewrite import rewritten
+from fdtensor.ops.sizes import Sizes
 from fdtensor.ops.sources import Sources
 
-__all__ = ["TENSOR", "filled", "name_of", "recorded", "refuse_no_function"]
+__all__ = ["TENSOR", "Recorded", "filled", "name_of", "recorded", "refuse_no_function"]
 
 TENSOR = object()
 """The mark, among the leaves of a result, of a tensor that the program computes."""
@@ -70,6 +72,18 @@ def filled(
     return full
 
 
+@attrs.frozen(eq=False)
+class Recorded:
+    """The graph of a function of pytrees, and the pytree of its results."""
+
+    graph: Graph
+    out_tree: optree.PyTreeSpec
+    statics: tuple[Any, ...]
+    """The leaves of the result, with `TENSOR` for each that is computed."""
+    new: tuple[int, ...]
+    """The numbers of the tensors that require grad but depend on no argument."""
+
+
 def recorded(
     f: Callable[..., Any],
     spec: optree.PyTreeSpec,
@@ -78,11 +92,11 @@ def recorded(
     device: str | torch.device = "cpu",
     requires_grad: Sequence[bool] = (),
     checks: bool = False,
-) -> tuple[Graph, optree.PyTreeSpec, tuple[Any, ...], tuple[int, ...]]:
-    """The graph of a function of pytrees; the structure, leaves and new leaves of its result.
+    sizes: Sizes | None = None,
+) -> Recorded:
+    """The graph of a function of pytrees, and the pytree of its results.
 
-    Among the leaves `TENSOR` stands for each tensor. The new leaves are the numbers of the tensors
-    that require grad but depend on no argument: leaves of autograd.
+    With `sizes` it has `Computed` for numbers that depend on them, and is one for a template.
     """
     __tracebackhide__ = True
     result: list[Any] = []
@@ -94,7 +108,8 @@ def recorded(
         results = [o for o in out if isinstance(o, torch.Tensor)]
         taken = {id(t) for t in tensors}
         new = [o.requires_grad and o.is_leaf and id(o) not in taken for o in results]
-        statics = tuple(TENSOR if isinstance(o, torch.Tensor) else o for o in out)
+        statics = tuple([TENSOR if isinstance(o, torch.Tensor) else o for o in out])
+        statics = statics if sizes is None else tuple(map(sizes.plain, statics))
         result[:] = [tree, statics, tuple(i for i, is_new in enumerate(new) if is_new)]
         return results
 
@@ -106,10 +121,11 @@ def recorded(
         mark=Sources().mark,
         checks=checks,
         of_caller=True,
+        sizes=sizes,
     )
     with _told(f, spec, types):
-        graph = rewritten(record_these(flat, fulls))
-    return graph, *result
+        graph = record_these(flat, fulls)
+    return Recorded(graph if sizes is not None else rewritten(graph), *result)
 
 
 def _full(leaf: Any) -> Any:
@@ -190,7 +206,7 @@ OF_RECORDS = ("comm", "full", "local", "mesh", "plan_to", "redistribute", "to_lo
 OPTIONS = (
     *("out_layouts", "regather", "on_missing_rule", "on_data_dependent", "plain", "check"),
     *("check_indices", "reduce_dtype", "max_bytes", "as_if", "cost", "mesh"),
-    *("choice", "deterministic"),
+    *("choice", "deterministic", "dynamic"),
 )
 """The names of options that stand beside the arguments of a function."""
 

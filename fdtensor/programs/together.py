@@ -112,8 +112,9 @@ def chosen_together(
     mesh = prices.mesh
     # in an order that does not depend on how the mesh is written
     axes = sorted(mesh.axes, key=lambda axis: (-mesh.axis_size(axis), axis))
-    several = sum(size > 1 for size in mesh.sizes) > 1
-    if not several or constraints.like is not None:
+    if constraints.like is not None:
+        return _once(problem, axes)
+    if sum(size > 1 for size in mesh.sizes) < 2:
         return _in_turn(problem, axes)
     return _best_of(problem, [_once(problem, order) for order in (axes, axes[::-1])])
 

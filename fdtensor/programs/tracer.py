@@ -13,23 +13,18 @@ import torch
 from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.expected import no_mesh
 from fdtensor.layouts.free_type import FreeType
-from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.progress import working
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten, unflatten
 from fdtensor.ops.ambient import neutral
-from fdtensor.ops.pins import pinned
 from fdtensor.ops.random_key import is_key, key_type, with_random_key
 from fdtensor.plans.cost import CostModel, model_of
-from fdtensor.programs.arguments import arguments_of
-from fdtensor.programs.as_if import Scale, as_in, at_scale
-from fdtensor.programs.asked import asked_of, constraints_of
-from fdtensor.programs.assembly import assembled
-from fdtensor.programs.budget import cheapest_within
+from fdtensor.programs.as_if import Scale, at_scale
 from fdtensor.programs.closed_over import closing, given_all, given_besides
-from fdtensor.programs.ends import Wanted, numbered
+from fdtensor.programs.dynamic import Dynamic, Recording
+from fdtensor.programs.from_recorded import program_like, program_of
 from fdtensor.programs.options import Choosing, OnMissingRule, Options
 from fdtensor.programs.program import Program
 from fdtensor.programs.recording import TENSOR, name_of, recorded, refuse_no_function
@@ -49,6 +44,8 @@ class Traced:
     """Whether the function returns one tensor."""
     leaves: tuple[int, ...] = ()
     """The numbers of results that require grad but depend on no argument: leaves of autograd."""
+    recording: Recording | None = None
+    """The recording for several sizes that it comes from."""
 
     def result(self, tensors: Sequence[Any]) -> Any:
         """The pytree that the function returns, with these in place of its tensors."""
@@ -200,35 +197,38 @@ def traced(
     requires_grad: Sequence[bool] = (),
     packed: bool = True,
     mesh: Mesh | None = None,
+    dynamic: Dynamic | None = None,
 ) -> Traced:
-    """The program of `f(*args, **kwargs)`, where the arguments have these leaves and types."""
+    """The program of `f(*args, **kwargs)`, where the arguments have these leaves and types.
+
+    Where it is `dynamic`, the function is recorded for other sizes too, and not at each of them.
+    """
     __tracebackhide__ = True
-    mesh = one_mesh([t for t in types if t is not None], mesh)
+    mesh = one_mesh(known := [t for t in types if t is not None], mesh)
+    how = device, requires_grad, options.check_indices
+    record, recording = functools.partial(recorded, f, spec, leaves, types, *how), None
+    if dynamic is None:
+        it = record()
+    else:
+        it, recording = dynamic.recorded(name_of(f), known, record)
+    first = None if recording is None else recording.program
     repeats, budget = options.as_if, options.max_bytes
     if repeats is not None and not isinstance(repeats, Program):  # a function of shapes
         how = {"cost": cost, "device": device, "requires_grad": requires_grad, "mesh": mesh}
-        again = functools.partial(traced, **how)
-        repeats, budget = _at_scale(again, f, spec, leaves, types, options, packed), None
-    how = device, requires_grad, options.check_indices
-    graph, out_tree, statics, new = recorded(f, spec, leaves, types, *how)
-    types = types if repeats is None else as_in(repeats.in_types, types)
-    known = [t for t in types if t is not None]
-    wants = asked_of(graph, f, spec, types, out_tree, statics, options, repeats)
-    _refuse_other_mesh([*wants, *map(pinned, graph.calls)], mesh)
-    assemble = functools.partial(
-        assembled,
-        *(graph, mesh, known, wants, cost),
-        name=name_of(f),
-        regather=options.regather,
-        on_missing_rule=options.on_missing_rule,
-        packed=packed,
-        constraints=constraints_of(options, spec, types, requires_grad),
-        repeats=repeats,
-        arguments=arguments_of(f, spec, numbered(types)),
-    )
+        again, budget = functools.partial(traced, **how), None
+        if first is None:
+            repeats = _at_scale(again, f, spec, leaves, types, options, packed)
+        else:
+            repeats = first.origin.repeats
+    make = functools.partial(program_of, it, f, spec, types, options, requires_grad)
+    make = functools.partial(make, mesh=mesh, cost=cost, packed=packed)
+    make = make if first is None else functools.partial(program_like, first, make)
     with neutral():  # rules ask torch too: what taps an op reads, which dtype it gives
-        program = assemble() if budget is None else cheapest_within(assemble, budget, cost, known)
-    return Traced(program, out_tree, statics, out_tree.is_leaf() and statics == (TENSOR,), new)
+        program = make(repeats, budget)
+    if recording is not None and first is None:
+        recording.program = program
+    bare = it.out_tree.is_leaf() and it.statics == (TENSOR,)
+    return Traced(program, it.out_tree, it.statics, bare, it.new, recording)
 
 
 def _at_scale(
@@ -246,17 +246,6 @@ def _at_scale(
     real = at_scale(types, options.as_if)
     blanks = [None if t is leaf else leaf for t, leaf in zip(types, leaves, strict=True)]
     return again(f, spec, blanks, real, attrs.evolve(options, as_if=None), packed=packed).program
-
-
-def _refuse_other_mesh(layouts: Sequence[Wanted], mesh: Mesh) -> None:
-    for layout in layouts:
-        if isinstance(layout, Layout) and layout.mesh is not mesh:
-            raise TraceError(
-                "a layout of out_layouts or constrain is on another mesh than the arguments.",
-                arguments=mesh,
-                layout=layout.mesh,
-                hint="A traced function runs on one mesh; redistribute before or after it.",
-            )
 
 
 def one_mesh(types: Sequence[TensorType | FreeType], mesh: Mesh | None = None) -> Mesh:

@@ -10,6 +10,7 @@ import torch
 
 from fdtensor.layouts.signatures import named_arguments
 from fdtensor.programs.as_if import Scale
+from fdtensor.programs.open_dims import Dims
 from fdtensor.programs.options import (
     Check,
     Choosing,
@@ -67,6 +68,7 @@ class _Options(TypedDict, total=False):
     deterministic: bool
     max_bytes: int | None
     as_if: Program | Scale | None
+    dynamic: Dims | None
     choice: Choosing
 
 
@@ -109,6 +111,7 @@ def spmd(
     deterministic: bool = False,
     max_bytes: int | None = None,
     as_if: Program | Scale | None = None,
+    dynamic: Dims | None = None,
     choice: Choosing = "cheapest",
 ) -> Any:
     """`f`, a plain torch function of full tensors, as one of pytrees of DTensors. Differentiable.
@@ -164,6 +167,7 @@ def spmd(
         deterministic=deterministic,
         max_bytes=max_bytes,
         as_if=as_if,
+        dynamic=dynamic,
         choice=choice,
     )
     if f is None:

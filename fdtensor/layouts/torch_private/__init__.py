@@ -110,6 +110,13 @@ from fdtensor.layouts.torch_private.settings import (
     set_onednn_enabled,
     without_autocast,
 )
+from fdtensor.layouts.torch_private.sizes import (
+    SYMBOLIC,
+    conditions_on_sizes,
+    size_environment,
+    size_symbol,
+    symbolic_size,
+)
 from fdtensor.layouts.torch_private.tensors import (
     RESETS,
     ConvNd,
@@ -236,6 +243,11 @@ __all__ = [
     "set_deterministic",
     "set_onednn_enabled",
     "without_autocast",
+    "SYMBOLIC",
+    "conditions_on_sizes",
+    "size_environment",
+    "size_symbol",
+    "symbolic_size",
     "RESETS",
     "ConvNd",
     "ConvTransposeNd",

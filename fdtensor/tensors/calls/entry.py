@@ -11,6 +11,7 @@ import attrs
 from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.progress import working
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.programs.dynamic import Dynamic
 from fdtensor.programs.options import Check, Options
 from fdtensor.programs.program import Program
 from fdtensor.programs.recording import name_of
@@ -19,6 +20,7 @@ from fdtensor.runtime.interpreter import admit
 from fdtensor.runtime.replication import mark, watching
 from fdtensor.runtime.runner import runner_of
 from fdtensor.tensors.calls.adjoint import Adjoint
+from fdtensor.tensors.calls.family import Family
 from fdtensor.tensors.calls.key import requires_grad
 from fdtensor.tensors.calls.python_state import Reads
 from fdtensor.tensors.calls.text import shown
@@ -89,22 +91,25 @@ def traced_call(
     spec: Any,
     comm: Any,
     again: Callable[..., Any] | None,
+    family: Family | None = None,
+    dynamic: Dynamic | None = None,
 ) -> tuple[Traced, Adjoint | None]:
     """The program of a call, and its adjoint where derivatives are wanted.
 
     `again(g)` makes a differentiable function of DTensors of a plain one; None wants no derivative.
+    Where the call is `dynamic`, `family` has the recordings of others that differ in sizes alone.
     """
     __tracebackhide__ = True
     types = [leaf.type if isinstance(leaf, DTensor) else None for leaf in leaves]
     make = functools.partial(traced, cost=comm.cost, device=comm.device or "cpu")
     with working(f"tracing {name_of(f)}"):
-        program = make(f, spec, leaves, types, options)
+        program = make(f, spec, leaves, types, options, dynamic=dynamic)
     if again is None:
         return program, None
     _refuse_tracked(f, program.program)
     tracked = [requires_grad(leaf.local) for leaf in leaves if isinstance(leaf, DTensor)]
     with working(f"tracing the backward of {name_of(f)}"):
-        both = joint(f, spec, leaves, types, program, tracked, options, make)
+        both = joint(f, spec, leaves, types, program, tracked, options, make, family)
         return program, adjoint(f, both, program, types, again)
 
 

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import sys
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial, update_wrapper
 from operator import attrgetter
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import attrs
 import torch
 
-from fdtensor.layouts.errors import (
-    DataDependentError,
-    FallbackWarning,
-    FdtensorError,
-)
+from fdtensor.layouts.errors import DataDependentError, FallbackWarning, FdtensorError
 from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.tensor_type import TensorType
@@ -33,6 +29,7 @@ from fdtensor.programs.recording import name_of, refuse_no_function
 from fdtensor.programs.tracer import is_typed, trace
 from fdtensor.tensors.calls.arguments import distributed, distributed_key, refuse_untraceable, tell
 from fdtensor.tensors.calls.entry import Entry, entry_of, read, traced_call
+from fdtensor.tensors.calls.family import Family, family_of
 from fdtensor.tensors.calls.inlined import inlined
 from fdtensor.tensors.calls.key import call_key, refuse_other_comm, requires_grad
 from fdtensor.tensors.calls.python_state import Reads
@@ -67,6 +64,8 @@ class Spmd(Generic[P, R]):
         self.programs: OrderedDict[Any, Entry] = OrderedDict()
         self.quick: dict[Any, Entry] = {}
         """Those that `call` finds by the arguments alone."""
+        self.families: dict[Any, Family] = {}
+        """What is known of calls that differ in sizes alone, where these are dynamic."""
         self.derived: dict[Any, Spmd[..., Any]] = {}
         self.keyed: Spmd[..., Any] | None = None
         """The same of the function with a key."""
@@ -74,7 +73,7 @@ class Spmd(Generic[P, R]):
         """The program that the last call ran."""
         self.reasons: set[str] = set()
         """Why it runs on replicated operands, as far as it was said."""
-        functools.update_wrapper(self, f, updated=())
+        update_wrapper(self, f, updated=())
         if weak:
             del self.__dict__["__wrapped__"]
 
@@ -188,8 +187,7 @@ class Spmd(Generic[P, R]):
         key = call_key(self.f, self.reads and self.reads.key(), leaves, spec, orders)
         entry = self.programs.get(key)
         if entry is None:
-            comm, grads = key[:2]
-            entry = self.programs[key] = self._new(leaves, spec, comm, grads)
+            entry = self.programs[key] = self._new(leaves, spec, key)
             self._keep_few()
         every = (self.options.check or entry.comm.check) in EVERY_CALL
         if agreed and entry.first is not None and (every or not entry.is_agreed):
@@ -206,12 +204,16 @@ class Spmd(Generic[P, R]):
         for key in [key for key, entry in self.quick.items() if id(entry) in gone]:
             del self.quick[key]
 
-    def _new(self, leaves: Sequence[Any], spec: Any, comm: Any, grads: bool) -> Entry:
+    def _new(self, leaves: Sequence[Any], spec: Any, key: tuple[Any, ...]) -> Entry:
         """The entry of calls like this one."""
         __tracebackhide__ = True
         refuse_untraceable(self.f, leaves)
+        (comm, grads), dims, family, known = key[:2], self.options.dynamic, None, []
+        if dims:
+            family = family_of(self.families, key, dims, self.f, spec, leaves)
+            known = read(family.closed, self.reads)
         try:
-            return given_all(functools.partial(self._given, leaves, spec, comm, grads))
+            return given_all(partial(self._given, leaves, spec, comm, grads, family), (*known,))
         except DataDependentError as error:
             if self.options.on_data_dependent == "error":
                 raise
@@ -219,23 +221,32 @@ class Spmd(Generic[P, R]):
             return Entry(None, comm, is_agreed=True)
 
     def _given(
-        self, leaves: Sequence[Any], spec: Any, comm: Any, grads: bool, closed: tuple[Any, ...]
+        self,
+        leaves: Sequence[Any],
+        spec: Any,
+        comm: Any,
+        grads: bool,
+        family: Family | None,
+        closed: tuple[Any, ...],
     ) -> Entry:
         """The entry of calls like this one, of a function that is given what it closes over."""
         __tracebackhide__ = True
-        f, places = self.f, ()
+        f, places, dynamic = self.f, (), None
+        whole = given_besides(leaves, spec, closed, is_dtensor) if closed else (leaves, spec)
         if closed:
             known = [*map(id, self.reads.tensors())]
             places = tuple([known.index(id(x)) if id(x) in known else x for x in closed])
-            values = functools.partial(read, places, self.reads)
-            f = Around(f, functools.partial(closing, values=values))
-            leaves, spec = given_besides(leaves, spec, closed, is_dtensor)
-            refuse_other_comm(f, comm, leaves, spec)
+            f = Around(f, partial(closing, values=partial(read, places, self.reads)))
+            refuse_other_comm(f, comm, *whole)
             wanted = any(requires_grad(x.local) for x in closed)
             grads = grads or (wanted and torch.is_grad_enabled())
-        again = functools.partial(_again, self.options, self.derived) if grads else None
-        program, both = traced_call(f, self.options, leaves, spec, comm, again)
-        entry = entry_of(program, both, comm)
+        if family is not None:
+            dynamic = family.of_call(spec, whole[0], len(closed))
+        again = partial(_again, self.options, self.derived) if grads else None
+        made = traced_call(f, self.options, *whole, comm, again, family, dynamic)
+        if family is not None:
+            family.closed = places
+        entry = entry_of(*made, comm)
         return attrs.evolve(entry, closed=places) if closed else entry
 
     def _warn(self, error: DataDependentError) -> None:
@@ -283,7 +294,7 @@ def _again(
     """The cotangents of inputs as values with derivatives of their own."""
     known = derived.get(g)
     if known is None:
-        known = derived[g] = Spmd(g, attrs.evolve(options, **own))
+        known = derived[g] = Spmd(g, attrs.evolve(options, dynamic=None, **own))
     tensors = [DTensor(v, t, comm) for v, t in zip(values, types, strict=True)]
     cotangents = [DTensor(v, t, comm) for v, t in zip(cts, ct_types, strict=True)]
     return [grad.local for grad in known(tensors, cotangents)[1]]

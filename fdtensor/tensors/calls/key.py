@@ -11,12 +11,13 @@ from fdtensor.layouts.errors import CommError, TraceError
 from fdtensor.layouts.tree import argument, paths
 from fdtensor.ops.ambient import ambient
 from fdtensor.ops.transparent import recording
+from fdtensor.programs.open_dims import Names
 from fdtensor.runtime.comm import kind_of
 from fdtensor.tensors.calls.python_state import argument_key
 from fdtensor.tensors.calls.text import shown
 from fdtensor.tensors.dtensor import DTensor
 
-__all__ = ["call_key", "refuse_other_comm", "requires_grad"]
+__all__ = ["call_key", "refuse_other_comm", "requires_grad", "without_sizes"]
 
 
 def call_key(
@@ -48,6 +49,21 @@ def call_key(
     if grads:
         key += [requires_grad(leaf.local) for leaf in leaves if leaf.__class__ is DTensor]
     return (comm, grads, ambient(), *key)
+
+
+_FIRST_LEAF = 7
+"""The place in such a key of the first leaf."""
+
+
+def without_sizes(key: tuple[Any, ...], names: Names) -> tuple[Any, ...]:
+    """The key of a call without those sizes of its leaves that have names."""
+    parts = list(key)
+    for place, of_leaf in enumerate(names, _FIRST_LEAF):
+        if any(of_leaf):
+            type, pairs = key[place], zip(of_leaf, key[place].shape, strict=True)
+            shape = tuple([name or size for name, size in pairs])
+            parts[place] = shape, type.dtype, type.layout
+    return tuple(parts)
 
 
 def requires_grad(local: Any) -> bool:

@@ -19,6 +19,7 @@ from fdtensor.programs.program import Program
 from fdtensor.programs.recording import TENSOR, filled, name_of
 from fdtensor.programs.tracer import Traced
 from fdtensor.tensors.calls.adjoint import Adjoint
+from fdtensor.tensors.calls.family import Family
 from fdtensor.tensors.calls.halves import halves
 from fdtensor.tensors.calls.weakly import weakly
 
@@ -33,7 +34,7 @@ class Joint:
     """Takes tensors and cotangents; gives the results and the cotangents of `wanted`."""
     function: Callable[..., Any]
     """The plain function that it is the program of."""
-    layouts: tuple[list[Layout], list[Layout]]
+    layouts: tuple[list[Layout], list[Layout], None]
     """Those of what the function returns: of results, and of cotangents of tensors."""
     out_cts: list[TensorType]
     """The types of the cotangents that it takes."""
@@ -54,12 +55,13 @@ def joint(
     tracked: Sequence[bool],
     options: Options,
     make: Callable[..., Traced],
+    family: Family | None = None,
 ) -> Joint | None:
     """A function with its derivative by the tensors that are `tracked`; None where it has none.
 
     `primal` is its program and `options` those of it, `make` traces a function.
     """
-    function, still = weakly(f), set[int]()
+    function = weakly(f)
     known, outs = [t for t in types if t is not None], primal.program.out_types
     wanted = tuple(i for i, t in enumerate(known) if tracked[i] and _smooth(t))
     through = tuple(i for i, t in enumerate(outs) if _smooth(t))
@@ -68,10 +70,12 @@ def joint(
     in_cts = [known[i].cotangent() for i in wanted]
     out_cts = [outs[i].cotangent() for i in through]
     _, tree = flatten((([0] * len(known), [0] * len(out_cts)), {}))
-    layouts = [t.layout for t in outs], [t.layout for t in in_cts]
+    layouts = [t.layout for t in outs], [t.layout for t in in_cts], None
     options = attrs.evolve(options, out_layouts=layouts, parameters=_parameters_of(primal.program))
     flat = _flat(function, spec, _without_tensors(leaves, types), types, primal.statics)
-    joined = functools.partial(_with_cotangents, name_of(f), flat, wanted, through, still)
+    joined = functools.partial(_with_cotangents, name_of(f), flat, wanted, through)
+    if family is not None:
+        make = functools.partial(make, dynamic=family.of_derivative(primal, through))
     all_types = [*known, *out_cts]
     program = functools.partial(_joint_program, make, tree, all_types, options, primal, through)
     try:
@@ -80,7 +84,8 @@ def joint(
         if not any(what in str(error) for what in _NOT_BY_VJP):
             raise
         whole = program(both := joined(_by_autograd))
-    return Joint(whole, both, layouts, out_cts, wanted, through, frozenset(still))
+    _, _, still = whole.result(range(len(whole.program.outs)))
+    return Joint(whole.program, both, layouts, out_cts, wanted, through, frozenset(still))
 
 
 def adjoint(
@@ -122,16 +127,17 @@ def _joint_program(
     primal: Traced,
     through: Sequence[int],
     both: Callable[..., Any],
-) -> Program:
+) -> Traced:
     """The program of the forward and the backward, with choices for real sizes as in `primal`."""
-    real = primal.program.origin.repeats
+    real = primal.program.origin.repeats if options.as_if is not None else None
     # packed=False: nothing of the forward may wait for the backward
     make = functools.partial(make, both, tree, [None] * tree.num_leaves, packed=False)
     if real is not None:
         cotangents = [real.out_types[i].cotangent() for i in through]
-        whole = make([*real.in_types, *cotangents], attrs.evolve(options, as_if=None)).program
+        at_real = functools.partial(make, dynamic=None)
+        whole = at_real([*real.in_types, *cotangents], attrs.evolve(options, as_if=None)).program
         options = attrs.evolve(options, as_if=whole, max_bytes=None)
-    return make(types, options).program
+    return make(types, options)
 
 
 def _without_tensors(leaves: Sequence[Any], types: Sequence[TensorType | None]) -> list[Any]:
@@ -162,25 +168,25 @@ def _with_cotangents(
     flat: Callable[[Sequence[Any]], list[Any]],
     wanted: Sequence[int],
     through: Sequence[int],
-    still: set[int],
     pull: Callable[..., Any],
 ) -> Callable[..., Any]:
     """The function of tensors and cotangents that gives results and the cotangents `wanted`.
 
-    It notes in `still` the results among `through` that have no derivative after all.
+    And the numbers of the results among `through` that have no derivative after all.
     """
 
     def with_cotangents(tensors: Sequence[Any], cotangents: Sequence[Any]) -> Any:
+        still: list[int] = []
+
         def smooth(*varied: Any) -> Any:
             full = [t.clone() for t in tensors]  # f may write to them
             for i, t in zip(wanted, varied, strict=True):
                 full[i] = t.clone()
             results = flat(full)
-            still.clear()  # of a try that failed
-            still.update(i for i in through if not results[i].requires_grad)
+            still[:] = [i for i in through if not results[i].requires_grad]
             return [results[i] for i in through], results
 
-        return pull(smooth, [tensors[i] for i in wanted], cotangents)
+        return *pull(smooth, [tensors[i] for i in wanted], cotangents), still
 
     with_cotangents.__name__ = name
     return with_cotangents
