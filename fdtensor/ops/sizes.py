@@ -90,10 +90,9 @@ class Sizes:
         self.shapes = tuple(shapes)
         self._own: dict[Any, Any] = {}
         """The symbols of torch by ours."""
-        for size, n in _pairs(shapes, fulls):
-            if isinstance(size, Computed) and size.is_symbol and size.expression not in self._own:
-                own = size_symbol(self.environment, str(size), n)
-                self._own[size.expression] = own
+        self._values = _values(shapes, fulls)
+        for symbol, n in self._values.items():
+            self._own[symbol] = size_symbol(self.environment, str(symbol), int(n))
         self._names = {own: name for name, own in self._own.items()}
         self.fulls = tuple(fulls)
 
@@ -119,14 +118,28 @@ class Sizes:
         """The graph that was recorded, with what it relies on."""
         asked = dict.fromkeys(conditions_on_sizes(self.environment))
         conditions = [Condition(e.xreplace(self._names), place) for e, place in asked]
+        conditions += _with_elements(graph, self._values)
         return Template(graph, self.shapes, tuple(conditions))
+
+
+def _with_elements(graph: Graph, values: Values) -> list[Condition]:
+    """The conditions that what has elements at these sizes has some at others, and the reverse.
+
+    Functions of empty tensors are others in many ways: torch refuses some, and does not say so
+    where sizes are symbols.
+    """
+    import sympy
+
+    open_sizes = dict.fromkeys(n for t in graph.types for n in t.shape if isinstance(n, Computed))
+    least = [(n.expression, 1 if n.at(values) else 0) for n in open_sizes]
+    return [Condition(sympy.Ge(n, 1) if some else sympy.Eq(n, 0), "not known") for n, some in least]
 
 
 @attrs.frozen(eq=False)
 class Template:
     """A graph for all sizes at which its conditions hold: `Computed` where numbers depend on them.
 
-    No function can be asked about it before `at` has given it sizes.
+    It is no graph to be read or run: `at` gives one, for sizes that `values` takes.
     """
 
     graph: Graph
@@ -136,13 +149,9 @@ class Template:
 
     def values(self, fulls: Sequence[Full]) -> Values | None:
         """The sizes in inputs of these types; None where it is no graph of theirs."""
-        import sympy
-
-        values: dict[Any, Any] = {}
-        pairs = _pairs(self.shapes, fulls)
-        for size, n in pairs:
-            if isinstance(size, Computed) and size.is_symbol:
-                values.setdefault(size.expression, sympy.Integer(n))
+        if [len(s) for s in self.shapes] != [t.ndim for t in fulls]:  # cotangents of other results
+            return None
+        values, pairs = _values(self.shapes, fulls), _pairs(self.shapes, fulls)
         same = all((s.at(values) if isinstance(s, Computed) else s) == n for s, n in pairs)
         return values if same and all(c.holds(values) for c in self.conditions) else None
 
@@ -175,6 +184,17 @@ def _pairs(shapes: Sequence[Shape], fulls: Sequence[Full]) -> list[tuple[int | C
         for shape, full in zip(shapes, fulls, strict=True)
         for pair in zip(shape, full.shape, strict=True)
     ]
+
+
+def _values(shapes: Sequence[Shape], fulls: Sequence[Full]) -> Values:
+    """The numbers that symbols are in tensors of these types, the first that each of them is."""
+    import sympy
+
+    values: dict[Any, Any] = {}
+    for size, n in _pairs(shapes, fulls):
+        if isinstance(size, Computed) and size.is_symbol:
+            values.setdefault(size.expression, sympy.Integer(n))
+    return values
 
 
 def is_computed(tree: Any) -> bool:

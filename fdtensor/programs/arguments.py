@@ -41,7 +41,11 @@ def arguments_of(
     """The arguments of `f`, whose structure is `spec`, with these leaves."""
     args, kwargs = unflatten(spec, leaves)
     try:
-        names = {**inspect.signature(f).bind(*args, **kwargs).arguments, **kwargs}
+        signature = inspect.signature(f)
+        others = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+        # a key for random numbers, say, is taken by what is around the function
+        own = {k: v for k, v in kwargs.items() if others or k in signature.parameters}
+        names = {**signature.bind(*args, **own).arguments, **kwargs}
     except (TypeError, ValueError):
         names = dict(kwargs)
     return Arguments(args, names)

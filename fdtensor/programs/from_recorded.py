@@ -9,10 +9,11 @@ from typing import Any
 
 import optree
 
-from fdtensor.layouts.errors import TraceError
+from fdtensor.layouts.errors import FdtensorError, TraceError
 from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Ragged, Spans
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.pins import pinned
 from fdtensor.plans.cost import CostModel
@@ -73,9 +74,14 @@ def program_like(
 ) -> Program:
     """The program with the choices of the first one, at other sizes; else with its results."""
     if repeats is None and budget is None:
-        with contextlib.suppress(TraceError):  # a row that these sizes do not have
+        with contextlib.suppress(FdtensorError):  # a row or blocks that these sizes do not have
             return make(first, None)
-    return make(repeats, budget, [t.layout for t in first.out_types])
+    layouts = [t.layout for t in first.out_types]
+    return make(repeats, budget, [at if _is_of_any_size(at) else None for at in layouts])
+
+
+def _is_of_any_size(layout: Layout) -> bool:
+    return not any(isinstance(p, (Ragged, Spans)) for p in layout.placements)
 
 
 def _refuse_other_mesh(layouts: Sequence[Wanted], mesh: Mesh) -> None:

@@ -11,7 +11,7 @@ import optree
 
 from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.free_type import FreeType
-from fdtensor.layouts.placement import Ragged
+from fdtensor.layouts.placement import Ragged, Spans
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import argument, flatten, paths
 from fdtensor.layouts.words import near
@@ -97,7 +97,7 @@ def _dim_of(name: str, type: TensorType | FreeType | None, d: int) -> int:
         )
     at = d % type.ndim
     placements = type.layout.placements if isinstance(type, TensorType) else ()
-    if any(isinstance(p, Ragged) and p.dim == at for p in placements):
+    if any(isinstance(p, (Ragged, Spans)) and p.dim == at for p in placements):
         raise TraceError(
             f"dim {at} of {name} is cut in given sizes, so its own size is known.",
             type=type,
@@ -110,14 +110,17 @@ def open_shapes(names: Names, types: Types) -> list[Shape]:
     """The shapes of tensors; one symbol, of the first name, for unknown sizes that are equal now.
 
     Sizes that were equal by chance make another recording necessary where they differ, and sizes
-    that must be equal cannot differ.
+    that must be equal cannot differ. Sizes of 0 and 1 are known: what is empty, and what may be
+    broadcast, is computed otherwise.
     """
     known = [(n, t) for n, t in zip(names, types, strict=True) if t is not None]
     pairs = [list(zip(of_leaf, type.shape, strict=True)) for of_leaf, type in known]
     symbols: dict[int, Computed] = {}
     for name, size in (pair for of_leaf in pairs for pair in of_leaf):
-        if name and size not in symbols:
+        if name and size > 1 and size not in symbols:
             taken = {str(symbol) for symbol in symbols.values()}
             others = (f"{name}_{i}" for i in count(1))
             symbols[size] = new_symbol(next(n for n in chain([name], others) if n not in taken))
-    return [tuple([symbols[n] if name else n for name, n in of_leaf]) for of_leaf in pairs]
+    return [
+        tuple([symbols[n] if name and n > 1 else n for name, n in of_leaf]) for of_leaf in pairs
+    ]

@@ -141,6 +141,13 @@ def spmd(
     Another mesh or layout adds sums up in another order; with `deterministic` results have the bits
     that one rank gives, and all that is not exact is computed on whole operands.
 
+    `dynamic` names dims of arguments whose sizes change from call to call, such as the length of a
+    cache or a short last batch: `dynamic={"tokens": 1}`, or several dims as a tuple. `f` then sees
+    symbols for these sizes, is run once for all of them, and each size gets a program with the
+    layouts of the first. Where `f` branches on a size it is run for both sides, and again where a
+    size becomes 0 or 1, or sizes differ that were equal. What asks which number a size is, as
+    `range(x.shape[0])` does, is run for each, with a warning.
+
     >>> mesh = Mesh(x=2)
     >>> f = spmd(lambda x: (x * x).sum())
     >>> x = distribute(torch.arange(4.0), mesh.layout("x"), SimulatedComm(mesh))

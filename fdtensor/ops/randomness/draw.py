@@ -21,8 +21,8 @@ _STREAMS = 0x746F7263
 
 torch.library.define(
     "fdtensor::draw",
-    "(Tensor key, int stream, str kind, Scalar[] ends, int[] size, ScalarType dtype, int[] box=[])"
-    " -> Tensor",
+    "(Tensor key, int stream, str kind, Scalar[] ends, SymInt[] size, ScalarType dtype, "
+    "int[] box=[]) -> Tensor",
 )
 
 DRAW = torch.ops.fdtensor.draw.default
@@ -61,7 +61,7 @@ def _(
     box: Sequence[int] = (),
 ) -> torch.Tensor:
     _check(key, kind, ends, dtype)
-    shape = _places(tuple(size), tuple(box)).local_shape
+    shape = _places(tuple(size), tuple(box)).local_shape if box else tuple(size)
     return key.new_empty(shape, dtype=dtype)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from fdtensor.layouts.remembered import remembered
-from fdtensor.layouts.torch_private import module_tensors
+from fdtensor.layouts.torch_private import SYMBOLIC, module_tensors
 from fdtensor.tensors.dtensor import DTensor
 
 __all__ = ["Reads", "argument_key", "reads_of"]
@@ -75,8 +75,10 @@ def _key(value: Any, is_argument: bool, depth: int, seen: set[int]) -> Any:
     kind = value.__class__
     if kind in _PLAIN:
         return kind, value
-    if isinstance(value, (Enum, torch.Size, type, ModuleType)):
+    if isinstance(value, (Enum, type, ModuleType)):
         return kind, value
+    if isinstance(value, (torch.Size, *SYMBOLIC)):  # of a recording, there may be symbols in it
+        return _own_key(value)
     if isinstance(value, Number):  # equal ones may differ: 1 and 1.0, 0.0 and -0.0
         return kind, repr(value)
     if kind is DTensor and not is_argument and not seen:  # a call reads the one that is there

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from types import FunctionType
@@ -22,6 +23,10 @@ class Around:
     def __init__(self, f: Callable[..., Any], wrap: Callable[[Any], Any], name: str = "") -> None:
         self._f, self._wrap = weakly(f), wrap
         self.__name__ = name or name_of(f)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(self._f())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.kept()(*args, **kwargs)
