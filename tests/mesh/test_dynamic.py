@@ -40,7 +40,9 @@ def generates(count):
     params = {name: distribute(t, layouts[name], comm) for name, t in params.items()}
     x = distribute(x, mesh.layout("dp"), comm)
     keys, values = (distribute(t, heads, comm) for t in (keys, values))
-    next_token = spmd(attend, dynamic={"keys": 2, "values": 2}, out_layouts=(x.layout, heads, heads))
+    next_token = spmd(
+        attend, dynamic={"keys": 2, "values": 2}, out_layouts=(x.layout, heads, heads)
+    )
     for _ in range(count):
         x, keys, values = next_token(params, x, keys, values)
     sizes = sum(len(family.forward) for family in next_token.families.values())
