@@ -11,22 +11,20 @@ that is infinite there is left out, and not multiplied by zero.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from fdtensor.layouts.callsite import user_line
 from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.tree import flatten, unflatten
+from fdtensor.ops.around import Around, smooth
 from fdtensor.ops.call_recorder import CallRecorder
-from fdtensor.ops.functional import innermost
-from fdtensor.ops.mapped import mapped
 from fdtensor.ops.select import select, zeros_beside
-from fdtensor.ops.transparent import control_flow
 
-__all__ = ["selected"]
+__all__ = ["branches_count", "selected"]
 
 
 def selected(
@@ -38,7 +36,7 @@ def selected(
     leaves, spec = flatten(list(operands))
     results = []
     for holds, f in ((which, functions[0]), (~which, functions[1])):
-        with _counting(holds), _Gates(holds) as gates:
+        with _counting(holds), _within_branch(holds), _Gates(holds) as gates:
             results.append(flatten(f(*unflatten(spec, [gates.of(t) for t in leaves]))))
             gates.refuse_written()
     (first, tree), (second, other) = results
@@ -48,6 +46,25 @@ def selected(
         for a, b in zip(first, second, strict=True)
     ]
     return unflatten(tree, chosen)
+
+
+_BRANCHES: list[torch.Tensor] = []
+"""The predicates of the branches that are being recorded, outermost first."""
+
+
+@contextlib.contextmanager
+def _within_branch(holds: torch.Tensor) -> Generator[None]:
+    """A context of a branch that counts where this holds."""
+    _BRANCHES.append(holds)
+    try:
+        yield
+    finally:
+        _BRANCHES.pop()
+
+
+def branches_count() -> torch.Tensor | None:
+    """Whether all branches around count; None outside of any."""
+    return functools.reduce(torch.logical_and, _BRANCHES) if _BRANCHES else None
 
 
 def _counting(holds: torch.Tensor) -> contextlib.AbstractContextManager[None]:
@@ -74,87 +91,18 @@ def _told(leaf: Any) -> str:
     return f"{tuple(leaf.shape)} {leaf.dtype}" if isinstance(leaf, torch.Tensor) else repr(leaf)
 
 
-class _Gates(TorchFunctionMode):
-    """A context in which tensors from around it are read through gates.
+class _Gates(Around):
+    """A context in which no derivative gets back from a branch that does not count."""
 
-    Every function of torch is called with them, so it does not matter how a tensor came inside: as
-    an argument, from a closure or as a parameter of a module.
-    """
+    what = "a branch of cond"
 
     def __init__(self, counts: torch.Tensor) -> None:
         super().__init__()
         self.counts = counts
-        self.inside: dict[int, torch.Tensor] = {}
-        """The tensors that were made inside, by their ids, alive."""
-        self.gates: dict[int, tuple[torch.Tensor, torch.Tensor, Any]] = {}
-        """The tensors from around, each with its gate and the value that is recorded for that."""
 
-    def of(self, t: Any) -> Any:
-        """The gate of a tensor from around; anything else as it is."""
-        if not isinstance(t, torch.Tensor) or id(t) in self.inside:
-            return t  # a number, or what was made inside
-        if id(t) not in self.gates:
-            smooth = t.is_floating_point() or t.is_complex()
-            gate = _Gate.apply(self.counts, t) if smooth else t.clone()
-            self.gates[id(t)] = t, gate, _recorded(gate)
-            self.inside[id(gate)] = gate
-        return self.gates[id(t)][1]
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name, kwargs = getattr(func, "__name__", ""), kwargs or {}
-        if name in _OF_TENSORS_THEMSELVES:
-            # a view of one from around gets its gate where it is read
-            out = func(*args, **kwargs)
-            return mapped(out, self._note) if args and id(args[0]) in self.inside else out
-        flow = control_flow(func)
-        if flow is not None:
-            with self:  # its functions run here too
-                return mapped(flow(*args, **kwargs), self._note)
-        self._refuse_write(name, args, kwargs)
-        args, kwargs = mapped((args, kwargs), self.of)
-        out = func(*args, **kwargs)
-        mapped(out, self._note)
-        return out
-
-    def _note(self, t: torch.Tensor) -> torch.Tensor:
-        self.inside[id(t)] = t
-        return t
-
-    def _refuse_write(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-        writes = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
-        written = [*args[:1]] if writes else []
-        written += [kwargs["out"]] if kwargs.get("out") is not None else []
-        for t in written:
-            if isinstance(t, torch.Tensor) and id(t) not in self.inside:
-                raise _writes(f"by {name} ", t)
-
-    def refuse_written(self) -> None:
-        """Raises `TraceError` where a tensor from around was written to, as through a view."""
-        for t, gate, value in self.gates.values():
-            if _recorded(gate) != value:
-                raise _writes("", t)
-
-
-_OF_TENSORS_THEMSELVES = {
-    *("__get__", "__set__", "__len__", "__hash__", "size", "dim", "ndimension", "stride"),
-    *("numel", "element_size", "is_floating_point", "is_complex"),
-}
-"""Functions that read no element of a tensor."""
-
-
-def _recorded(t: torch.Tensor) -> Any:
-    """The value that stands for a tensor at this time."""
-    recorder = CallRecorder.running[-1]
-    return recorder.known(recorder.fake(innermost(t)))
-
-
-def _writes(how: str, t: torch.Tensor) -> TraceError:
-    return TraceError(
-        f"a branch of cond writes {how}to a tensor from around it.",
-        tensor=f"{tuple(t.shape)} {t.dtype}",
-        line=user_line() or "not known",
-        hint="Return the new value from both branches.",
-    )
+    def gate(self, t: torch.Tensor) -> torch.Tensor:
+        """What a tensor from around is read as."""
+        return _Gate.apply(self.counts, t) if smooth(t) else t.clone()  # type: ignore[return-value]
 
 
 class _Gate(torch.autograd.Function):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 from weakref import ref
 
@@ -14,6 +14,7 @@ from fdtensor.layouts.errors import IndexRangeError
 from fdtensor.layouts.torch_private import packet_name, schema_of
 from fdtensor.ops.functional import innermost
 from fdtensor.ops.graph import Call, Var
+from fdtensor.ops.loop_ops import LOOP_IN, LOOP_NEXT, LOOP_OUT
 from fdtensor.ops.saved_values import phase
 from fdtensor.ops.select import SELECT, zeros_beside
 from fdtensor.ops.value_checks import (
@@ -135,6 +136,28 @@ class Checks:
         condition = self.recorder.fake(innermost(holds))
         for count, _ in counts[start:]:
             self.conditions.setdefault(id(count), []).append(condition)
+
+    @contextlib.contextmanager
+    def within_loop(self, number: int) -> Generator[Callable[..., None]]:
+        """A context of a loop, which is given its predicate and tokens: its faults add up."""
+        outside, known, conditional = self.counts, dict(self.bounded), set(self.conditional)
+        self.counts = {False: [], True: []}
+
+        def end(go: torch.Tensor, tokens: Sequence[torch.Tensor]) -> None:
+            ready = list(tokens)
+            every = [(key, *entry) for key, some in self.counts.items() for entry in some]
+            ties: list[torch.Tensor] = []
+            for _, count, _ in every:
+                total, tie = LOOP_IN(zeros_beside(count), number)
+                ready.append(LOOP_NEXT(go, total + self._counting(count), tie, number))
+                ties.append(tie)
+            for (key, _, text), tie in zip(every, ties, strict=True):
+                outside[key].append((innermost(LOOP_OUT(tie, ready, number)), text))
+
+        try:
+            yield end
+        finally:
+            self.counts, self.bounded, self.conditional = outside, known, conditional
 
     def required(self, op: Any, args: Sequence[Any]) -> None:
         """Counts the faults for which an op that only raises would raise."""

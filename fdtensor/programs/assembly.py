@@ -23,6 +23,7 @@ from fdtensor.programs.choice import prices_of
 from fdtensor.programs.choices import UNCONSTRAINED, Constraints
 from fdtensor.programs.ends import Wanted, tied_inputs, typed, wanted
 from fdtensor.programs.following import tolls_of
+from fdtensor.programs.loops import in_loops
 from fdtensor.programs.options import OnMissingRule
 from fdtensor.programs.program import Program
 from fdtensor.programs.regather import unshared, views_of_inputs
@@ -101,7 +102,7 @@ def assembled(
         how = regathered, orders, nesting, repeated
         builder = Builder(mesh, prices, constraints.inside, on_missing_rule, values, *how)
         inputs, env, outs = builder.whole(graph, choices, types, asked)
-        lines = tuple(values.constants), tuple(values.eqns), outs, tuple(values.types)
+        lines = tuple(values.constants), in_loops(values.eqns, outs), outs, tuple(values.types)
         how = asked, regather, nesting, repeats, values.scales, arguments, constraints
         origin = Origin(graph, choices, env, values.makers, *how)
         return Program(name, mesh, inputs, *lines, cost, origin)

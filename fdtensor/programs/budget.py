@@ -11,6 +11,7 @@ from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.free_type import FreeType
 from fdtensor.plans.cost import CostModel
 from fdtensor.programs.bundles import BUCKET_BYTES, bundled
+from fdtensor.programs.loops import has_loops
 from fdtensor.programs.memory import lines_of, local_bytes
 from fdtensor.programs.program import Program
 from fdtensor.programs.rematerialize import fitted
@@ -77,6 +78,8 @@ def _attempts(free: bool) -> Iterator[tuple[int, int, float]]:
 def _within(program: Program, max_bytes: int) -> tuple[Program | None, int]:
     """The program if it fits, else one that makes values again; None where none does; its peak."""
     lines, peak = lines_of(program, program.busiest_ranks), program.peak_bytes
+    if has_loops(program.eqns):  # what is made again may not cross the ends of a loop
+        return program if peak <= max_bytes else None, peak
     if peak > max_bytes:
         lines, peak = fitted(lines, max_bytes, program.cost)
         if peak > max_bytes:

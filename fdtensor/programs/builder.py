@@ -14,6 +14,7 @@ from fdtensor.layouts.placement import Placement
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Call, Full, Graph, Var, substituted
 from fdtensor.ops.lift import kept_cuts, layout_of, lifted
+from fdtensor.ops.loop_ops import LOOP_NEXT, TIE
 from fdtensor.ops.notation.core import Row
 from fdtensor.ops.pins import pinned
 from fdtensor.ops.precision import HALVES, is_widened, wide_of, widened
@@ -199,6 +200,8 @@ class Builder:
         """The order of axes that lets the largest operand stay, or be cut further where it is."""
         best: tuple[float, tuple[str, ...]] = (0, ())
         for i, v in enumerate(call.ins):
+            if call.op is LOOP_NEXT and i != TIE:  # a tie says how it goes round
+                continue
             type = self.values.type_of(env[v])
             kept = kept_cuts(type.layout, {a: rows[a].ins[i] for a in self.mesh.axes})
             nbytes = self.values.nbytes(env[v])

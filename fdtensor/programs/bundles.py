@@ -16,6 +16,7 @@ from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Var
 from fdtensor.plans.collectives import AllGather, Bundle, Exchange, Step
 from fdtensor.programs.eqn import is_part_line
+from fdtensor.programs.loops import has_loops
 from fdtensor.programs.program import Eqn, Program, Together, is_view_line
 
 __all__ = ["BUCKET_BYTES", "bundled", "unbundled"]
@@ -25,7 +26,12 @@ BUCKET_BYTES = 1 << 20
 
 
 def bundled(program: Program, bucket_bytes: int = BUCKET_BYTES) -> Program:
-    """The same program with collectives of one kind packed into groups of so many bytes."""
+    """The same program with collectives of one kind packed into groups of so many bytes.
+
+    One with loops stays as it is: what travels together may not cross the ends of a loop.
+    """
+    if has_loops(program.eqns):
+        return program
     buckets = _Buckets(bucket_bytes, {} if program.origin is None else program.origin.scales)
     eqns = _gathered(program, _early(program.eqns), buckets)
     eqns = _joined(program, _reduced(eqns, buckets), buckets)

@@ -18,6 +18,7 @@ from fdtensor.layouts.placement import Placement
 from fdtensor.layouts.remembered import remembered
 from fdtensor.ops.decompositions import DECOMPOSITIONS, decomposition_of
 from fdtensor.ops.graph import Call, Full, Graph, Var, is_view
+from fdtensor.ops.loop_ops import LOOP_IN
 from fdtensor.ops.notation.core import R, rule_of
 from fdtensor.ops.pins import pinned
 from fdtensor.ops.rows import CallKey
@@ -116,6 +117,8 @@ def prices_of(graph: Graph, mesh: Mesh, cost: CostModel, constraints: Constraint
     if constraints.ties:
         fulls = (*fulls, *(graph.types[v.index] for v in graph.inputs))
         tied = frozenset(tie(graph, k) for k in constraints.ties.values())
+    in_loops = [call.outs[1] for call in graph.calls if call.op is LOOP_IN]
+    tied |= {v.index for v in in_loops if v is not None}
     return Prices(
         mesh, cost, fulls, fixed, checked, constraints.reduce_dtype, tied, constraints.tolls
     )

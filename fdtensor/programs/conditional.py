@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from fdtensor.layouts.remembered import while_alive
 from fdtensor.ops.graph import Var
+from fdtensor.ops.loop_ops import LOOP_OPS
 from fdtensor.ops.select import SELECT
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def conditions(program: Program) -> Mapping[int, Conditions]:
         eqn = program.eqns[i]
         read = [when[v] for v in eqn.outs if v is not None and v in when]
         own = functools.reduce(lambda a, b: a & b, read) if read else ALWAYS
+        own = ALWAYS if eqn.op in LOOP_OPS else own  # a loop makes no steps where it does not count
         of_lines[i] = frozenset(c for c in own if known.get(c[0], -1) < i)
         for v, condition in _operands(eqn, own):
             when[v] = when[v] & condition if v in when else condition

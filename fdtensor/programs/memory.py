@@ -16,8 +16,10 @@ import numpy.typing as npt
 from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Var
+from fdtensor.ops.loop_ops import LOOP_IN, LOOP_NEXT, LOOP_OUT
 from fdtensor.plans.collectives import Step
 from fdtensor.programs.eqn import Eqn, Together, is_view_line, parts
+from fdtensor.programs.loops import loops_among
 
 if TYPE_CHECKING:
     from fdtensor.programs.program import Program
@@ -68,7 +70,8 @@ def owners(lines: Lines) -> list[int]:
     owner = list(range(len(lines.types)))
     views = parts(lines.eqns)
     for i, eqn in enumerate(lines.eqns):
-        source = owner[eqn.ins[0].index] if i in views or is_view_line(eqn) else _first(eqn)
+        shares = i in views or is_view_line(eqn) or eqn.op is LOOP_OUT
+        source = owner[eqn.ins[0].index] if shares else _first(eqn)
         for v in eqn.outs:
             if v is not None and source is not None:
                 owner[v.index] = source
@@ -78,6 +81,8 @@ def owners(lines: Lines) -> list[int]:
 def _first(eqn: Eqn) -> int | None:
     """The number of the value whose memory all results of a line are in; None for their own."""
     first = eqn.outs[0] if eqn.outs else None
+    if eqn.op is LOOP_IN:  # a tie is the same tensor
+        return next(v.index for v in eqn.outs if v is not None)
     return first.index if first is not None and _is_one_buffer(eqn) else None
 
 
@@ -105,6 +110,10 @@ def lives(lines: Lines, owner: Sequence[int]) -> dict[int, list[int]]:
                 times = ends.setdefault(owner[v.index], [])
                 if not times or times[-1] != i:
                     times.append(i)
+    for loop in loops_among(lines.eqns):
+        for times in ends.values():  # what a loop reads of before stays until its end
+            if times[0] < loop.start <= times[-1] < loop.stop:
+                times.append(loop.stop - 1)
     for v in {owner[v.index] for v in lines.outs}:
         ends[v].append(len(lines.eqns))
     return ends
@@ -136,6 +145,11 @@ def bytes_held(lines: Lines) -> Bytes:
         if eqn.steps:
             until = waits.get(i, i + 1)
             held[i:until] = held[i:until] + buffer_bytes(eqn, lines.ranks)
+    for loop in loops_among(lines.eqns):
+        for i, eqn in enumerate(lines.eqns[: loop.stop]):
+            if eqn.op is LOOP_NEXT and i >= loop.asks:  # a copy, until the next step begins
+                copied = local_bytes(lines.types[eqn.ins[1].index], lines.ranks)
+                held[i : loop.stop] = held[i : loop.stop] + copied
     return held
 
 

@@ -14,6 +14,7 @@ import attrs
 
 from fdtensor.plans.cost import CostModel
 from fdtensor.programs.listing import Listing, Way
+from fdtensor.programs.loops import has_loops
 from fdtensor.programs.memory import Lines, bytes_held, lines_of, local_bytes
 from fdtensor.programs.program import Program
 from fdtensor.programs.seconds import line_seconds
@@ -41,9 +42,9 @@ def scheduled(program: Program) -> Program:
 
     It may hold two gathered values more at once than in the order of the function, as FSDP does
     that gathers what the next layer needs, and beyond that a part of what that order holds, unless
-    it gathers again to hold less.
+    it gathers again to hold less. One with loops stays as it is.
     """
-    if not any(eqn.is_collective for eqn in program.eqns):
+    if has_loops(program.eqns) or not any(eqn.is_collective for eqn in program.eqns):
         return program
     lines = lines_of(program, tuple(program.mesh.order[:1]))
     regathers = program.origin is not None and program.origin.regather

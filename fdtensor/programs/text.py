@@ -10,6 +10,7 @@ from fdtensor.ops.graph import Var, argument_text
 from fdtensor.plans.text import bytes_text, time_text
 from fdtensor.plans.traffic import most_received
 from fdtensor.programs.conditional import conditions
+from fdtensor.programs.loops import has_loops, loops_of
 from fdtensor.programs.sources import by_module
 from fdtensor.programs.strategy import strategy
 
@@ -32,8 +33,10 @@ def text_of(program: Program) -> str:
         lines.append("  with " + "  ".join(typed(v) for v, _ in program.constants))
     rows: list[tuple[str, str, str]] = []
     when = conditions(program)
+    loops = loops_of(program)
     for number, eqn in enumerate(program.eqns):
-        left = "  ".join(map(typed, eqn.outs))
+        left = "  " * sum(loop.start <= number < loop.stop for loop in loops)
+        left += "  ".join(map(typed, eqn.outs))
         if eqn.steps:
             right, moved = f"{eqn.op.collective} {' '.join(map(str, eqn.ins))}", _moved(eqn)  # type: ignore[union-attr]
         else:
@@ -73,7 +76,8 @@ def line_count(program: Program) -> str:
 def _total(program: Program) -> str:
     count = len(program.collectives)
     plural = "collective" if count == 1 else "collectives"
-    return f"{count} {plural}, {bytes_text(program.received_bytes)} received per rank"
+    each = ", those of a loop in each step" if has_loops(program.eqns) else ""
+    return f"{count} {plural}, {bytes_text(program.received_bytes)} received per rank{each}"
 
 
 def op_name(op: object) -> str:

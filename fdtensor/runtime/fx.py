@@ -13,6 +13,7 @@ from fdtensor.layouts.placement import Replicate
 from fdtensor.layouts.torch_private import schema_of
 from fdtensor.ops.graph import Var
 from fdtensor.ops.value_checks import CHECK
+from fdtensor.programs.loops import has_loops
 from fdtensor.programs.program import Program
 from fdtensor.runtime.lines import Line, constant, of_ops
 from fdtensor.runtime.local_program import Spelling, local_program
@@ -38,6 +39,11 @@ def to_fx(
             f"rank {rank} runs nothing of {program.name}: it is not in the mesh.",
             mesh=program.mesh,
             hint="Ask for a rank of the mesh.",
+        )
+    if has_loops(program.eqns):
+        raise TraceError(
+            f"{program.name} has a while_loop, and a graph has no lines that run again.",
+            hint="Run it by spmd or run; or write torch.scan over as many steps as there may be.",
         )
     found = local_program(program, rank, Spelling(backend, device, exchanges=True))
     module = torch.nn.Module()

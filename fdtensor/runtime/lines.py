@@ -18,10 +18,14 @@ from fdtensor.runtime.operand_memory import BY_HAND, from_start, in_rows
 __all__ = [
     "AFTER",
     "BEFORE",
+    "LOOPING",
+    "Again",
+    "Ask",
     "WAIT",
     "Begun",
     "Line",
     "LocalProgram",
+    "Round",
     "constant",
     "ended",
     "of_ops",
@@ -65,6 +69,28 @@ class LocalProgram:
     """The values that nobody reads after each line."""
     conditions: Mapping[int, tuple[tuple[Var, bool], ...]] = attrs.field(factory=dict)
     """Under which lines of the program run, by their numbers, where they do not always."""
+
+
+@attrs.frozen(eq=False)
+class Again:
+    """The op of the line from which on those of a loop run again; it has no operands."""
+
+
+@attrs.frozen(eq=False)
+class Ask:
+    """The op of the line at which a loop ends unless its predicate holds."""
+
+
+@attrs.frozen(eq=False)
+class Round:
+    """The op of the last line of a loop: what is carried becomes what was computed for that."""
+
+    def __call__(self, *after: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return after
+
+
+LOOPING = (Again, Ask, Round)
+"""The ops by which lines run more than once."""
 
 
 def constant(tensor: torch.Tensor) -> torch.Tensor:
@@ -111,6 +137,8 @@ def waiting_late(lines: Sequence[Line]) -> list[Line]:
 
     tail: list[Line] = []
     for line in lines:
+        while late and isinstance(line.op, LOOPING):  # nothing is on its way there
+            arrive(next(iter(late.values())))
         if tail and (line.eqn != tail[0].eqn or _sends(line)):
             tail = []
         for v in values_in((*line.args, *(v for _, v in line.kwargs))):
@@ -166,17 +194,37 @@ def _views(op: Any) -> bool:
 
 def unread(lines: list[Line], outs: Any) -> tuple[tuple[Var, ...], ...]:
     """The values that nobody reads after each line."""
-    kept = {*outs}
+    rounds = [line for line in lines if isinstance(line.op, Round)]
+    again = _read_again(lines)
+    kept = {*outs, *again.get(len(lines), ())}
+    kept.update(v for line in rounds for v in line.outs if v is not None)  # however a loop ends
     dead: list[tuple[Var, ...]] = []
-    for line in reversed(lines):
+    for i, line in reversed([*enumerate(lines)]):
         gone = []
         operands = [*values_in(line.args), *values_in(tuple(v for _, v in line.kwargs))]
+        operands += again.get(i, ())
         for v in (*operands, *(v for v in line.outs if v is not None)):
             if v not in kept:
                 kept.add(v)
                 gone.append(v)
         dead.append(tuple(gone))
     return tuple(reversed(dead))
+
+
+def _read_again(lines: list[Line]) -> dict[int, list[Var]]:
+    """What each loop reads of what was there before it, by the line after it, which frees that."""
+    starts: list[int] = []
+    again: dict[int, list[Var]] = {}
+    for i, line in enumerate(lines):
+        if isinstance(line.op, Again):
+            starts.append(i)
+        elif isinstance(line.op, Round):
+            some = lines[starts.pop() : i + 1]
+            made = {v for line in some for v in line.outs}
+            operands = [(*line.args, *(v for _, v in line.kwargs)) for line in some]
+            read = dict.fromkeys(v for entry in operands for v in values_in(entry))
+            again[i + 1] = [v for v in read if v not in made]
+    return again
 
 
 def values_in(tree: Any) -> list[Var]:

@@ -11,17 +11,22 @@ import torch
 from fdtensor.layouts.remembered import while_alive
 from fdtensor.ops.graph import Graph, Var, substituted
 from fdtensor.ops.line_checks import LineCheck
+from fdtensor.ops.loop_ops import LOOP_IN, LOOP_OPS, LOOP_OUT, TIE
 from fdtensor.ops.lowering import lowered
 from fdtensor.plans.collectives import Exchange, Step
 from fdtensor.programs.conditional import conditions
 from fdtensor.programs.eqn import parts
+from fdtensor.programs.loops import loops_of
 from fdtensor.programs.program import Eqn, Program, Together
 from fdtensor.runtime.lines import (
     BEFORE,
     WAIT,
+    Again,
+    Ask,
     Begun,
     Line,
     LocalProgram,
+    Round,
     constant,
     ended,
     owned,
@@ -79,6 +84,8 @@ class _Writer:
         self.count = 0
         self.lines: list[Line] = []
         self.names: dict[Var, Var] = {}
+        self.rounds: dict[Any, dict[Var, Var]] = {}
+        """By loop, what is carried, with what was computed for the next step."""
 
     def new(self) -> Var:
         self.count += 1
@@ -92,8 +99,13 @@ class _Writer:
         self._check(operands, "an input", BEFORE)
         asked = {v for own in conditions(program).values() for v, _ in own}
         predicates = {v: self.names.get(v, v) for v in asked}
+        asks = {loop.asks: loop for loop in loops_of(program)}
         for number, eqn in enumerate(program.eqns):
-            if eqn.steps:
+            if number in asks:
+                self.lines.append(Line(Ask(), (self.names[asks[number].go],), (), (), number))
+            if eqn.op in LOOP_OPS:
+                self._loop_line(eqn, number)
+            elif eqn.steps:
                 self._step(eqn, number)
             else:
                 ins = [program.type_of(v) for v in eqn.ins]
@@ -111,6 +123,28 @@ class _Writer:
             for i, own in conditions(program).items()
         }
         return LocalProgram(inputs, tuple(lines), outs, unread(lines, outs), when)
+
+    def _loop_line(self, eqn: Eqn, number: int) -> None:
+        """Lines for what comes into a loop, goes round in it, and comes out of it."""
+        if eqn.op is LOOP_OUT:
+            self.names[eqn.outs[0]] = self.names[eqn.ins[0]]  # type: ignore[index]
+            return
+        following = self.program.eqns[number + 1 : number + 2]
+        is_last = not any(e.op is eqn.op and e.args[-1] == eqn.args[-1] for e in following)
+        copy = self.new()
+        block = self.names[eqn.ins[0 if eqn.op is LOOP_IN else 1]]
+        whole = (("memory_format", torch.contiguous_format),)
+        self.lines.append(Line(aten.clone.default, (block,), whole, (copy,), number))
+        if eqn.op is LOOP_IN:
+            self.names.update((v, copy) for v in eqn.outs if v is not None)
+            if is_last:
+                self.lines.append(Line(Again(), (), (), (), number))
+            return
+        self.rounds.setdefault(eqn.args[-1], {})[self.names[eqn.ins[TIE]]] = copy
+        if is_last:
+            carried = self.rounds.pop(eqn.args[-1])
+            after, before = tuple(carried.values()), tuple(carried)
+            self.lines.append(Line(Round(), after, (), before, number))
 
     def _check(
         self, values: Sequence[Var | None], line: str, number: int, contiguous: bool = False

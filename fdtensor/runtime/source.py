@@ -20,7 +20,17 @@ from fdtensor.ops.select import SELECT
 from fdtensor.ops.value_checks import SHARED
 from fdtensor.plans.collectives import Step
 from fdtensor.programs.program import Together
-from fdtensor.runtime.lines import Begun, Line, LocalProgram, constant, ended
+from fdtensor.runtime.lines import (
+    LOOPING,
+    Again,
+    Ask,
+    Begun,
+    Line,
+    LocalProgram,
+    Round,
+    constant,
+    ended,
+)
 from fdtensor.runtime.operand_memory import BY_HAND
 
 __all__ = ["selected", "written"]
@@ -40,11 +50,13 @@ def written(
     if groups:
         names |= {"unmet": comm.around.unmet, "meet": comm.around.meet, "groups": groups}
         body.insert(0, "    if unmet: meet(groups)")
-    every = list(zip(found.lines, found.dead, strict=True))
-    for condition, some in groupby(every, lambda pair: found.conditions.get(pair[0].eqn, ())):
-        block = list(some)
+    every = list(zip(found.lines, found.dead, _depths(found.lines), strict=True))
+    for (condition, depth), some in groupby(
+        every, lambda entry: (_condition(entry[0], found), entry[2])
+    ):
+        block = [(line, dead) for line, dead, _ in some]
         lines: list[str] = []
-        for label, pairs in groupby(block, lambda pair: labels[pair[0].eqn] if labels else ""):
+        for label, pairs in groupby(block, lambda pair: _label(pair[0], labels)):
             own = [t for pair in pairs for t in _spelled(*pair, found, asked, names, comm)]
             seen = label and own
             lines += [f"    with record_function({label!r}):"] if seen else []
@@ -52,13 +64,29 @@ def written(
         if condition:
             asks = [_holds(v) if holds else f"not {_holds(v)}" for v, holds in condition]
             nothing = " = ".join([*_made(block), "None"])
-            body += [f"    if {' and '.join(asks)}:", *(f"    {line}" for line in lines)]
-            body += ["    else:", f"        {nothing}"]
-        else:
-            body += lines
+            lines = [f"    if {' and '.join(asks)}:", *(f"    {line}" for line in lines)]
+            lines += ["    else:", f"        {nothing}"]
+        body += ["    " * depth + line for line in lines]
     parameters = ", ".join(f"v{v.index}" for v in found.inputs)
     results = "".join(f"v{v.index}, " for v in found.outs)
     return "\n".join([f"def program({parameters}):", *body, f"    return ({results})"]), names
+
+
+def _depths(lines: Sequence[Line]) -> Iterator[int]:
+    """In how many loops each line is."""
+    depth = 0
+    for line in lines:
+        yield depth
+        depth += isinstance(line.op, Again) - isinstance(line.op, Round)
+
+
+def _condition(line: Line, found: LocalProgram) -> tuple[tuple[Var, bool], ...]:
+    """Under which predicates a line runs: those by which loops go on always do."""
+    return () if isinstance(line.op, LOOPING) else found.conditions.get(line.eqn, ())
+
+
+def _label(line: Line, labels: Sequence[str]) -> str:
+    return labels[line.eqn] if labels and not isinstance(line.op, LOOPING) else ""
 
 
 def _holds(v: Var) -> str:
@@ -133,6 +161,12 @@ def _expression(line: Line, names: dict[str, Any], comm: Any) -> str:
         return f"v{line.args[0].index}()"
     if isinstance(line.op, LineCheck):
         return f"{_named(line.op, 'check', names)}(v{line.args[0].index})"
+    if isinstance(line.op, Again):
+        return "while True:"
+    if isinstance(line.op, Ask):
+        return f"if not bool(v{line.args[0].index}): break"
+    if isinstance(line.op, Round):
+        return ", ".join(f"v{v.index}" for v in line.args)
     if line.op is constant:
         return _named(line.args[0], "constant", names)
     if line.op is SELECT:

@@ -56,7 +56,7 @@ def trace_times(mesh: Mesh, layers: int) -> TraceTimes:
     leaves, spec = flatten((args, {}), is_leaf=is_typed)
     given = [type_of(leaf) for leaf in leaves]
 
-    record_s, (graph, *_) = _timed(lambda: recorded(step, spec, leaves, given))
+    record_s, it = _timed(lambda: recorded(step, spec, leaves, given))
     traced_s, program = _timed(lambda: trace(step, *args, cost=NCCL))
     again_s, _ = _timed(lambda: trace(step, *args, cost=NCCL))
     record_again_s, _ = _timed(lambda: recorded(step, spec, leaves, given))
@@ -64,7 +64,7 @@ def trace_times(mesh: Mesh, layers: int) -> TraceTimes:
     return TraceTimes(
         repr(mesh),
         layers,
-        len(graph.calls),
+        len(it.graph.calls),
         len(program.eqns),
         len(program.collectives),
         record_s,

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._higher_order_ops.while_loop import while_loop
 
 from fdtensor import Mesh, connect, distribute, spmd
 
@@ -50,3 +51,49 @@ def test_branches_in_one_another(pool4, scale):
         torch.testing.assert_close(grads, list(known))
         torch.testing.assert_close(of_autograd, known[0])
         assert own == pytest.approx(value.item(), rel=1e-12)
+
+
+def converges(loop, a, b):
+    """Steps of Jacobi for a system that is diagonally dominant, until nothing changes much."""
+    inverse, rest = 1 / a.diagonal(), a - torch.diag(a.diagonal())
+
+    def step(i, x, change):
+        after = inverse * (b - rest @ x)
+        _, after = loop(lambda j, y: j < 2, lambda j, y: (j + 1, y.clamp(max=9)), (0, after))
+        return i + 1, after, (after - x).abs().max()
+
+    def condition(i, x, change):
+        return (i < 100) & (change > 1e-9)
+
+    return loop(condition, step, (0, torch.zeros_like(b), b.abs().max() + 1))[:2]
+
+
+def system():
+    generator = torch.Generator().manual_seed(1)
+    a, b = (torch.rand(shape, generator=generator).double() for shape in ((10, 10), (10,)))
+    return a + 10 * torch.eye(10), b
+
+
+def solved(layout_of_a, layout_of_b):
+    comm = connect(MESH)
+    a, b = system()
+    a = distribute(a, MESH.layout(*layout_of_a), comm)
+    b = distribute(b, MESH.layout(*layout_of_b), comm)
+    solve = spmd(lambda a, b: converges(while_loop, a, b))
+    steps, x = solve(a, b)
+    with torch.profiler.profile() as seen:
+        steps, x = solve(a, b)
+    names = {event.name for event in seen.events()}
+    return steps.item(), x.full(), "fdtensor <lambda>" in names
+
+
+@pytest.mark.parametrize("layouts", [(("x",), ("x",)), ((None, "x"), ()), ((), ("x",))])
+def test_a_loop_ends_on_all_ranks_after_the_same_step(pool4, layouts):
+    a, b = system()
+    due = torch.linalg.solve(a, b)
+    ends = pool4.run(solved, *layouts, timeout=SECONDS)
+    assert len({steps for steps, *_ in ends}) == 1
+    assert 5 < ends[0][0] < 100
+    for _, x, seen in ends:
+        torch.testing.assert_close(x, due, rtol=1e-7, atol=1e-7)
+        assert seen

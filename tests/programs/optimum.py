@@ -140,7 +140,7 @@ class Measured:
 def measured(case: Case, beside: bool = False) -> Measured:
     """The choice of a case, and the best there is."""
     leaves, spec = flatten((case.types, {}), is_leaf=is_typed)
-    graph, *_ = recorded(case, spec, leaves, case.types)
+    graph = recorded(case, spec, leaves, case.types).graph
     boundaries = boundaries_of(case.mesh, case.types, case.wants)
     constraints = Constraints()
     prices = prices_of(graph, case.mesh, NCCL, constraints)

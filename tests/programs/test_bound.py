@@ -50,7 +50,7 @@ def search_of(seed):
     """A search of a random graph, from its choice."""
     case = drawn(seed)
     leaves, spec = flatten((case.types, {}), is_leaf=is_typed)
-    graph, *_ = recorded(case, spec, leaves, case.types)
+    graph = recorded(case, spec, leaves, case.types).graph
     boundaries = boundaries_of(case.mesh, case.types, case.wants)
     known = prices_of(graph, case.mesh, NCCL, Constraints()), Constraints()
     choices = chosen_together(graph, boundaries, *known)

@@ -29,6 +29,7 @@ __all__ = [
     "is_functorch_wrapped_tensor",
     "is_gradtrackingtensor",
     "is_mapped",
+    "level_of",
     "nested_jvp",
     "only_batched_ops",
     "pop_saving_hooks",
@@ -61,6 +62,12 @@ def maps_around() -> bool:
     """Whether one of the transforms of `torch.func` that surround this code is a `vmap`."""
     stack: Any = get_interpreter_stack()
     return any(i.key() == _functorch.TransformType.Vmap for i in stack or ())
+
+
+def level_of(tensor: torch.Tensor) -> int:
+    """The level of the transform of `torch.func` that a tensor is of; 0 for one of none."""
+    level = maybe_get_level(tensor) if is_functorch_wrapped_tensor(tensor) else None
+    return max(0, level or 0)
 
 
 def is_mapped(tensor: torch.Tensor, with_: torch.Tensor) -> bool:

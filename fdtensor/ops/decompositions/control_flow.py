@@ -8,10 +8,11 @@ import warnings
 import torch
 
 from fdtensor.layouts.callsite import user_line
-from fdtensor.layouts.errors import DataDependentError, FallbackWarning, TraceError
+from fdtensor.layouts.errors import FallbackWarning, TraceError
 from fdtensor.layouts.torch_private import associative_rounds
 from fdtensor.layouts.tree import flatten, unflatten
 from fdtensor.ops.branches import selected
+from fdtensor.ops.loops import looped
 from fdtensor.ops.transparent import recorded_as
 
 __all__ = ["MANY"]
@@ -86,13 +87,8 @@ def _combined(combine_fn, count, more, *args):
 
 @recorded_as(_of.while_loop)
 def while_loop(cond_fn, body_fn, carried_inputs, additional_inputs=()):
-    """A loop whose steps depend on values; raises `DataDependentError`."""
-    raise DataDependentError(
-        "torch.while_loop runs for as long as values say, which a traced function does not know.",
-        line=user_line() or "not known",
-        hint="Write while cond(x).item(): x = step(x) around step = spmd(body), or torch.scan over "
-        "as many steps as there may be, with torch.where for those that no longer count.",
-    )
+    """`x = step(x)` while `cond(x)`; a program has the lines of a step once."""
+    return looped(cond_fn, body_fn, carried_inputs, additional_inputs)
 
 
 def _told(text):

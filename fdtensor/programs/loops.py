@@ -1,0 +1,157 @@
+"""`in_loops` and `loops_of`: the lines of loops side by side, and where each loop is among them.
+
+A loop is its `LOOP_IN` lines, what its predicate needs, what its steps need besides, and its
+`LOOP_NEXT` lines, in this order. What does not depend on what is carried comes before it, and so
+runs once; what does, and is not needed for a step, comes after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+
+from fdtensor.layouts.errors import TraceError
+from fdtensor.layouts.remembered import while_alive
+from fdtensor.ops.graph import Var
+from fdtensor.ops.loop_ops import LOOP_IN, LOOP_NEXT, LOOP_OPS, LOOP_OUT, loop_number
+from fdtensor.programs.eqn import Eqn
+
+if TYPE_CHECKING:
+    from fdtensor.programs.program import Program
+
+__all__ = ["Loop", "has_loops", "in_loops", "loops_among", "loops_of"]
+
+
+@attrs.frozen
+class Loop:
+    """Where the lines of a loop are, by their numbers; others may be inside of it."""
+
+    start: int
+    """Of the first line after those by which values come in: from here on lines run again."""
+    asks: int
+    """Of the first line after those that the predicate needs: here the loop may end."""
+    stop: int
+    """Of the first line after it."""
+    go: Var
+    """The predicate."""
+
+
+def has_loops(eqns: Iterable[Eqn]) -> bool:
+    """Whether there is a loop among these lines."""
+    return any(eqn.op is LOOP_IN for eqn in eqns)
+
+
+@while_alive(512)
+def loops_of(program: Program) -> tuple[Loop, ...]:
+    """The loops of a program, in the order in which they begin, outer ones first."""
+    return loops_among(program.eqns)
+
+
+def loops_among(eqns: Sequence[Eqn]) -> tuple[Loop, ...]:
+    """The same of the lines of a program."""
+    if not has_loops(eqns):
+        return ()
+    places: dict[object, list[int]] = {}
+    for i, eqn in enumerate(eqns):
+        if eqn.op in (LOOP_IN, LOOP_NEXT):
+            places.setdefault(loop_number(eqn.args), []).append(i)
+    loops: list[Loop] = []
+    for lines in places.values():
+        heads = [i for i in lines if eqns[i].op is LOOP_IN]
+        start, stop = heads[-1] + 1, lines[-1] + 1
+        go = eqns[lines[-1]].ins[0]
+        needs = _needed(eqns[start:stop], [go], _units(eqns[start:stop]))
+        loops.append(Loop(start, start + max(needs, default=-1) + 1, stop, go))
+    return tuple(sorted(loops, key=lambda loop: (loop.start, -loop.stop)))
+
+
+def in_loops(eqns: Sequence[Eqn], outs: Sequence[Var]) -> tuple[Eqn, ...]:
+    """The lines of a program in an order in which those of each loop stand together.
+
+    Raises `TraceError` where a value of a step is read outside of its loop.
+    """
+    return tuple(_ordered(list(eqns), set(outs)))
+
+
+def _ordered(eqns: list[Eqn], outs: set[Var]) -> list[Eqn]:
+    first = next((eqn for eqn in eqns if eqn.op is LOOP_IN), None)
+    if first is None:
+        return eqns
+    number = loop_number(first.args)
+    own = [i for i, eqn in enumerate(eqns) if eqn.op in LOOP_OPS and _is_of(eqn, number)]
+    heads = [i for i in own if eqns[i].op is LOOP_IN]
+    nexts = [i for i in own if eqns[i].op is LOOP_NEXT]
+    units = _units(eqns)
+    carries = {v for i in heads for v in eqns[i].outs[:1] if v is not None}
+    reached = _reached(eqns, units, carries, stop=nexts) - {*nexts}
+    inside = reached & _needed(eqns, [v for i in nexts for v in eqns[i].ins], units)
+    if reached > inside or not carries.isdisjoint(outs):
+        raise _leak()
+    after = _reached(eqns, units, {v for i in nexts for v in _made(eqns[i])})
+    after |= {i for i in own if eqns[i].op is LOOP_OUT}
+    asks = _needed(eqns, [eqns[nexts[0]].ins[0]], units) & inside
+    taken = {*heads, *nexts, *inside, *after}
+
+    def some(which: Iterable[int]) -> list[Eqn]:
+        return [eqns[i] for i in sorted(which)]
+
+    before = _ordered(some(set(range(len(eqns))) - taken), outs)
+    step = [*_ordered(some(asks), outs), *_ordered(some(inside - asks), outs)]
+    return [*before, *some(heads), *step, *some(nexts), *_ordered(some(after), outs)]
+
+
+def _is_of(eqn: Eqn, number: object) -> bool:
+    return loop_number(eqn.args) == number
+
+
+def _made(eqn: Eqn) -> list[Var]:
+    return [v for v in eqn.outs if v is not None]
+
+
+Units = Mapping[int, Sequence[int]]
+
+
+def _units(eqns: Sequence[Eqn]) -> Units:
+    """For each line by which a value comes into a loop, all of that loop: none stays behind."""
+    heads: dict[object, list[int]] = {}
+    for i, eqn in enumerate(eqns):
+        if eqn.op is LOOP_IN:
+            heads.setdefault(loop_number(eqn.args), []).append(i)
+    return {i: lines for lines in heads.values() for i in lines}
+
+
+def _reached(
+    eqns: Sequence[Eqn], units: Units, values: set[Var], stop: Collection[int] = ()
+) -> set[int]:
+    """The lines that depend on some values, but not by way of the results of `stop`."""
+    reached: set[int] = set()
+    known, count = set(values), -1
+    while len(reached) > count:  # a unit may have lines before the one that was reached
+        count = len(reached)
+        for i, eqn in enumerate(eqns):
+            if i in reached or not known.isdisjoint(eqn.ins):
+                reached.update(units.get(i, (i,)))
+                known.update(v for j in units.get(i, (i,)) if j not in stop for v in _made(eqns[j]))
+    return reached
+
+
+def _needed(eqns: Sequence[Eqn], values: Iterable[Var], units: Units) -> set[int]:
+    """The lines that make some values, and what these need."""
+    needed: set[int] = set()
+    wanted, count = set(values), -1
+    while len(needed) > count:
+        count = len(needed)
+        for i in reversed(range(len(eqns))):
+            if i in needed or not wanted.isdisjoint(_made(eqns[i])):
+                needed.update(units.get(i, (i,)))
+                wanted.update(v for j in units.get(i, (i,)) for v in eqns[j].ins)
+    return needed
+
+
+def _leak() -> TraceError:
+    return TraceError(
+        "a value of a step of a while_loop is read outside of the loop.",
+        hint="Carry it: what the steps return is there after the loop.",
+    )
