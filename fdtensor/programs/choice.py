@@ -27,6 +27,7 @@ from fdtensor.programs.boundary import Boundary
 from fdtensor.programs.choices import UNCONSTRAINED, Body, Choice, Constraints, Inside
 from fdtensor.programs.decomposed import decomposed
 from fdtensor.programs.ends import tie
+from fdtensor.programs.loops import made_in_steps
 from fdtensor.programs.nodes import Node, Option, Place, Price
 from fdtensor.programs.prices import Prices
 from fdtensor.programs.problem import ProblemBuilder
@@ -120,7 +121,15 @@ def prices_of(graph: Graph, mesh: Mesh, cost: CostModel, constraints: Constraint
     in_loops = [call.outs[1] for call in graph.calls if call.op is LOOP_IN]
     tied |= {v.index for v in in_loops if v is not None}
     return Prices(
-        mesh, cost, fulls, fixed, checked, constraints.reduce_dtype, tied, constraints.tolls
+        mesh,
+        cost,
+        fulls,
+        fixed,
+        checked,
+        constraints.reduce_dtype,
+        tied,
+        constraints.tolls,
+        made_in_steps(graph),
     )
 
 

@@ -14,14 +14,14 @@ import attrs
 
 from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.remembered import while_alive
-from fdtensor.ops.graph import Var
+from fdtensor.ops.graph import Graph, Var
 from fdtensor.ops.loop_ops import LOOP_IN, LOOP_NEXT, LOOP_OPS, LOOP_OUT, loop_number
 from fdtensor.programs.eqn import Eqn
 
 if TYPE_CHECKING:
     from fdtensor.programs.program import Program
 
-__all__ = ["Loop", "has_loops", "in_loops", "loops_among", "loops_of"]
+__all__ = ["Loop", "has_loops", "in_loops", "loops_among", "loops_of", "made_in_steps"]
 
 
 @attrs.frozen
@@ -100,6 +100,17 @@ def _ordered(eqns: list[Eqn], outs: set[Var]) -> list[Eqn]:
     before = _ordered(some(set(range(len(eqns))) - taken), outs)
     step = [*_ordered(some(asks), outs), *_ordered(some(inside - asks), outs)]
     return [*before, *some(heads), *step, *some(nexts), *_ordered(some(after), outs)]
+
+
+def made_in_steps(graph: Graph) -> frozenset[int]:
+    """The numbers of the values that each step of a loop computes, since they depend on others."""
+    again: set[Var] = set()
+    for call in graph.calls:
+        if call.op is LOOP_IN:
+            again.update(v for v in call.outs[:1] if v is not None)
+        elif call.op not in (LOOP_NEXT, LOOP_OUT) and not again.isdisjoint(call.ins):
+            again.update(v for v in call.outs if v is not None)
+    return frozenset(v.index for v in again)
 
 
 def _is_of(eqn: Eqn, number: object) -> bool:

@@ -63,7 +63,7 @@ def combined(
     outs = tuple(zip(*(o.outs for o in options), strict=True))
     body = next((o.note for o in options if isinstance(o.note, Body)), None)
     if body is None:
-        work = Work(call, graph.types, prices.mesh.sizes, prices.cost)
+        work = Work(call, graph.types, prices.mesh.sizes, prices.cost_of(call))
         sides = zip((*call.ins, *call.outs), (*ins, *outs), strict=True)
         seconds = work.seconds(work.part(None if v is None else v.index, p) for v, p in sides)
     else:

@@ -9,14 +9,18 @@ import torch
 
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Placement
-from fdtensor.ops.graph import Full
+from fdtensor.ops.graph import Call, Full
 from fdtensor.ops.notation.core import R
 from fdtensor.plans.cost import CostModel
+from fdtensor.programs.as_if import dearer
 from fdtensor.programs.following import Tolls
 from fdtensor.programs.moves import IMPOSSIBLE, Placements, about_seconds, move_seconds
 from fdtensor.programs.nodes import Node, Option, Place
 
 __all__ = ["AxisPrices", "LeastPrices", "Prices", "moves_near", "moves_of"]
+
+STEPS = 8
+"""How many steps a loop is taken to make, where layouts are chosen."""
 
 FIXED = 1.0
 """The seconds added to a move of a fixed value: less than the price of an impossible move."""
@@ -40,6 +44,8 @@ class Prices:
     """Ties, which are no values of the graph and cannot move."""
     tolls: Tolls | None = None
     """What undoing a layout that was given costs besides."""
+    again: frozenset[int] = frozenset()
+    """Values that each step of a loop computes."""
 
     def __call__(
         self, v: int, src: Placements, dst: tuple[Place, ...], use: object = None
@@ -51,7 +57,18 @@ class Prices:
         if v in self.tied:
             return IMPOSSIBLE
         seconds = move_seconds(self.fulls[v], self.mesh, src, dst, self.cost, self.reduce_dtype)
+        seconds *= self.times(v)
         return seconds + self.besides(v, src, dst) if seconds else seconds
+
+    def times(self, v: int) -> int:
+        """How often a value is taken to be moved wherever it is."""
+        return STEPS if v in self.again else 1
+
+    def cost_of(self, call: Call) -> CostModel:
+        """The cost model by which a call computes, dearer for one in each step of a loop."""
+        if not self.again or not any(v is not None and v.index in self.again for v in call.outs):
+            return self.cost
+        return dearer(self.cost, STEPS)
 
     def besides(self, v: int, src: Placements, dst: tuple[Place, ...]) -> float:
         """What a move costs besides its seconds."""
@@ -61,7 +78,8 @@ class Prices:
     def kind(self, v: int) -> Hashable:
         """What the prices of a value depend on."""
         own = self.tolls is not None and v in self.tolls.parameters
-        return self.fulls[v], own, v in self.fixed, v in self.light, v in self.tied
+        rare = v in self.fixed, v in self.light, v in self.tied, v in self.again
+        return self.fulls[v], own, *rare
 
 
 Move = tuple[int, Placements, tuple[Place, ...]]
@@ -91,7 +109,7 @@ class LeastPrices:
         if v in self.prices.tied:
             return IMPOSSIBLE
         full, mesh = self.prices.fulls[v], self.prices.mesh
-        least = about_seconds(full, mesh.sizes, src, dst, self.prices.cost)
+        least = about_seconds(full, mesh.sizes, src, dst, self.prices.cost) * self.prices.times(v)
         return least + self.prices.besides(v, src, dst) if least else least
 
     def kind(self, v: int) -> Hashable:

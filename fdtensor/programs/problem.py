@@ -58,7 +58,7 @@ class ProblemBuilder:
     ) -> None:
         self.graph, self.axis, self.boundary = graph, axis, boundary
         self.mesh, self.cost, self.count = prices.mesh, prices.cost, prices.mesh.axis_size(axis)
-        self.before, self.depth, self.at_uses = before, depth, at_uses
+        self.before, self.depth, self.at_uses, self.cost_of = before, depth, at_uses, prices.cost_of
         self.constraints, self.body_options = constraints, body_options
         self.taken = taken
         self.whole = on_whole_operands(graph) if constraints.deterministic else frozenset[int]()
@@ -159,7 +159,8 @@ class ProblemBuilder:
         ins = tuple([tuple(self.domain[v]) for v in call.ins])
         past = tuple([choice.calls[i] for choice in self.before.values()])
         cuts = [tuple([c.placements.get(v) for c in self.before.values()]) for v in call.ins]
-        return CallKey.of(call), tuple(sides), ins, past, tuple(cuts), i in self.whole
+        cost = self.cost_of(call)  # dearer in a loop
+        return CallKey.of(call), tuple(sides), ins, past, tuple(cuts), i in self.whole, cost
 
     def _built(self, i: int, call: Call) -> list[Option]:
         graph = self.graph
@@ -248,7 +249,7 @@ class ProblemBuilder:
             for v, p in zip(call.outs, row.outs, strict=True)
             if v is not None
         ]
-        return work(call, self.graph.types, ins, outs, self.count, share, self.cost)
+        return work(call, self.graph.types, ins, outs, self.count, share, self.cost_of(call))
 
     def _bodies(
         self, call: Call, rows: Sequence[Row], past: Sequence[tuple[str, Option]]

@@ -217,7 +217,7 @@ def _combinations(
         if len(options) > most:
             options.sort(key=lambda o: _beside(now, node, axes.index(axis), o))
         kept.append(options[:most] if now.prices.mesh.axis_size(axis) > 1 else options[:1])
-    work = Work(call, graph.types, sizes, now.prices.cost)
+    work = Work(call, graph.types, sizes, now.prices.cost_of(call))
     # few places of one operand make many combinations
     taking = [functools.cache(functools.partial(_side, work, v, now.taking)) for v in node.ins]
     giving = [functools.cache(functools.partial(_side, work, v, now.giving)) for v in node.outs]

@@ -167,6 +167,14 @@ def test_what_is_the_same_in_all_steps_is_computed_and_moved_once():
     assert len(indented) == len(inside)
 
 
+def test_a_sum_is_reduced_once_after_the_loop():
+    types = [TensorType((4096, 4096), torch.float32, MESH.layout("x")) for _ in range(2)]
+    program = trace(lambda a, b: by_torch(accumulated, a, b), *types)
+    (loop,) = loops_of(program)
+    assert any(eqn.is_collective for eqn in program.eqns[loop.stop :])
+    assert not any(eqn.is_collective for eqn in program.eqns[loop.start : loop.stop])
+
+
 def test_faults_of_all_steps_are_counted():
     table = on_mesh(torch.arange(4.0), "x")
     index = torch.tensor([0, 1, 2, 3])
@@ -240,7 +248,7 @@ def test_a_derivative_by_a_parameter_is_not_lost_in_silence():
 
 
 def test_memory_and_graphs():
-    x = TensorType((256, 256), torch.float32, MESH.layout("x"))
+    x = TensorType((256, 256), torch.float32, Mesh(x=2).layout("x"))
     program = trace(a_loop(torch.tanh), x)
     block = 256 * 256 * 4 // 2
     assert 3 * block <= program.peak_bytes <= 4 * block + 64

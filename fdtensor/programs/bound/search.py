@@ -117,7 +117,8 @@ class Search:
         sizes = self.prices.mesh.sizes
         if call is None or pinned(call) is not None:
             return Space(node, alone, None, sizes)
-        return Space(node, alone, Work(call, self.graph.types, sizes, self.prices.cost), sizes)
+        work = Work(call, self.graph.types, sizes, self.prices.cost_of(call))
+        return Space(node, alone, work, sizes)
 
     def _moves(self, values: Values, known: dict[Any, Moves]) -> Moves:
         """The moves of values, the same for all that are priced alike."""
@@ -132,6 +133,7 @@ class Search:
             elif v not in prices.light:
                 where = prices.fulls[v], prices.mesh.sizes, made, taken
                 seconds = least_seconds(*where, prices.cost, prices.reduce_dtype)
+                seconds = seconds * prices.times(v)
             if v in prices.fixed:
                 seconds = np.where(seconds > 0, seconds + FIXED, seconds)
             known[key] = Moves(v, made, taken, seconds)
