@@ -146,7 +146,7 @@ def spmd(
     symbols for these sizes, is run once for all of them, and each size gets a program with the
     layouts of the first. Where `f` branches on a size it is run for both sides, and again where a
     size becomes 0 or 1, or sizes differ that were equal. What asks which number a size is, as
-    `range(x.shape[0])` does, is run for each, with a warning.
+    `len(x)` and `range(x.shape[0])` do, is run for each, with a warning.
 
     >>> mesh = Mesh(x=2)
     >>> f = spmd(lambda x: (x * x).sum())

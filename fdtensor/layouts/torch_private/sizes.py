@@ -44,4 +44,5 @@ def conditions_on_sizes(environment: Any) -> list[tuple[Any, str]]:
 def _place(text: str) -> str:
     """`f.py:4` of what torch says of a line, which has parts of a folder and a function too."""
     line = re.search(r"([^\s/(]+):(\d+)", text)
-    return line[0] if line else "not known"
+    # files of the cells of a notebook have numbers for names
+    return re.sub(r"^\d+\.py", "cell", line[0]) if line else "not known"
