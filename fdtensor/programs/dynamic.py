@@ -78,13 +78,15 @@ class Dynamic:
             values = recording.template.values(fulls)
             if values is not None:
                 return recording.at(values), recording
-        sizes = Sizes(self.shapes, fulls)
+        sizes, failure = Sizes(self.shapes, fulls), ""
         try:
             recorded = record(sizes=sizes)
         except Exception as error:  # which may be of torch itself, where it takes numbers alone
-            alone = record()
-            self._tell(name, f"it does not take a symbol for one: {first_sentence(error)}")
-            return alone, None
+            recorded, failure = None, first_sentence(error)
+        if recorded is None:
+            recorded = record()
+            self._tell(name, f"it does not take a symbol for one: {failure}")
+            return recorded, None
         recording = Recording(recorded, sizes.template(recorded.graph))
         values = recording.template.values(fulls)
         if values is None:

@@ -11,7 +11,7 @@ import torch
 from fdtensor.layouts.remembered import while_alive
 from fdtensor.ops.graph import Graph, Var, substituted
 from fdtensor.ops.line_checks import LineCheck
-from fdtensor.ops.loop_ops import LOOP_IN, LOOP_OPS, LOOP_OUT, TIE
+from fdtensor.ops.loop_ops import LOOP_IN, LOOP_NEXT, LOOP_OPS, LOOP_OUT, TIE
 from fdtensor.ops.lowering import lowered
 from fdtensor.plans.collectives import Exchange, Step
 from fdtensor.programs.conditional import conditions
@@ -86,6 +86,7 @@ class _Writer:
         self.names: dict[Var, Var] = {}
         self.rounds: dict[Any, dict[Var, Var]] = {}
         """By loop, what is carried, with what was computed for the next step."""
+        self.carried: set[Var] = set()
 
     def new(self) -> Var:
         self.count += 1
@@ -111,7 +112,8 @@ class _Writer:
                 ins = [program.type_of(v) for v in eqn.ins]
                 outs = [None if v is None else program.type_of(v) for v in eqn.outs]
                 self._graph(lowered(eqn.call, ins, outs, self.coord, self.device), eqn, number)
-            self._check(eqn.outs, str(eqn.op), number, contiguous=bool(eqn.steps))
+            if eqn.op is not LOOP_NEXT:  # a token is no tensor of a rank
+                self._check(eqn.outs, str(eqn.op), number, contiguous=bool(eqn.steps))
             for v in eqn.outs:
                 if v in predicates and v is not None:
                     predicates[v] = self.names[v]
@@ -136,11 +138,14 @@ class _Writer:
         whole = (("memory_format", torch.contiguous_format),)
         self.lines.append(Line(aten.clone.default, (block,), whole, (copy,), number))
         if eqn.op is LOOP_IN:
+            self.carried.add(copy)
             self.names.update((v, copy) for v in eqn.outs if v is not None)
             if is_last:
                 self.lines.append(Line(Again(), (), (), (), number))
             return
-        self.rounds.setdefault(eqn.args[-1], {})[self.names[eqn.ins[TIE]]] = copy
+        carried = self.names[eqn.ins[TIE]]
+        assert carried in self.carried, "a tie is what its loop began with"
+        self.rounds.setdefault(eqn.args[-1], {})[carried] = copy
         if is_last:
             carried = self.rounds.pop(eqn.args[-1])
             after, before = tuple(carried.values()), tuple(carried)

@@ -25,7 +25,8 @@ SIZED = [name for name, case in CASES.items() if case.names]
 ONCE = [name for name in SMOOTH if name in SIZED and name != "attention"]
 """The cases of which torch has another derivative: one of attention takes one already."""
 
-few = settings(max_examples=settings.default.max_examples // 2)
+few = settings(max_examples=settings.default.max_examples // 3)
+some = settings(max_examples=settings.default.max_examples // 2)
 
 
 def recordings(step) -> int:
@@ -62,6 +63,7 @@ def plain_results(out) -> list[torch.Tensor]:
     return [t for t in flatten(out)[0] if isinstance(t, torch.Tensor)]
 
 
+@some
 @given(calls(SIZED))
 def test_any_sizes_give_what_the_plain_function_gives(drawn):
     setting, dims, several = drawn
