@@ -19,6 +19,7 @@ from fdtensor.ops.around import Around, smooth
 from fdtensor.ops.branches import branches_count
 from fdtensor.ops.call_recorder import CallRecorder
 from fdtensor.ops.loop_ops import LOOP_IN, LOOP_NEXT, LOOP_OUT
+from fdtensor.ops.randomness.draw import DRAW
 
 __all__ = ["looped"]
 
@@ -45,6 +46,11 @@ def looped(
         after = step(*carries, *operands)
         after = _tensors(after if isinstance(after, (tuple, list)) else [after])
         around.refuse_written()
+        if any(call.op is DRAW for call in recorder.calls[number:]):
+            raise _refused(
+                "a while_loop draws random numbers, which would be the same in each step.",
+                "Draw them before the loop, for as many steps as there may be, and index them.",
+            )
         _refuse_different(first, after)
         tokens = [LOOP_NEXT(go, t, tie, number) for t, (_, tie) in zip(after, pairs, strict=True)]
         if end is not None:

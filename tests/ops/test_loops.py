@@ -11,6 +11,7 @@ from fdtensor.errors import IndexRangeError, TraceError
 from fdtensor.layouts.tree import flatten
 from fdtensor.ops.line_checks import debug
 from fdtensor.programs.loops import loops_of
+from fdtensor.random import key
 from fdtensor.testing.strategies import layouts, meshes
 
 MESH = Mesh(x=2, y=2)
@@ -221,6 +222,11 @@ def test_a_derivative_around_a_loop_that_has_none_in_it():
 def test_what_no_loop_can_do_is_refused(f, text):
     with pytest.raises(TraceError, match=text):
         spmd(f)(on_mesh(A, "x"))
+
+
+def test_random_numbers_of_a_step_are_refused():
+    with pytest.raises(TraceError, match="draws random numbers, which would be the same in each"):
+        spmd(a_loop(lambda x: x + torch.rand_like(x)))(on_mesh(A, "x"), key=key(0))
 
 
 def test_a_value_of_a_step_does_not_leave_its_loop():
