@@ -102,7 +102,7 @@ class _Gates(Around):
 
     def gate(self, t: torch.Tensor) -> torch.Tensor:
         """What a tensor from around is read as."""
-        return _Gate.apply(self.counts, t) if smooth(t) else t.clone()  # type: ignore[return-value]
+        return _Gate.apply(self.counts, t) if smooth(t) else super().gate(t)  # type: ignore[return-value]
 
 
 class _Gate(torch.autograd.Function):

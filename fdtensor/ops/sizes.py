@@ -24,7 +24,7 @@ from fdtensor.ops.graph import Call, Full, Graph
 __all__ = ["Computed", "Condition", "Shape", "Sizes", "Template", "new_symbol"]
 
 
-@attrs.frozen
+@attrs.frozen(repr=False)
 class Computed:
     """A number that depends on sizes which are not known: an int, a float or a bool."""
 
@@ -32,7 +32,7 @@ class Computed:
     expression: Any
     """Of sympy, over symbols that `new_symbol` gave."""
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return str(self.expression)
 
     @property

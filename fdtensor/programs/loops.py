@@ -32,6 +32,8 @@ class Loop:
     """Of the first line after those by which values come in: from here on lines run again."""
     asks: int
     """Of the first line after those that the predicate needs: here the loop may end."""
+    rounds: int
+    """Of the first of those by which values go round, its last ones."""
     stop: int
     """Of the first line after it."""
     go: Var
@@ -63,7 +65,8 @@ def loops_among(eqns: Sequence[Eqn]) -> tuple[Loop, ...]:
         start, stop = heads[-1] + 1, lines[-1] + 1
         go = eqns[lines[-1]].ins[0]
         needs = _needed(eqns[start:stop], [go], _units(eqns[start:stop]))
-        loops.append(Loop(start, start + max(needs, default=-1) + 1, stop, go))
+        asks = start + max(needs, default=-1) + 1
+        loops.append(Loop(start, asks, lines[len(heads)], stop, go))
     return tuple(sorted(loops, key=lambda loop: (loop.start, -loop.stop)))
 
 

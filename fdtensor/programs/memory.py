@@ -16,7 +16,7 @@ import numpy.typing as npt
 from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Var
-from fdtensor.ops.loop_ops import LOOP_IN, LOOP_NEXT, LOOP_OUT
+from fdtensor.ops.loop_ops import LOOP_IN, LOOP_OUT
 from fdtensor.plans.collectives import Step
 from fdtensor.programs.eqn import Eqn, Together, is_view_line, parts
 from fdtensor.programs.loops import loops_among
@@ -146,10 +146,9 @@ def bytes_held(lines: Lines) -> Bytes:
             until = waits.get(i, i + 1)
             held[i:until] = held[i:until] + buffer_bytes(eqn, lines.ranks)
     for loop in loops_among(lines.eqns):
-        for i, eqn in enumerate(lines.eqns[: loop.stop]):
-            if eqn.op is LOOP_NEXT and i >= loop.asks:  # a copy, until the next step begins
-                copied = local_bytes(lines.types[eqn.ins[1].index], lines.ranks)
-                held[i : loop.stop] = held[i : loop.stop] + copied
+        for i in range(loop.rounds, loop.stop):  # each a copy, until the next step begins
+            copied = local_bytes(lines.types[lines.eqns[i].ins[1].index], lines.ranks)
+            held[i : loop.stop] = held[i : loop.stop] + copied
     return held
 
 

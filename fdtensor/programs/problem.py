@@ -159,8 +159,8 @@ class ProblemBuilder:
         ins = tuple([tuple(self.domain[v]) for v in call.ins])
         past = tuple([choice.calls[i] for choice in self.before.values()])
         cuts = [tuple([c.placements.get(v) for c in self.before.values()]) for v in call.ins]
-        cost = self.cost_of(call)  # dearer in a loop
-        return CallKey.of(call), tuple(sides), ins, past, tuple(cuts), i in self.whole, cost
+        often = self.cost_of(call) is not self.cost
+        return CallKey.of(call), tuple(sides), ins, past, tuple(cuts), i in self.whole, often
 
     def _built(self, i: int, call: Call) -> list[Option]:
         graph = self.graph

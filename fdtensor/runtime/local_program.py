@@ -11,7 +11,7 @@ import torch
 from fdtensor.layouts.remembered import while_alive
 from fdtensor.ops.graph import Graph, Var, substituted
 from fdtensor.ops.line_checks import LineCheck
-from fdtensor.ops.loop_ops import LOOP_IN, LOOP_NEXT, LOOP_OPS, LOOP_OUT, TIE
+from fdtensor.ops.loop_ops import LOOP_IN, LOOP_NEXT, LOOP_OPS, LOOP_OUT, TIE, loop_number
 from fdtensor.ops.lowering import lowered
 from fdtensor.plans.collectives import Exchange, Step
 from fdtensor.programs.conditional import conditions
@@ -131,8 +131,8 @@ class _Writer:
         if eqn.op is LOOP_OUT:
             self.names[eqn.outs[0]] = self.names[eqn.ins[0]]  # type: ignore[index]
             return
-        following = self.program.eqns[number + 1 : number + 2]
-        is_last = not any(e.op is eqn.op and e.args[-1] == eqn.args[-1] for e in following)
+        loop, following = loop_number(eqn.args), self.program.eqns[number + 1 : number + 2]
+        is_last = not any(e.op is eqn.op and loop_number(e.args) == loop for e in following)
         copy = self.new()
         block = self.names[eqn.ins[0 if eqn.op is LOOP_IN else 1]]
         whole = (("memory_format", torch.contiguous_format),)
@@ -145,11 +145,10 @@ class _Writer:
             return
         carried = self.names[eqn.ins[TIE]]
         assert carried in self.carried, "a tie is what its loop began with"
-        self.rounds.setdefault(eqn.args[-1], {})[carried] = copy
+        self.rounds.setdefault(loop, {})[carried] = copy
         if is_last:
-            carried = self.rounds.pop(eqn.args[-1])
-            after, before = tuple(carried.values()), tuple(carried)
-            self.lines.append(Line(Round(), after, (), before, number))
+            pairs = self.rounds.pop(loop)
+            self.lines.append(Line(Round(), tuple(pairs.values()), (), tuple(pairs), number))
 
     def _check(
         self, values: Sequence[Var | None], line: str, number: int, contiguous: bool = False

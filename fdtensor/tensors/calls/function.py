@@ -243,10 +243,10 @@ class Spmd(Generic[P, R]):
         if family is not None:
             dynamic = family.of_call(spec, whole[0], len(closed))
         again = partial(_again, self.options, self.derived) if grads else None
-        made = traced_call(f, self.options, *whole, comm, again, family, dynamic)
+        program, both = traced_call(f, self.options, *whole, comm, again, family, dynamic)
         if family is not None:
             family.closed = places
-        entry = entry_of(*made, comm)
+        entry = entry_of(program, both, comm)
         return attrs.evolve(entry, closed=places) if closed else entry
 
     def _warn(self, error: DataDependentError) -> None:
