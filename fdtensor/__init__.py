@@ -50,7 +50,7 @@ Namespaces:
 
     collectives                     psum, all_gather and their like, for functions of shard_map
     plans                           the collectives that plans consist of; several plans as one
-    func                            grad, vjp, jvp, vmap, ... around functions of DTensors
+    func                            grad, vjp, vmap, ... around functions of DTensors; scan
     cost                            the seconds of plans and programs, assumed or measured
     random                          numbers by key and place
     optim                           torch's optimizers on DTensors; norms and scales of gradients

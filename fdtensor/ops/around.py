@@ -14,12 +14,13 @@ from torch.overrides import TorchFunctionMode
 
 from fdtensor.layouts.callsite import user_line
 from fdtensor.layouts.errors import TraceError
+from fdtensor.layouts.torch_private import function_modes
 from fdtensor.ops.call_recorder import CallRecorder
 from fdtensor.ops.functional import innermost
 from fdtensor.ops.mapped import mapped
 from fdtensor.ops.transparent import control_flow
 
-__all__ = ["Around", "smooth"]
+__all__ = ["Around", "noted", "smooth"]
 
 
 class Around(TorchFunctionMode):
@@ -96,6 +97,15 @@ class Around(TorchFunctionMode):
             line=user_line() or "not known",
             hint="Return the new value instead.",
         )
+
+
+def noted(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors, which count as made inside of what is recorded now."""
+    for mode in function_modes():
+        if isinstance(mode, Around):
+            for t in tensors:
+                mode.note(t)
+    return [*tensors]
 
 
 _OF_TENSORS_THEMSELVES = {

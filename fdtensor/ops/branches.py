@@ -102,7 +102,8 @@ class _Gates(Around):
 
     def gate(self, t: torch.Tensor) -> torch.Tensor:
         """What a tensor from around is read as."""
-        return _Gate.apply(self.counts, t) if smooth(t) else super().gate(t)  # type: ignore[return-value]
+        copy = super().gate(t)  # for which a function around this one may put its own
+        return _Gate.apply(self.counts, copy) if smooth(t) else copy  # type: ignore[return-value]
 
 
 class _Gate(torch.autograd.Function):

@@ -11,12 +11,21 @@ from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.torch_private import packet_of
 from fdtensor.ops.decompositions.grouped import GROUPED_MM, GROUPED_OUTER
 from fdtensor.ops.graph import Call, Full, is_view
+from fdtensor.ops.loop_ops import ENTRY, LOOP_OPS, WITH_ENTRY
 from fdtensor.ops.rows import CallKey, arguments
 from fdtensor.plans.cost import CostModel
 
-__all__ = ["Part", "Work", "flops", "work"]
+__all__ = ["Part", "Work", "flops", "is_free", "work"]
+
+IN_PLACE = {ENTRY, WITH_ENTRY, *LOOP_OPS}
+"""Ops of loops, which read or write little of what they are given."""
 
 PRODUCTS_OF_GROUPS = {GROUPED_MM, GROUPED_OUTER}
+
+
+def is_free(call: Call) -> bool:
+    """Whether a call is taken to cost nothing: a view, or an op of a loop."""
+    return is_view(call) or call.op in IN_PLACE
 
 
 def work(
@@ -32,7 +41,7 @@ def work(
 
     `share` is the part of its flops that other axes leave to a rank. A view takes none.
     """
-    if is_view(call):
+    if is_free(call):
         return 0.0
     parts = [(full.nbytes, isinstance(p, Cut)) for full, p in (*ins, *outs)]
     moved = sum(nbytes / count if cut else nbytes for nbytes, cut in parts)
@@ -55,7 +64,7 @@ class Work:
         self.types, self.sizes, self.cost = types, sizes, cost
         fulls = tuple(types[v.index] for v in call.ins)
         results = tuple(None if v is None else types[v.index] for v in call.outs)
-        self.is_view = is_view(call)
+        self.is_free = is_free(call)
         self.compute = _compute(call, fulls, results, cost)
 
     def part(self, v: int | None, placements: Sequence[Any]) -> Part:
@@ -68,7 +77,7 @@ class Work:
 
     def seconds(self, parts: Iterable[Part]) -> float:
         """The seconds of the call, from the parts of its operands and results."""
-        if self.is_view:
+        if self.is_free:
             return 0.0
         moved, mask = 0.0, 0
         for nbytes, cuts in parts:

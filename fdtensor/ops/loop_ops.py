@@ -2,17 +2,32 @@
 
 What is carried comes in by `LOOP_IN`, is computed anew, and goes round by `LOOP_NEXT`, for as long
 as the predicate of these holds; `LOOP_OUT` has what was carried then. A tie is a value that never
-moves: by it what goes round has the layout of what came in.
+moves: by it what goes round has the layout of what came in. `ENTRY` and `WITH_ENTRY` read and write
+one entry of a stack, of a number that only a step knows.
 """
 
 from __future__ import annotations
 
 import torch
 
-__all__ = ["LOOP_IN", "LOOP_NEXT", "LOOP_OPS", "LOOP_OUT", "TIE", "loop_number"]
+__all__ = [
+    "ENTRY",
+    "LOOP_IN",
+    "LOOP_NEXT",
+    "LOOP_OPS",
+    "LOOP_OUT",
+    "TIE",
+    "UNKNOWN",
+    "WITH_ENTRY",
+    "loop_number",
+    "loop_steps",
+]
+
+UNKNOWN = -1
+"""In place of the number of steps of a loop that ends when values say so."""
 
 
-def _in(x: torch.Tensor, _loop: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _in(x: torch.Tensor, _steps: int, _loop: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x.clone(), x.clone()
 
 
@@ -24,14 +39,40 @@ def _out(tie: torch.Tensor, _tokens: list[torch.Tensor], _loop: int) -> torch.Te
     return tie.clone()
 
 
-for _name, _text, _run in (
-    ("loop_in", "(Tensor x, int loop) -> (Tensor, Tensor)", _in),
-    ("loop_next", "(Tensor go, Tensor next, Tensor tie, int loop) -> Tensor", _next),
-    ("loop_out", "(Tensor tie, Tensor[] tokens, int loop) -> Tensor", _out),
+def _entry(stack: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    return stack[int(i)]
+
+
+def _entry_type(stack: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    del i
+    return stack.new_empty(stack.shape[1:])
+
+
+def _with_entry(stack: torch.Tensor, entry: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    stack[int(i)] = entry  # in its memory: what a loop carries is its own, and read once
+    return stack
+
+
+def _with_entry_type(stack: torch.Tensor, entry: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+    del entry, i
+    return torch.empty_like(stack)
+
+
+for _name, _text, _run, _type in (
+    ("loop_in", "(Tensor x, int steps, int loop) -> (Tensor, Tensor)", _in, _in),
+    ("loop_next", "(Tensor go, Tensor next, Tensor tie, int loop) -> Tensor", _next, _next),
+    ("loop_out", "(Tensor tie, Tensor[] tokens, int loop) -> Tensor", _out, _out),
+    ("entry", "(Tensor stack, Tensor i) -> Tensor", _entry, _entry_type),
+    (
+        "with_entry",
+        "(Tensor stack, Tensor entry, Tensor i) -> Tensor",
+        _with_entry,
+        _with_entry_type,
+    ),
 ):
     torch.library.define(f"fdtensor::{_name}", _text)
     torch.library.impl(f"fdtensor::{_name}", "CompositeExplicitAutograd", _run)
-    torch.library.register_fake(f"fdtensor::{_name}", _run)
+    torch.library.register_fake(f"fdtensor::{_name}", _type)
 
 LOOP_IN = torch.ops.fdtensor.loop_in.default
 """What is carried at first, and its tie."""
@@ -48,6 +89,20 @@ LOOP_OUT = torch.ops.fdtensor.loop_out.default
 LOOP_OPS = (LOOP_IN, LOOP_NEXT, LOOP_OUT)
 
 
+ENTRY = torch.ops.fdtensor.entry.default
+"""One entry of a stack, along its first dim."""
+
+WITH_ENTRY = torch.ops.fdtensor.with_entry.default
+"""A stack with another entry in one place; the stack from before is gone."""
+
+
 def loop_number(args: tuple[object, ...]) -> object:
     """The number of the loop that a call of these is of, from its arguments."""
     return args[-1]
+
+
+def loop_steps(args: tuple[object, ...]) -> int:
+    """The number of steps of a loop, or `UNKNOWN`, from the arguments of its `LOOP_IN`."""
+    steps = args[-2]
+    assert isinstance(steps, int)
+    return steps

@@ -18,7 +18,7 @@ from fdtensor.layouts.torch_private import get_unwrapped, level_of, maps_around,
 from fdtensor.ops.around import Around, smooth
 from fdtensor.ops.branches import branches_count
 from fdtensor.ops.call_recorder import CallRecorder
-from fdtensor.ops.loop_ops import LOOP_IN, LOOP_NEXT, LOOP_OUT
+from fdtensor.ops.loop_ops import LOOP_IN, LOOP_NEXT, LOOP_OUT, UNKNOWN
 from fdtensor.ops.randomness.draw import DRAW
 
 __all__ = ["looped"]
@@ -37,7 +37,7 @@ def looped(
     number, faults = len(recorder.calls), contextlib.nullcontext()
     for t in first:
         _refuse_derivative(t)
-    pairs = [LOOP_IN(t, number) for t in first]
+    pairs = [LOOP_IN(t, UNKNOWN, number) for t in first]
     if recorder.checks is not None:
         faults = recorder.checks.within_loop(number)
     with faults as end, _Loop() as around:
@@ -97,7 +97,8 @@ def _predicate(go: Any) -> torch.Tensor:
     """Whether another step is made: not in a branch that does not count."""
     if not isinstance(go, torch.Tensor) or go.numel() != 1:
         raise _refused(f"the condition of a while_loop gives {go!r}, and no tensor of one bool.")
-    go = (go if go.dtype == torch.bool else go != 0).reshape(())
+    go = go if go.dtype == torch.bool else go != 0
+    go = go.reshape(()) if go.ndim else go
     counts = branches_count()
     return go if counts is None else go & counts
 

@@ -14,7 +14,7 @@ from fdtensor.layouts.errors import IndexRangeError
 from fdtensor.layouts.torch_private import packet_name, schema_of
 from fdtensor.ops.functional import innermost
 from fdtensor.ops.graph import Call, Var
-from fdtensor.ops.loop_ops import LOOP_IN, LOOP_NEXT, LOOP_OUT
+from fdtensor.ops.loop_ops import LOOP_IN, LOOP_NEXT, LOOP_OUT, UNKNOWN
 from fdtensor.ops.saved_values import phase
 from fdtensor.ops.select import SELECT, zeros_beside
 from fdtensor.ops.value_checks import (
@@ -138,7 +138,7 @@ class Checks:
             self.conditions.setdefault(id(count), []).append(condition)
 
     @contextlib.contextmanager
-    def within_loop(self, number: int) -> Generator[Callable[..., None]]:
+    def within_loop(self, number: int, steps: int = UNKNOWN) -> Generator[Callable[..., None]]:
         """A context of a loop, which is given its predicate and tokens: its faults add up."""
         outside, known, conditional = self.counts, dict(self.bounded), set(self.conditional)
         self.counts = {False: [], True: []}
@@ -148,7 +148,7 @@ class Checks:
             every = [(key, *entry) for key, some in self.counts.items() for entry in some]
             ties: list[torch.Tensor] = []
             for _, count, _ in every:
-                total, tie = LOOP_IN(zeros_beside(count), number)
+                total, tie = LOOP_IN(zeros_beside(count), steps, number)
                 ready.append(LOOP_NEXT(go, total + self._counting(count), tie, number))
                 ties.append(tie)
             for (key, _, text), tie in zip(every, ties, strict=True):

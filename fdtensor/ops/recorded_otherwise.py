@@ -61,6 +61,14 @@ def _of(*ops: Any) -> Callable[[Callable], Callable]:
     return register
 
 
+@_of(aten._new_zeros_with_same_feature_meta.default)
+def _zeros_beside(recorder: Recorder, _func: Any, args: Any, kwargs: Any) -> Any:
+    """Zeros for a tangent: of the memory of a tensor a program knows nothing."""
+    if kwargs.get("self_num_batch_dims", 0):
+        return NotImplemented
+    return recorder.recorded(aten.zeros_like.default, args[1:2], {})
+
+
 @_of(aten._to_copy.default)
 def _number(recorder: Recorder, _func: Any, args: Any, kwargs: Any) -> Any:
     """A number that becomes a tensor."""

@@ -27,6 +27,7 @@ from fdtensor.ops.ambient import neutral
 from fdtensor.ops.call_recorder import CallRecorder, write_error
 from fdtensor.ops.functional import unwrapped
 from fdtensor.ops.graph import Full, Graph, Var, pruned
+from fdtensor.ops.loop_values import with_kept_values, without_dead_carries
 from fdtensor.ops.randomness import Numbers, without_rejection
 from fdtensor.ops.saved_values import with_saved_values
 from fdtensor.ops.sizes import Sizes
@@ -88,7 +89,11 @@ def record(
         raise
     _no_gradients_left(recorder)
     forget_fakes(_FAKES)
-    calls, outs = with_saved_values(recorder.calls, recorder.phases, outs, recorder.types)
+    calls, phases = with_kept_values(
+        recorder.calls, recorder.phases, recorder.types, torch.device(device)
+    )
+    calls, outs = with_saved_values(calls, phases, outs, recorder.types)
+    calls = without_dead_carries(calls, outs)
     constants = tuple(recorder.constants)
     return pruned(Graph(inputs, constants, calls, outs, tuple(recorder.types)))
 

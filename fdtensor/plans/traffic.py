@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 
 import numpy as np
 
@@ -45,9 +46,10 @@ def sent_at(step: Step, rank: int) -> int:
     return 0 if outside else step.collective.sent_at(step, rank)
 
 
-def most_received(steps: Iterable[Step]) -> int:
-    """The bytes that the busiest rank receives in these steps."""
-    return _busiest([(step.dst.mesh, received(step)) for step in steps if not is_local(step)])
+def most_received(steps: Iterable[Step], times: Iterable[int] | None = None) -> int:
+    """The bytes that the busiest rank receives in these steps, each taken once or `times`."""
+    pairs = zip(steps, repeat(1) if times is None else times, strict=times is not None)
+    return _busiest([(s.dst.mesh, received(s) * n) for s, n in pairs if not is_local(s)])
 
 
 def most_sent(steps: Iterable[Step]) -> int:

@@ -29,7 +29,7 @@ from fdtensor.programs.decomposed import decomposed
 from fdtensor.programs.ends import tie
 from fdtensor.programs.loops import made_in_steps
 from fdtensor.programs.nodes import Node, Option, Place, Price
-from fdtensor.programs.prices import Prices
+from fdtensor.programs.prices import STEPS, Prices
 from fdtensor.programs.problem import ProblemBuilder
 from fdtensor.programs.regather import views_of_inputs
 from fdtensor.programs.solver import cheapest
@@ -129,7 +129,7 @@ def prices_of(graph: Graph, mesh: Mesh, cost: CostModel, constraints: Constraint
         constraints.reduce_dtype,
         tied,
         constraints.tolls,
-        made_in_steps(graph),
+        made_in_steps(graph, STEPS),
     )
 
 

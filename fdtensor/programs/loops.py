@@ -8,6 +8,7 @@ runs once; what does, and is not needed for a step, comes after it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import prod
 from typing import TYPE_CHECKING
 
 import attrs
@@ -15,13 +16,21 @@ import attrs
 from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.remembered import while_alive
 from fdtensor.ops.graph import Graph, Var
-from fdtensor.ops.loop_ops import LOOP_IN, LOOP_NEXT, LOOP_OPS, LOOP_OUT, loop_number
+from fdtensor.ops.loop_ops import (
+    LOOP_IN,
+    LOOP_NEXT,
+    LOOP_OPS,
+    LOOP_OUT,
+    UNKNOWN,
+    loop_number,
+    loop_steps,
+)
 from fdtensor.programs.eqn import Eqn
 
 if TYPE_CHECKING:
     from fdtensor.programs.program import Program
 
-__all__ = ["Loop", "has_loops", "in_loops", "loops_among", "loops_of", "made_in_steps"]
+__all__ = ["Loop", "has_loops", "in_loops", "loops_among", "loops_of", "made_in_steps", "times"]
 
 
 @attrs.frozen
@@ -38,6 +47,8 @@ class Loop:
     """Of the first line after it."""
     go: Var
     """The predicate."""
+    steps: int
+    """How many steps there are, or `UNKNOWN`."""
 
 
 def has_loops(eqns: Iterable[Eqn]) -> bool:
@@ -66,8 +77,19 @@ def loops_among(eqns: Sequence[Eqn]) -> tuple[Loop, ...]:
         go = eqns[lines[-1]].ins[0]
         needs = _needed(eqns[start:stop], [go], _units(eqns[start:stop]))
         asks = start + max(needs, default=-1) + 1
-        loops.append(Loop(start, asks, lines[len(heads)], stop, go))
+        steps = loop_steps(eqns[heads[0]].args)
+        loops.append(Loop(start, asks, lines[len(heads)], stop, go, steps))
     return tuple(sorted(loops, key=lambda loop: (loop.start, -loop.stop)))
+
+
+@while_alive(512)
+def times(program: Program) -> tuple[int, ...]:
+    """How often each line runs; those of a loop that may end any time count for one step of it."""
+    counts = [1] * len(program.eqns)
+    for loop in loops_of(program):
+        for i in range(loop.start, loop.stop) if loop.steps != UNKNOWN else ():
+            counts[i] *= loop.steps
+    return tuple(counts)
 
 
 def in_loops(eqns: Sequence[Eqn], outs: Sequence[Var]) -> tuple[Eqn, ...]:
@@ -75,7 +97,18 @@ def in_loops(eqns: Sequence[Eqn], outs: Sequence[Var]) -> tuple[Eqn, ...]:
 
     Raises `TraceError` where a value of a step is read outside of its loop.
     """
-    return tuple(_ordered(list(eqns), set(outs)))
+    eqns = list(eqns)
+    return tuple(_ordered(_read(eqns, outs), set(outs)) if has_loops(eqns) else eqns)
+
+
+def _read(eqns: Sequence[Eqn], outs: Iterable[Var]) -> list[Eqn]:
+    """The lines without those that make what no line reads."""
+    needed, lines = set(outs), list[Eqn]()
+    for eqn in reversed(eqns):
+        if not eqn.outs or not needed.isdisjoint(_made(eqn)):
+            lines.append(eqn)
+            needed.update(eqn.ins)
+    return lines[::-1]
 
 
 def _ordered(eqns: list[Eqn], outs: set[Var]) -> list[Eqn]:
@@ -86,7 +119,7 @@ def _ordered(eqns: list[Eqn], outs: set[Var]) -> list[Eqn]:
     own = [i for i, eqn in enumerate(eqns) if eqn.op in LOOP_OPS and _is_of(eqn, number)]
     heads = [i for i in own if eqns[i].op is LOOP_IN]
     nexts = [i for i in own if eqns[i].op is LOOP_NEXT]
-    units = _units(eqns)
+    units = _units(eqns, but=number)
     carries = {v for i in heads for v in eqns[i].outs[:1] if v is not None}
     reached = _reached(eqns, units, carries, stop=nexts) - {*nexts}
     inside = reached & _needed(eqns, [v for i in nexts for v in eqns[i].ins], units)
@@ -105,15 +138,25 @@ def _ordered(eqns: list[Eqn], outs: set[Var]) -> list[Eqn]:
     return [*before, *some(heads), *step, *some(nexts), *_ordered(some(after), outs)]
 
 
-def made_in_steps(graph: Graph) -> frozenset[int]:
-    """The numbers of the values that each step of a loop computes, since they depend on others."""
-    again: set[Var] = set()
+def made_in_steps(graph: Graph, guess: int) -> dict[int, int]:
+    """How often steps compute a value, by its number; of a loop that may end any time, a guess."""
+    steps: dict[object, int] = {}
+    loops: dict[Var, frozenset[object]] = {}
     for call in graph.calls:
+        around = frozenset[object]().union(*[loops.get(v, ()) for v in call.ins])
         if call.op is LOOP_IN:
-            again.update(v for v in call.outs[:1] if v is not None)
-        elif call.op not in (LOOP_NEXT, LOOP_OUT) and not again.isdisjoint(call.ins):
-            again.update(v for v in call.outs if v is not None)
-    return frozenset(v.index for v in again)
+            number = loop_number(call.args)
+            steps[number] = guess if loop_steps(call.args) == UNKNOWN else loop_steps(call.args)
+            around |= {number}
+            made = call.outs[:1]
+        elif call.op in (LOOP_NEXT, LOOP_OUT):
+            around -= {loop_number(call.args)}
+            made = call.outs
+        else:
+            made = call.outs
+        if around:
+            loops |= {v: around for v in made if v is not None}
+    return {v.index: max(1, prod(steps[number] for number in some)) for v, some in loops.items()}
 
 
 def _is_of(eqn: Eqn, number: object) -> bool:
@@ -127,13 +170,21 @@ def _made(eqn: Eqn) -> list[Var]:
 Units = Mapping[int, Sequence[int]]
 
 
-def _units(eqns: Sequence[Eqn]) -> Units:
-    """For each line by which a value comes into a loop, all of that loop: none stays behind."""
+def _units(eqns: Sequence[Eqn], but: object = None) -> Units:
+    """For each line by which a value comes into a loop or goes round, those by which all come in.
+
+    None of these stays behind. `but` is the number of a loop that does not count.
+    """
     heads: dict[object, list[int]] = {}
+    nexts: dict[int, object] = {}
     for i, eqn in enumerate(eqns):
-        if eqn.op is LOOP_IN:
-            heads.setdefault(loop_number(eqn.args), []).append(i)
-    return {i: lines for lines in heads.values() for i in lines}
+        if eqn.op in (LOOP_IN, LOOP_NEXT) and loop_number(eqn.args) != but:
+            if eqn.op is LOOP_IN:
+                heads.setdefault(loop_number(eqn.args), []).append(i)
+            else:
+                nexts[i] = loop_number(eqn.args)
+    of_heads = {i: lines for lines in heads.values() for i in lines}
+    return of_heads | {i: (i, *heads.get(number, ())) for i, number in nexts.items()}
 
 
 def _reached(

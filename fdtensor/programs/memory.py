@@ -16,7 +16,7 @@ import numpy.typing as npt
 from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Var
-from fdtensor.ops.loop_ops import LOOP_IN, LOOP_OUT
+from fdtensor.ops.loop_ops import ENTRY, LOOP_IN, LOOP_OUT, WITH_ENTRY
 from fdtensor.plans.collectives import Step
 from fdtensor.programs.eqn import Eqn, Together, is_view_line, parts
 from fdtensor.programs.loops import loops_among
@@ -70,7 +70,7 @@ def owners(lines: Lines) -> list[int]:
     owner = list(range(len(lines.types)))
     views = parts(lines.eqns)
     for i, eqn in enumerate(lines.eqns):
-        shares = i in views or is_view_line(eqn) or eqn.op is LOOP_OUT
+        shares = i in views or is_view_line(eqn) or eqn.op in (LOOP_OUT, ENTRY, WITH_ENTRY)
         source = owner[eqn.ins[0].index] if shares else _first(eqn)
         for v in eqn.outs:
             if v is not None and source is not None:
@@ -145,8 +145,11 @@ def bytes_held(lines: Lines) -> Bytes:
         if eqn.steps:
             until = waits.get(i, i + 1)
             held[i:until] = held[i:until] + buffer_bytes(eqn, lines.ranks)
+    written = {v for eqn in lines.eqns if eqn.op is WITH_ENTRY for v in eqn.outs}
     for loop in loops_among(lines.eqns):
         for i in range(loop.rounds, loop.stop):  # each a copy, until the next step begins
+            if lines.eqns[i].ins[1] in written:
+                continue  # in the memory of what it was
             copied = local_bytes(lines.types[lines.eqns[i].ins[1].index], lines.ranks)
             held[i : loop.stop] = held[i : loop.stop] + copied
     return held

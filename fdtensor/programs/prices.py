@@ -44,8 +44,8 @@ class Prices:
     """Ties, which are no values of the graph and cannot move."""
     tolls: Tolls | None = None
     """What undoing a layout that was given costs besides."""
-    again: frozenset[int] = frozenset()
-    """Values that each step of a loop computes."""
+    again: Mapping[int, int] = attrs.field(factory=dict[int, int])
+    """How often the steps of a loop compute a value."""
 
     def __call__(
         self, v: int, src: Placements, dst: tuple[Place, ...], use: object = None
@@ -62,13 +62,14 @@ class Prices:
 
     def times(self, v: int) -> int:
         """How often a value is taken to be moved wherever it is."""
-        return STEPS if v in self.again else 1
+        return self.again.get(v, 1)
 
     def cost_of(self, call: Call) -> CostModel:
         """The cost model by which a call computes, dearer for one in each step of a loop."""
-        if not self.again or not any(v is not None and v.index in self.again for v in call.outs):
+        if not self.again:
             return self.cost
-        return dearer(self.cost, STEPS)
+        steps = max([self.times(v.index) for v in call.outs if v is not None], default=1)
+        return self.cost if steps == 1 else dearer(self.cost, steps)
 
     def besides(self, v: int, src: Placements, dst: tuple[Place, ...]) -> float:
         """What a move costs besides its seconds."""
@@ -78,7 +79,7 @@ class Prices:
     def kind(self, v: int) -> Hashable:
         """What the prices of a value depend on."""
         own = self.tolls is not None and v in self.tolls.parameters
-        rare = v in self.fixed, v in self.light, v in self.tied, v in self.again
+        rare = v in self.fixed, v in self.light, v in self.tied, self.times(v)
         return self.fulls[v], own, *rare
 
 

@@ -26,6 +26,7 @@ from fdtensor.plans.traffic import most_received, received_at
 from fdtensor.programs.check import check_program
 from fdtensor.programs.eqn import Eqn, Together, is_view_line
 from fdtensor.programs.json import decode, encode
+from fdtensor.programs.loops import times
 from fdtensor.programs.memory import bytes_held, lines_of
 from fdtensor.programs.sources import source_of
 from fdtensor.programs.text import line_count, op_name, summary, text_of
@@ -113,11 +114,11 @@ class Program:
     @property
     def received_bytes(self) -> int:
         """The bytes that the busiest rank receives."""
-        return most_received(self.steps)
+        return most_received(self.steps, [n for _, n in _taken(self)])
 
     def received_bytes_at(self, rank: int) -> int:
         """The bytes that `rank` receives."""
-        return sum(received_at(step, rank) for step in self.steps if not is_local(step))
+        return sum(n * received_at(step, rank) for step, n in _taken(self) if not is_local(step))
 
     @property
     def peak_bytes(self) -> int:
@@ -136,7 +137,7 @@ class Program:
     @property
     def seconds(self) -> float:
         """The seconds that the cost model gives for the steps."""
-        return sum(seconds(step, self.cost) for step in self.steps)
+        return sum(n * seconds(step, self.cost) for step, n in _taken(self))
 
     @property
     def digest(self) -> str:
@@ -216,6 +217,12 @@ class Program:
 
     def _repr_html_(self) -> str:
         return display("html", self)
+
+
+def _taken(program: Program) -> list[tuple[Step, int]]:
+    """The steps of a program, each with the number of times that it is taken."""
+    pairs = zip(program.eqns, times(program), strict=True)
+    return [(step, n) for eqn, n in pairs for step in eqn.steps]
 
 
 def _check(program: Program) -> None:

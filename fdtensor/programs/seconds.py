@@ -10,6 +10,7 @@ from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.flops import flops
 from fdtensor.ops.graph import Full
+from fdtensor.ops.loop_ops import ENTRY, LOOP_OPS, WITH_ENTRY
 from fdtensor.ops.rows import CallKey
 from fdtensor.plans.cost import LOCAL, CostModel, seconds
 from fdtensor.programs.eqn import Eqn, is_view_line
@@ -24,8 +25,10 @@ def line_seconds(types: Sequence[TensorType], eqn: Eqn, cost: CostModel) -> floa
     """
     if eqn.steps:
         return sum(seconds(step, cost) for step in eqn.steps)
-    if is_view_line(eqn):
+    if is_view_line(eqn) or eqn.op in (ENTRY, *LOOP_OPS):
         return 0.0
+    if eqn.op is WITH_ENTRY:  # one entry is read, and written
+        return 2 * most_nbytes(types[eqn.ins[1].index]) / cost.copy
     call = eqn.call
     ins = [types[v.index] for v in call.ins]
     outs = [None if v is None else types[v.index] for v in call.outs]

@@ -12,6 +12,7 @@ from fdtensor.ops.graph import Call, Var
 from fdtensor.ops.sources import Source
 from fdtensor.plans.cost import CostModel
 from fdtensor.plans.traffic import most_received
+from fdtensor.programs import loops
 from fdtensor.programs.names import value_named
 from fdtensor.programs.seconds import line_seconds
 
@@ -91,7 +92,8 @@ def by_module(program: Program, most: int = 12, cost: CostModel | None = None) -
     for i, part in enumerate(parts):
         groups.setdefault(_folded(part[:depth]), []).append(i)
     price = cost or program.cost
-    seconds = [line_seconds(program.types, eqn, price) for eqn in program.eqns]
+    repeats = zip(program.eqns, loops.times(program), strict=True)
+    seconds = [often * line_seconds(program.types, eqn, price) for eqn, often in repeats]
     shares: list[Share] = []
     for name, some in groups.items():
         times = len({parts[i][:depth] for i in some})
@@ -108,7 +110,8 @@ def _share(
     program: Program, name: str, times: int, some: Sequence[int], seconds: Sequence[float]
 ) -> Share:
     sends = [i for i in some if program.eqns[i].is_collective]
-    received = sum(most_received(program.eqns[i].steps) for i in sends)
+    often = loops.times(program)
+    received = sum(often[i] * most_received(program.eqns[i].steps) for i in sends)
     sending = sum(seconds[i] for i in sends)
     computing = sum(seconds[i] for i in some) - sending
     return Share(name, times, len(some), received, computing, sending)

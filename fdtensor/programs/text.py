@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from fdtensor.ops.graph import Var, argument_text
+from fdtensor.ops.loop_ops import LOOP_IN, UNKNOWN, loop_steps
 from fdtensor.plans.text import bytes_text, time_text
 from fdtensor.plans.traffic import most_received
 from fdtensor.programs.conditional import conditions
-from fdtensor.programs.loops import has_loops, loops_of
+from fdtensor.programs.loops import loops_of, times
 from fdtensor.programs.sources import by_module
 from fdtensor.programs.strategy import strategy
 
@@ -40,7 +41,7 @@ def text_of(program: Program) -> str:
         if eqn.steps:
             right, moved = f"{eqn.op.collective} {' '.join(map(str, eqn.ins))}", _moved(eqn)  # type: ignore[union-attr]
         else:
-            arguments = argument_text(eqn.args, eqn.kwargs)
+            arguments = argument_text(_told(eqn), eqn.kwargs)
             right, moved = f"{op_name(eqn.op)} {arguments}".rstrip(), ""
         rows.append(
             (
@@ -55,6 +56,13 @@ def text_of(program: Program) -> str:
         lines.append(f"  {left:<{width}} {equals} {right}" + (f"  {moved}" if moved else ""))
     lines.append("  out  " + " ".join(map(str, program.outs)))
     return "\n".join([*lines, _total(program)])
+
+
+def _told(eqn: Eqn) -> tuple[object, ...]:
+    """The arguments of a line, without the number of steps of a loop where none is known."""
+    if eqn.op is LOOP_IN and loop_steps(eqn.args) == UNKNOWN:
+        return eqn.args[0], eqn.args[-1]
+    return eqn.args
 
 
 def _condition(asked: Iterable[tuple[Var, bool]]) -> str:
@@ -76,7 +84,8 @@ def line_count(program: Program) -> str:
 def _total(program: Program) -> str:
     count = len(program.collectives)
     plural = "collective" if count == 1 else "collectives"
-    each = ", those of a loop in each step" if has_loops(program.eqns) else ""
+    unknown = any(loop.steps == UNKNOWN for loop in loops_of(program))
+    each = ", those of a while_loop in each step" if unknown else ""
     return f"{count} {plural}, {bytes_text(program.received_bytes)} received per rank{each}"
 
 
@@ -94,12 +103,12 @@ def summary(program: Program) -> str:
     """The collectives by kind, and what each module of a model amounts to: one screen."""
     counts: Counter[tuple[str, str]] = Counter()
     moved: Counter[tuple[str, str]] = Counter()
-    for eqn in program.eqns:
+    for eqn, often in zip(program.eqns, times(program), strict=True):
         if eqn.is_collective:
             kind, _, rest = str(eqn.op.collective).partition("[")  # type: ignore[union-attr]
             axes = rest.partition("=")[2].partition(" ")[0].rstrip("]")
-            counts[kind, axes] += 1
-            moved[kind, axes] += most_received(eqn.steps)
+            counts[kind, axes] += often
+            moved[kind, axes] += often * most_received(eqn.steps)
     lines = [f"{program.name} on {program.mesh!r}: {line_count(program)}"]
     for (kind, axes), count in sorted(counts.items()):
         size = bytes_text(moved[kind, axes])

@@ -18,6 +18,7 @@ from fdtensor.layouts.words import shown
 from fdtensor.plans.cost import CostModel, model_of
 from fdtensor.programs.chrome import save
 from fdtensor.programs.eqn import Eqn
+from fdtensor.programs.loops import times
 from fdtensor.programs.program import Program
 from fdtensor.programs.seconds import line_seconds
 from fdtensor.programs.sources import sources
@@ -112,7 +113,8 @@ def timeline(program: Program, cost: CostModel | None = None) -> Timeline:
     """
     _check_program(program)
     eqns, price = program.eqns, program.cost if cost is None else model_of(cost)
-    seconds = [line_seconds(program.types, eqn, price) for eqn in eqns]
+    pairs = zip(eqns, times(program), strict=True)  # all steps of a line of a loop at once
+    seconds = [often * line_seconds(program.types, eqn, price) for eqn, often in pairs]
     sends = [eqn.is_collective for eqn in eqns]
     begins = starts(range(len(eqns)), seconds, sends, operands_of(eqns))
     return Timeline(tuple(map(Timed, eqns, begins, map(add, begins, seconds))), program)

@@ -11,7 +11,15 @@ import torch
 from fdtensor.layouts.remembered import while_alive
 from fdtensor.ops.graph import Graph, Var, substituted
 from fdtensor.ops.line_checks import LineCheck
-from fdtensor.ops.loop_ops import LOOP_IN, LOOP_NEXT, LOOP_OPS, LOOP_OUT, TIE, loop_number
+from fdtensor.ops.loop_ops import (
+    LOOP_IN,
+    LOOP_NEXT,
+    LOOP_OPS,
+    LOOP_OUT,
+    TIE,
+    WITH_ENTRY,
+    loop_number,
+)
 from fdtensor.ops.lowering import lowered
 from fdtensor.plans.collectives import Exchange, Step
 from fdtensor.programs.conditional import conditions
@@ -87,6 +95,9 @@ class _Writer:
         self.rounds: dict[Any, dict[Var, Var]] = {}
         """By loop, what is carried, with what was computed for the next step."""
         self.carried: set[Var] = set()
+        written = [eqn.outs for eqn in program.eqns if eqn.op is WITH_ENTRY]
+        self.written_to = frozenset(v for outs in written for v in outs)
+        """Stacks with a new entry, in the memory of what was carried."""
 
     def new(self) -> Var:
         self.count += 1
@@ -133,10 +144,11 @@ class _Writer:
             return
         loop, following = loop_number(eqn.args), self.program.eqns[number + 1 : number + 2]
         is_last = not any(e.op is eqn.op and loop_number(e.args) == loop for e in following)
-        copy = self.new()
         block = self.names[eqn.ins[0 if eqn.op is LOOP_IN else 1]]
-        whole = (("memory_format", torch.contiguous_format),)
-        self.lines.append(Line(aten.clone.default, (block,), whole, (copy,), number))
+        copy = block if eqn.ins[1 if eqn.op is LOOP_NEXT else 0] in self.written_to else self.new()
+        if copy is not block:
+            whole = (("memory_format", torch.contiguous_format),)
+            self.lines.append(Line(aten.clone.default, (block,), whole, (copy,), number))
         if eqn.op is LOOP_IN:
             self.carried.add(copy)
             self.names.update((v, copy) for v in eqn.outs if v is not None)

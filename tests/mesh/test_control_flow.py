@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch._higher_order_ops.while_loop import while_loop
 
-from fdtensor import Mesh, connect, distribute, spmd
+from fdtensor import Mesh, connect, distribute, scan, spmd
 
 pytestmark = pytest.mark.mesh
 
@@ -97,3 +97,48 @@ def test_a_loop_ends_on_all_ranks_after_the_same_step(pool4, layouts):
     for _, x, seen in ends:
         torch.testing.assert_close(x, due, rtol=1e-7, atol=1e-7)
         assert seen
+
+
+def deep(w, x):
+    """Layers in a scan, which all ranks walk through together, and a branch in each."""
+
+    def layer(h, w):
+        h = torch.cond(h.sum() > 0, lambda: torch.tanh(h @ w), lambda: h - w.sum(0))
+        return h, h.square().sum()
+
+    h, norms = scan(layer, x, w)
+    return h.square().sum() + norms.sum()
+
+
+def deep_plainly(w, x):
+    total = 0
+    for own in w:
+        x = torch.tanh(x @ own) if x.sum() > 0 else x - own.sum(0)
+        total = total + x.square().sum()
+    return x.square().sum() + total
+
+
+def layers():
+    generator = torch.Generator().manual_seed(4)
+    w, x = (torch.randn(shape, generator=generator).double() for shape in ((6, 8, 8), (12, 8)))
+    return w / 2, x
+
+
+def gradients_of_layers(of_w, of_x):
+    comm = connect(MESH)
+    w, x = layers()
+    w = distribute(w, MESH.layout(*of_w), comm)
+    x = distribute(x, MESH.layout(*of_x), comm)
+    step = spmd(torch.func.grad(deep, (0, 1)))
+    grads = [g.full() for g in step(w, x)]
+    held = x.requires_grad_()
+    spmd(deep)(w, held).backward()
+    return grads, held.grad.full()
+
+
+@pytest.mark.parametrize("of_w", [(), (None, "x"), (None, None, "x"), ("x",)])
+def test_a_scan_and_its_gradient_on_ranks(pool4, of_w):
+    due = torch.func.grad(deep_plainly, (0, 1))(*layers())
+    for grads, of_autograd in pool4.run(gradients_of_layers, of_w, ("x",), timeout=SECONDS):
+        torch.testing.assert_close(grads, list(due))
+        torch.testing.assert_close(of_autograd, due[1])

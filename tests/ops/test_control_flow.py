@@ -304,16 +304,6 @@ def test_a_map_of_what_does_not_run_on_all_at_once_runs_entry_by_entry_and_says_
         same(lambda x: torch_map(f, x), x, of=lambda x: x * 2)
 
 
-def test_a_long_scan_says_that_it_is_unrolled():
-    x = on_mesh(torch.ones(128), MESH.layout())
-    with pytest.warns(FallbackWarning, match="128 steps"):
-        same(
-            lambda x: scan(lambda c, v: (c + v, c * 1), torch.zeros(()), x)[0],
-            x,
-            of=lambda x: x.sum(),
-        )
-
-
 def test_an_associative_scan():
     x = on_mesh(torch.rand(6, 2), MESH.layout("x"))
     same(lambda x: associative_scan(lambda a, b: a * b + b, x, 0, combine_mode="generic"), x)

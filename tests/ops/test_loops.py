@@ -167,7 +167,7 @@ def test_what_is_the_same_in_all_steps_is_computed_and_moved_once():
     inside = program.eqns[loop.start : loop.stop]
     assert program.collectives
     assert not any(eqn.is_collective for eqn in inside)
-    assert str(program).endswith("received per rank, those of a loop in each step")
+    assert str(program).endswith("received per rank, those of a while_loop in each step")
     indented = [line for line in str(program).splitlines() if line.startswith("    ")]
     assert len(indented) == len(inside)
 

@@ -40,8 +40,8 @@ clip_grad_norm_ connect constrain debug discover distribute estimate explain fou
 from_torch fuse grad grad_and_value gradients groups hessian initialize input_reshard jacfwd jacrev
 jvp layouts_for like load_checkpoint load_safetensors local_cluster local_tensors plan pmax pmean
 pmin ppermute psum redistribute reduce_scatter remove_input_reshard rule run run_fused
-save_checkpoint save_safetensors saved_as shard_map shard_batches shards show spmd tensor_parallel
-to_torch total_norm trace transition verify vjp vmap
+save_checkpoint save_safetensors saved_as scan shard_map shard_batches shards show spmd
+tensor_parallel to_torch total_norm trace transition verify vjp vmap
 """.split()  # noqa: SIM905
 """What `from fdtensor import ...` gives, in the first sight or not."""
 

@@ -17,7 +17,7 @@ from torch._C._functorch import (
     maybe_get_level,
 )
 from torch._functorch import eager_transforms
-from torch.autograd import forward_ad
+from torch.autograd import forward_ad, graph
 
 __all__ = [
     "current_autograd_node",
@@ -34,6 +34,7 @@ __all__ = [
     "only_batched_ops",
     "pop_saving_hooks",
     "push_saving_hooks",
+    "run_backward",
     "saving_hooks",
     "sequence_number",
     "set_forward_grad_enabled",
@@ -132,6 +133,10 @@ def sequence_number(node: Any = None) -> int:
     """The number of a node of autograd, else that which the next one gets."""
     return _autograd._get_sequence_nr() if node is None else node._sequence_nr()
 
+
+run_backward: Any = graph._engine_run_backward
+"""What `torch.autograd.grad` calls, in the modes of its caller: outputs, cotangents, whether to
+keep the graph and to make one of the backward, inputs, whether inputs may be out of reach."""
 
 current_graph_task: Any = _C._current_graph_task_id
 """The number of the backward that is running, -1 for none."""

@@ -8,14 +8,15 @@ import warnings
 import torch
 
 from fdtensor.layouts.callsite import user_line
-from fdtensor.layouts.errors import FallbackWarning, TraceError
+from fdtensor.layouts.errors import FallbackWarning
 from fdtensor.layouts.torch_private import associative_rounds
 from fdtensor.layouts.tree import flatten, unflatten
 from fdtensor.ops.branches import selected
 from fdtensor.ops.loops import looped
+from fdtensor.ops.scans import scanned
 from fdtensor.ops.transparent import recorded_as
 
-__all__ = ["MANY"]
+__all__ = ["MANY", "in_turn", "over_entries"]
 
 MANY = 128
 """The steps of a scan from which on it is told that each has lines of its own."""
@@ -35,29 +36,39 @@ def cond(pred, true_fn, false_fn, operands=()):
 
 @recorded_as(_of.scan)
 def scan(combine_fn, init, xs, additional_inputs=()):
-    """`carry, y[i] = combine(carry, x[i])`, step by step: the carries, then the stacked results."""
-    count, carry = xs[0].shape[0], list(init)
+    """`carry, y[i] = combine(carry, x[i])`: the carries, then the stacked results."""
+
+    trees = []
+
+    def step(carry, entries):
+        outs, tree = flatten(combine_fn(*carry, *entries, *additional_inputs))
+        trees[:] = [tree]
+        return outs[: len(carry)], outs[len(carry) :]
+
+    carry, results = over_entries(step, [*init], [*xs], xs[0].shape[0])
+    return unflatten(trees[0], [*carry, *results])
+
+
+def over_entries(step, carry, stacks, count, from_end=False):
+    """What a scan carries in the end, and its stacked results: as a loop where it can be one.
+
+    A step that draws random numbers has lines for each entry, since it draws others each time.
+    """
+    folded = scanned(step, carry, stacks, count, from_end=from_end)
+    if folded is not None:
+        return folded
     if count >= MANY:
-        _told(f"torch.scan has {count} steps, and a program lines for each of them")
-    results = []
-    for i in range(count):
-        outs = list(combine_fn(*carry, *[x[i] for x in xs], *additional_inputs))
-        _refuse_other(carry, outs[: len(carry)], i)
-        carry = outs[: len(carry)]
-        results.append(outs[len(carry) :])
-    return [*carry, *(torch.stack(step) for step in zip(*results, strict=True))]
+        _told(f"a scan that draws random numbers has {count} steps, and lines for each of them")
+    return in_turn(step, carry, stacks, count, from_end)
 
 
-def _refuse_other(before, after, step):
-    for k, (a, b) in enumerate(zip(before, after, strict=True)):
-        if a.shape != b.shape or a.dtype != b.dtype:
-            raise TraceError(
-                f"step {step} of a scan gives carry {k} another type than it took.",
-                took=f"{tuple(a.shape)} {a.dtype}",
-                gave=f"{tuple(b.shape)} {b.dtype}",
-                line=user_line() or "not known",
-                hint="The carry keeps its shapes and dtypes: cast init, or the result.",
-            )
+def in_turn(step, carry, stacks, count, from_end=False):
+    """What a scan carries in the end, and its stacked results, one step after the other."""
+    entries = [stack.unbind(0) for stack in stacks]
+    results = [()] * count
+    for i in reversed(range(count)) if from_end else range(count):
+        carry, results[i] = step(carry, [entry[i] for entry in entries])
+    return carry, [torch.stack(some) for some in zip(*results, strict=True)]
 
 
 @recorded_as(_of.map_impl)

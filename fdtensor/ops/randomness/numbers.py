@@ -49,6 +49,18 @@ class Numbers:
         finally:
             self.key, self._streams = before
 
+    @contextlib.contextmanager
+    def aside(self) -> Generator[None]:
+        """A context after which it is as if nothing had been drawn in it."""
+        with without_modes():
+            state = torch.default_generator.get_state()
+        try:
+            with self.apart():
+                yield
+        finally:
+            with without_modes():
+                torch.default_generator.set_state(state)
+
     def __enter__(self) -> Numbers:
         self.active.append(self)
         return self

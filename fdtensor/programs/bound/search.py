@@ -30,6 +30,10 @@ from fdtensor.programs.solver import MANY
 
 __all__ = ["Best", "Search"]
 
+BROKEN = 0.05
+"""What a move of a tie is first taken to cost, in parts of the choice: less than is true, so that
+what calls are worth by it stays near what they cost."""
+
 ADDED = 4
 """How many combinations of a node are added to the relaxation in a round at most."""
 
@@ -129,7 +133,7 @@ class Search:
         if key not in known:
             seconds = np.zeros((made.size, taken.size))
             if v in prices.tied:
-                seconds = 2 * self.chosen * made.differ(taken)
+                seconds = BROKEN * self.chosen * made.differ(taken)
             elif v not in prices.light:
                 where = prices.fulls[v], prices.mesh.sizes, made, taken
                 seconds = least_seconds(*where, prices.cost, prices.reduce_dtype)

@@ -137,7 +137,7 @@ class Space:
         return seconds
 
     def _seconds_of_rows(self, work: Work, sizes: Sequence[int]) -> Floats:
-        if work.is_view:
+        if work.is_free:
             return np.zeros(self.shape)
         moved = np.zeros(self.shape)
         for side, values in (("ins", self.node.ins), ("outs", self.node.outs)):

@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 
 from fdtensor.ops.graph import Var
+from fdtensor.ops.loop_ops import LOOP_IN
 from fdtensor.ops.saved_values import ALIAS
 from fdtensor.programs.bundles import bundled, unbundled
+from fdtensor.programs.loops import loops_of
 from fdtensor.programs.program import Eqn, Program, is_view_line
 from fdtensor.programs.schedule import scheduled
 
@@ -77,14 +79,30 @@ def _parts(whole: Program, cuts: Sequence[Cut], inputs: Mapping[Var, int]) -> li
         due = [eqn for eqn in whole.eqns if eqn.outs or _last(soonest, eqn) <= i]
         needed.append(_needed(due, outs))
     at, lines = dict(inputs), [[] for _ in cuts]
-    for eqn in whole.eqns:
-        place = _last(at, eqn)
-        if eqn.op is ALIAS or cuts[place].lazy:
-            reader = next((i for i, ids in enumerate(needed) if id(eqn) in ids), len(cuts) - 1)
+    for some in _together(whole):
+        place = max(_last(at, eqn) for eqn in some)
+        if some[0].op is ALIAS or cuts[place].lazy:
+            ids = {id(eqn) for eqn in some}
+            reader = next((i for i, due in enumerate(needed) if ids & due), len(cuts) - 1)
             place = max(place, reader)
-        lines[place].append(eqn)
-        at.update((v, place) for v in eqn.outs if v is not None)
+        lines[place] += some
+        at.update((v, place) for eqn in some for v in eqn.outs if v is not None)
     return lines
+
+
+def _together(whole: Program) -> list[Sequence[Eqn]]:
+    """The lines of a program, those of a loop together."""
+    groups: list[Sequence[Eqn]] = []
+    stop = 0
+    for loop in loops_of(whole):
+        if loop.start >= stop:  # else inside of the one before
+            start = loop.start - 1
+            while start > stop and whole.eqns[start - 1].op is LOOP_IN:
+                start -= 1
+            groups += [[eqn] for eqn in whole.eqns[stop:start]]
+            stop = loop.stop
+            groups.append(whole.eqns[start:stop])
+    return [*groups, *([eqn] for eqn in whole.eqns[stop:])]
 
 
 def _last(at: Mapping[Var, int], eqn: Eqn) -> int:

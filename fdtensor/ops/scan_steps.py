@@ -1,0 +1,143 @@
+"""`Closed`: a step of a scan as a function of all that it reads, from closures and modules too."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from types import CellType, FunctionType
+from typing import Any
+
+import torch
+
+from fdtensor.layouts.callsite import user_line
+from fdtensor.layouts.errors import TraceError
+from fdtensor.ops.around import Around
+from fdtensor.ops.call_recorder import CallRecorder
+from fdtensor.ops.randomness.draw import DRAW
+
+__all__ = ["Closed", "Step", "Tensors", "read_by"]
+
+Tensors = list[torch.Tensor]
+
+Step = Callable[[Tensors, Tensors], tuple[Tensors, Tensors]]
+"""From what is carried and the entries to what is carried on, and the results of the step."""
+
+
+class _Read(Around):
+    """A context in which what is read of around shows."""
+
+    what = "a step of a scan"
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") == "__get__":  # a view by a property, such as .T
+            args = (self.of(args[0]), *args[1:])
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+class _Given(_Read):
+    """A context in which tensors stand for those that are read of around."""
+
+    def __init__(self, read: Tensors, given: Tensors) -> None:
+        super().__init__()
+        self.given = {id(t): g for t, g in zip(read, given, strict=True)}
+        self.used: set[int] = set()
+        """Those that were read, by their ids."""
+        for t in given:
+            self.note(t)
+
+    def of(self, t: Any) -> Any:
+        """What stands for a tensor from around; anything else as it is."""
+        if id(t) not in self.given:
+            return t
+        self.used.add(id(t))
+        return self.given[id(t)]
+
+    def refuse_others(self) -> None:
+        """Raises `TraceError` where not all tensors were read that the step read at first."""
+        if self.used != self.given.keys():
+            raise TraceError(
+                "a step of a scan reads other tensors when it is differentiated than before.",
+                line=user_line() or "not known",
+                hint="It runs again then: what it reads of objects around it may not be bound "
+                "anew until the derivative is taken.",
+            )
+
+
+class Closed:
+    """A step as a function of all that it reads; its results have what was carried, too."""
+
+    def __init__(self, step: Step, read: Tensors) -> None:
+        self.step, self.read = as_it_is(step), read
+        self.around = _Given([], [])
+
+    def __call__(self, carry: Tensors, entries: Tensors, given: Tensors) -> tuple[Tensors, Tensors]:
+        self.around = _Given(self.read, given)
+        with self.around as around:
+            for t in (*carry, *entries):
+                around.note(t)
+            after, results = self.step(carry, entries)
+            around.refuse_written()
+            after, results = [*map(around.of, after)], [*map(around.of, results)]
+            around.refuse_others()
+        _refuse_different(carry, after)
+        return after, [*results, *carry]
+
+
+def as_it_is(f: Any, known: dict[int, Any] | None = None) -> Any:
+    """A function whose closures stay what they are, whatever their names are bound to later.
+
+    The derivative of a scan runs its step again, when `c, ys = scan(...)` has another `c`.
+    """
+    known = {} if known is None else known
+    if id(f) in known:
+        return known[id(f)]
+    if isinstance(f, functools.partial):
+        args = [as_it_is(a, known) for a in f.args]
+        return functools.partial(
+            as_it_is(f.func, known), *args, **{k: as_it_is(a, known) for k, a in f.keywords.items()}
+        )
+    if not isinstance(f, FunctionType) or not f.__closure__:
+        return f
+    cells = tuple([CellType() for _ in f.__closure__])
+    copy = FunctionType(f.__code__, f.__globals__, f.__name__, f.__defaults__, cells)
+    copy.__kwdefaults__ = f.__kwdefaults__
+    known[id(f)] = copy  # it may be in a closure of its own
+    for cell, old in zip(cells, f.__closure__, strict=True):
+        with contextlib.suppress(ValueError):  # one that is not bound yet
+            cell.cell_contents = as_it_is(old.cell_contents, known)
+    return copy
+
+
+def read_by(step: Step, carry: Tensors, stacks: Tensors) -> Tensors | None:
+    """The tensors of around that a step reads, after it has run once; None if it draws numbers."""
+    recorder = CallRecorder.running[-1]
+    checks, recorder.checks = recorder.checks, None
+    start = len(recorder.calls)
+    try:
+        carry = [t.detach().clone() for t in carry]
+        entries = [t.new_zeros(t.shape[1:]) for t in stacks]
+        with torch.no_grad(), recorder.numbers.aside(), _Read() as around:
+            for t in (*carry, *entries):
+                around.note(t)
+            after, results = step(carry, entries)
+            for t in (*after, *results):
+                around.of(t)
+            around.refuse_written()
+    finally:
+        recorder.checks = checks
+    if any(call.op is DRAW for call in recorder.calls[start:]):
+        return None
+    return [t for t, _, _ in around.gates.values()]
+
+
+def _refuse_different(before: Tensors, after: Tensors) -> None:
+    for k, (a, b) in enumerate(zip(before, after, strict=True)):
+        if a.shape != b.shape or a.dtype != b.dtype:
+            raise TraceError(
+                f"a step of a scan gives carry {k} another type than it took.",
+                took=f"{tuple(a.shape)} {a.dtype}",
+                gave=f"{tuple(b.shape)} {b.dtype}",
+                line=user_line() or "not known",
+                hint="The carry keeps its shapes and dtypes: cast init, or the result.",
+            )
