@@ -29,9 +29,11 @@ __all__ = [
     "Ambient",
     "ambient",
     "autocasting",
+    "casts",
     "neutral",
     "settings",
     "unusual",
+    "with_casts",
     "without_autocast",
 ]
 
@@ -61,11 +63,29 @@ def unusual() -> bool:
 
 
 def _rare() -> Ambient:
-    kinds = autocast_devices()
-    casts = [
-        (kind, torch.get_autocast_dtype(kind)) for kind in kinds if torch.is_autocast_enabled(kind)
-    ]
-    return torch.get_default_device(), tuple(casts)
+    return torch.get_default_device(), casts()
+
+
+Casts = tuple[tuple[str, torch.dtype], ...]
+"""The kinds of device on which autocast is on, each with the dtype to which it casts."""
+
+
+def casts() -> Casts:
+    """How ops are cast now."""
+    kinds = autocast_devices() if autocasting() else ()
+    on = [kind for kind in kinds if torch.is_autocast_enabled(kind)]
+    return tuple([(kind, torch.get_autocast_dtype(kind)) for kind in on])
+
+
+@contextlib.contextmanager
+def with_casts(casts: Casts) -> Iterator[None]:
+    """A context in which ops are cast so, and not as around it."""
+    with contextlib.ExitStack() as stack:
+        if autocasting():
+            stack.enter_context(without_autocast())
+        for kind, dtype in casts:
+            stack.enter_context(torch.autocast(kind, dtype, cache_enabled=False))
+        yield
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from fdtensor.layouts.torch_private import (
     schema_of,
 )
 from fdtensor.ops.graph import Call, Full, Var, is_view, tensors_of
+from fdtensor.ops.loop_ops import LOOP_OPS, WITH_ENTRY
 from fdtensor.ops.mapped import frozen, mapped
 from fdtensor.ops.memory_order import IN_OTHER_ORDER, in_order_of_kernel
 from fdtensor.ops.overlap import is_alias
@@ -59,6 +60,9 @@ _PHYSICAL: dict[Any, Any] = {
 
 _PROMOTING = {aten.logsumexp.default}
 """Ops that are not elementwise, but cast integers to the default dtype."""
+
+_NOT_PINNED = {CONSTRAIN, WITH_ENTRY, *LOOP_OPS}
+"""Ops of which no region pins the results: those of loops follow what is carried."""
 
 _BATCH_NORM = aten.native_batch_norm.default
 
@@ -189,7 +193,7 @@ class CallRecorder(TorchDispatchMode):
             func = _PHYSICAL[func]
         self.calls.append(Call(func, known[0], known[1], outs, self.mark()))
         self.phases.append(phase())
-        if func is not CONSTRAIN:
+        if func not in _NOT_PINNED:
             self._pinned_by_region(results)
         return out
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Generator
+from contextvars import ContextVar
 
 import torch
 
@@ -18,14 +18,8 @@ from fdtensor.ops.transparent import recording
 __all__ = ["pin_of_region", "region"]
 
 
-class _Regions(threading.local):
-    """The layouts of the regions around the code that runs in this thread, innermost last."""
-
-    def __init__(self) -> None:
-        self.layouts: list[Layout] = []
-
-
-_REGIONS = _Regions()
+_LAYOUT: ContextVar[Layout | None] = ContextVar("region", default=None)
+"""The layout of the innermost region around the code that runs."""
 
 
 @contextlib.contextmanager
@@ -63,17 +57,17 @@ def region(layout: Layout) -> Generator[None]:
             layout=layout,
             hint="Pin single values there: constrain(x, layout).",
         )
-    _REGIONS.layouts.append(layout)
+    token = _LAYOUT.set(layout)
     try:
         yield
     finally:
-        _REGIONS.layouts.pop()
+        _LAYOUT.reset(token)
 
 
 def pin_of_region(tensor: torch.Tensor) -> Layout | None:
     """The layout to which the region around pins a tensor that was computed, or None."""
-    if not _REGIONS.layouts:
+    layout = _LAYOUT.get()
+    if layout is None:
         return None
-    layout = _REGIONS.layouts[-1]
     dims = 1 + max((p.dim for p in layout.placements if isinstance(p, Cut)), default=-1)
     return layout if tensor.ndim >= dims else None

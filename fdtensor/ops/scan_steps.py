@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 from collections.abc import Callable
 from types import CellType, FunctionType
@@ -12,6 +13,7 @@ import torch
 
 from fdtensor.layouts.callsite import user_line
 from fdtensor.layouts.errors import TraceError
+from fdtensor.ops.ambient import casts, with_casts
 from fdtensor.ops.around import Around
 from fdtensor.ops.call_recorder import CallRecorder
 from fdtensor.ops.randomness.draw import DRAW
@@ -65,10 +67,14 @@ class _Given(_Read):
 
 
 class Closed:
-    """A step as a function of all that it reads; its results have what was carried, too."""
+    """A step as a function of all that it reads; its results have what was carried, too.
+
+    It runs again for a derivative, as where it was given: in the same region, casts and place.
+    """
 
     def __init__(self, step: Step, read: Tensors) -> None:
         self.step, self.read = as_it_is(step), read
+        self.context, self.casts = contextvars.copy_context(), casts()
         self.around = _Given([], [])
 
     def __call__(self, carry: Tensors, entries: Tensors, given: Tensors) -> tuple[Tensors, Tensors]:
@@ -76,7 +82,8 @@ class Closed:
         with self.around as around:
             for t in (*carry, *entries):
                 around.note(t)
-            after, results = self.step(carry, entries)
+            with with_casts(self.casts):
+                after, results = self.context.copy().run(self.step, carry, entries)
             around.refuse_written()
             after, results = [*map(around.of, after)], [*map(around.of, results)]
             around.refuse_others()

@@ -42,8 +42,8 @@ def to_fx(
         )
     if has_loops(program.eqns):
         raise TraceError(
-            f"{program.name} has a while_loop, and a graph has no lines that run again.",
-            hint="Run it by spmd or run; or write torch.scan over as many steps as there may be.",
+            f"{program.name} has a loop, and a graph has no lines that run again.",
+            hint="Run it by spmd or run; or write its steps one after the other.",
         )
     found = local_program(program, rank, Spelling(backend, device, exchanges=True))
     module = torch.nn.Module()

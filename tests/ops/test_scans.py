@@ -327,6 +327,143 @@ def test_dropout_has_other_numbers_in_each_step():
         f(wide, key=key(3))
 
 
+# --- what a step reads of around, when it runs again for its derivative ------------------------
+
+
+def test_autocast_and_regions_around_a_scan_count_in_its_backward():
+    w, xs = W.float(), XS.float()
+    args = [distribute(t, MESH.layout(), COMM) for t in (w, xs)]
+
+    def cast(w, xs):
+        with torch.autocast("cpu", torch.bfloat16):
+            return fd.scan(lambda h, x: ((h @ w).float() + x, None), xs[0] * 0, xs)[0].sum()
+
+    def pinned(w, xs):
+        with fd.region(MESH.layout(None, "y")):
+            return fd.scan(lambda h, x: (torch.tanh(h @ w), None), w * 0 + 1, xs)[0].sum()
+
+    program = spmd(torch.func.grad(cast)).trace(*args)
+    products = [eqn for eqn in program.eqns if str(eqn.op) == "aten.mm.default"]
+    assert len(products) == 3
+    assert {program.type_of(eqn.outs[0]).dtype for eqn in products} == {torch.bfloat16}
+    program = spmd(torch.func.grad(pinned)).trace(*args)
+    assert sum(str(eqn.op) == "aten.tanh.default" for eqn in program.eqns) == 1
+
+
+class Cubed(torch.autograd.Function):
+    """A square whose derivative is another one, to be seen."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.saved_tensors[0] * 3
+
+
+def with_a_derivative_of_its_own(w, xs, v):
+    return fd.scan(lambda h, x: (Cubed.apply(h @ w).tanh() + x, None), v, xs)[0].sum()
+
+
+def in_place(w, xs, v):
+    def step(h, x):
+        h = h.clone()
+        h.add_(1)
+        y = torch.empty_like(h)
+        y.copy_(h @ w)
+        y[0] = 0
+        return y.tanh_() * x, h.sum()
+
+    h, sums = fd.scan(step, v, xs)
+    return h.sum() + sums.sum()
+
+
+@pytest.mark.parametrize("f", [with_a_derivative_of_its_own, in_place])
+def test_steps_with_functions_of_their_own_and_writes(f):
+    args = [distribute(t, MESH.layout("x"), COMM) for t in (W, XS, V)]
+    grads = spmd(torch.func.grad(f, (0, 1, 2)))(*args)
+    for grad, due in zip(grads, torch.func.grad(f, (0, 1, 2))(W, XS, V), strict=True):
+        torch.testing.assert_close(grad.full(), due)
+
+
+def test_an_object_that_changes_before_the_derivative_is_told():
+    class Cell:
+        scale = None
+
+    cell = Cell()
+
+    def loss(w, xs):
+        cell.scale = w.sum(0)
+        h, _ = fd.scan(lambda h, x: (torch.tanh(h * cell.scale + x), None), xs[0], xs)
+        cell.scale = h
+        return (h * cell.scale).sum()
+
+    args = [distribute(t, MESH.layout("x"), COMM) for t in (W, XS)]
+    with pytest.raises(TraceError, match="reads other tensors when it is differentiated"):
+        spmd(torch.func.grad(loss))(*args)
+
+
+def test_in_shard_map():
+    """Each step has lines of its own there: its collectives are of the ranks around."""
+    mesh = Mesh(x=2)
+    cut, comm = mesh.layout("x"), SimulatedComm(mesh)
+
+    def inner(x, w):
+        def step(h, row):
+            h = torch.tanh(fd.psum(h @ w, "x") + row * fd.axis_index("x"))
+            return h, fd.psum(row.sum(), "x") * h
+
+        h, ys = fd.scan(step, x.sum(0) * 0, x)
+        return (h.sum() + ys.sum()).reshape(1)
+
+    def f(x, w):
+        whole = mesh.layout()
+        return fd.shard_map(inner, mesh=mesh, in_layouts=(cut, whole), out_layouts=cut)(x, w)
+
+    x, w = distribute(XS[:4], cut, comm), distribute(W, mesh.layout(), comm)
+    torch.testing.assert_close(spmd(f)(x, w).full(), f(x, w).full())
+    loss = lambda x, w: f(x, w).sum()  # noqa: E731
+    inside, outside = spmd(torch.func.grad(loss))(x, w), fd.grad(loss)(x, w)
+    torch.testing.assert_close(inside.full(), outside.full())
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+def test_in_the_stages_of_a_pipeline(schedule):
+    meshes = [Mesh.from_ranks(ranks, "dp") for ranks in ([0, 1], [2, 3])]
+    comm = SimulatedComm(Mesh(all=4))
+    own, x, target = [drawn(3, 4, 4) / 2, drawn(3, 4, 4, seed=5) / 2], drawn(8, 4), drawn(8, 4)
+    params = [distribute(t, mesh.layout(), comm) for t, mesh in zip(own, meshes, strict=True)]
+    ends = [distribute(t, m.layout("dp"), comm) for t, m in zip((x, target), meshes, strict=True)]
+    stage = lambda w, x: fd.scan(lambda h, w: (torch.tanh(h @ w), None), x, w)[0]  # noqa: E731
+    loss = torch.nn.functional.mse_loss
+    step = fd.parallel.pipeline(
+        [stage, stage], loss, meshes=meshes, microbatches=4, schedule=schedule
+    )
+    grads, value = step(params, *ends)
+    whole = torch.func.grad_and_value(lambda p: loss(stage(p[1], stage(p[0], x)), target))
+    due, known = whole(own)
+    torch.testing.assert_close(value.full(), known)
+    for grad, plain in zip(grads, due, strict=True):
+        torch.testing.assert_close(grad.full(), plain)
+
+
+def test_sizes_that_are_not_known():
+    weights = distribute(torch.stack([W, W.T]), MESH.layout(None, "x"), COMM)
+    loss = lambda w, x: fd.scan(lambda h, w: (torch.tanh(h @ w), None), x, w)[0].sum()  # noqa: E731
+    step = spmd(torch.func.grad(loss), dynamic={"x": 0})
+    for count in (2, 6, 8):
+        rows = drawn(count, 4, seed=count)
+        out = step(weights, distribute(rows, MESH.layout("y"), COMM)).full()
+        torch.testing.assert_close(out, torch.func.grad(loss)(torch.stack([W, W.T]), rows))
+
+
 # --- manners ---------------------------------------------------------------------------------
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
+from contextvars import ContextVar
 
 import torch
 
@@ -16,7 +18,7 @@ from fdtensor.ops.loops import looped
 from fdtensor.ops.scans import scanned
 from fdtensor.ops.transparent import recorded_as
 
-__all__ = ["MANY", "in_turn", "over_entries"]
+__all__ = ["MANY", "in_turn", "over_entries", "unrolled"]
 
 MANY = 128
 """The steps of a scan from which on it is told that each has lines of its own."""
@@ -49,15 +51,28 @@ def scan(combine_fn, init, xs, additional_inputs=()):
     return unflatten(trees[0], [*carry, *results])
 
 
+_UNROLLED: ContextVar[bool] = ContextVar("unrolled", default=False)
+
+
+@contextlib.contextmanager
+def unrolled():
+    """A context in which scans have lines for each step."""
+    token = _UNROLLED.set(True)
+    try:
+        yield
+    finally:
+        _UNROLLED.reset(token)
+
+
 def over_entries(step, carry, stacks, count, from_end=False):
     """What a scan carries in the end, and its stacked results: as a loop where it can be one.
 
     A step that draws random numbers has lines for each entry, since it draws others each time.
     """
-    folded = scanned(step, carry, stacks, count, from_end=from_end)
+    folded = None if _UNROLLED.get() else scanned(step, carry, stacks, count, from_end=from_end)
     if folded is not None:
         return folded
-    if count >= MANY:
+    if count >= MANY and not _UNROLLED.get():
         _told(f"a scan that draws random numbers has {count} steps, and lines for each of them")
     return in_turn(step, carry, stacks, count, from_end)
 

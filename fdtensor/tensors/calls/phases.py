@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 
 from fdtensor.ops.graph import Var
-from fdtensor.ops.loop_ops import LOOP_IN
+from fdtensor.ops.loop_ops import LOOP_IN, LOOP_OUT
 from fdtensor.ops.saved_values import ALIAS
 from fdtensor.programs.bundles import bundled, unbundled
 from fdtensor.programs.loops import loops_of
@@ -81,7 +81,8 @@ def _parts(whole: Program, cuts: Sequence[Cut], inputs: Mapping[Var, int]) -> li
     at, lines = dict(inputs), [[] for _ in cuts]
     for some in _together(whole):
         place = max(_last(at, eqn) for eqn in some)
-        if some[0].op is ALIAS or cuts[place].lazy:
+        late = some[0].op is ALIAS or cuts[place].lazy
+        if late and some[0].op is not LOOP_OUT:  # which is where its loop is
             ids = {id(eqn) for eqn in some}
             reader = next((i for i, due in enumerate(needed) if ids & due), len(cuts) - 1)
             place = max(place, reader)

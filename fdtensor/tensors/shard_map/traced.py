@@ -17,6 +17,7 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.torch_private import is_mapped, only_batched_ops, transforms_around
 from fdtensor.layouts.tree import flatten, paths, unflatten
+from fdtensor.ops.decompositions.control_flow import unrolled
 from fdtensor.programs.closed_over import given_nothing
 from fdtensor.tensors.calls.inlined import as_records, as_tensors
 from fdtensor.tensors.dtensor import TracedDTensor, is_dtensor
@@ -94,7 +95,7 @@ def mapped_in_trace(f: Callable[..., Any], mesh: Mesh, ins: Any, outs: Any, args
         arguments = list(leaves)
         for i, tensor in zip(places, own, strict=True):
             arguments[i] = tensor
-        with at(TracedPlace(mesh, number, depth)), given_nothing():
+        with at(TracedPlace(mesh, number, depth)), given_nothing(), unrolled():
             result, tree = flatten(f(*unflatten(spec, arguments)))
         for leaf, name in zip(result, paths(tree, "result"), strict=True):
             if not isinstance(leaf, torch.Tensor):
