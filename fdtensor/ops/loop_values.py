@@ -139,6 +139,9 @@ class _Keeper:
     def kept(self) -> tuple[Sequence[Call], Sequence[int]]:
         """All calls, with reads of stacks in place of what is computed again."""
         stacks = self._stacks()
+        reads = [c for c in self.calls[self.start :] if c.op is ENTRY and c.ins[0] in stacks]
+        if all(c.ins[1] not in self.own for c in reads):  # as a forward loop
+            return self.calls, self.phases
         known: dict[tuple[object, ...], Call] = {}
         for call in self.calls[: self.start]:
             twin = known.setdefault(self._key(call), call)

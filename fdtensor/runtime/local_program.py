@@ -145,7 +145,8 @@ class _Writer:
         loop, following = loop_number(eqn.args), self.program.eqns[number + 1 : number + 2]
         is_last = not any(e.op is eqn.op and loop_number(e.args) == loop for e in following)
         block = self.names[eqn.ins[0 if eqn.op is LOOP_IN else 1]]
-        copy = block if eqn.ins[1 if eqn.op is LOOP_NEXT else 0] in self.written_to else self.new()
+        in_place = eqn.op is LOOP_NEXT and eqn.ins[1] in self.written_to
+        copy = block if in_place else self.new()
         if copy is not block:
             whole = (("memory_format", torch.contiguous_format),)
             self.lines.append(Line(aten.clone.default, (block,), whole, (copy,), number))

@@ -15,7 +15,7 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import ReduceOp
 from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.plans.boxes import contiguous, cut, packed
+from fdtensor.plans.boxes import cut, packed
 from fdtensor.plans.collectives.base import (
     Axes,
     Begin,
@@ -29,11 +29,11 @@ from fdtensor.plans.collectives.base import (
     local_numel,
     peers,
 )
+from fdtensor.plans.collectives.buffers import most_buffered
 from fdtensor.plans.collectives.delivery import Arrival, by_all_to_all, by_messages
 from fdtensor.plans.collectives.rounds import (
     ExchangeRound,
     copy_kept,
-    piece,
     put_in_place,
     reduce_arrivals,
     rounds,
@@ -111,18 +111,8 @@ class Exchange(Collective):
         way = route(step.moves, rank)
         inside = step.src.mesh.position(rank) is not None
         src_shape = (step.src.local_shape(rank) or (1,)) if inside else ()
-        most = 0
-        for i in range(self.pieces):
-            sends = [piece(message, i, self.pieces) for message in way.sends]
-            recvs = [piece(message, i, self.pieces) for message in way.recvs]
-            if self.way == "all_to_all":
-                buffers = sum(m.numel for m in sends) + sum(m.numel for m in recvs)
-            else:
-                copies = {m.box: m.numel for m in sends if not contiguous(m.box, src_shape)}
-                scattered = [m for m in recvs if m.term or not contiguous(m.box, way.shape or ())]
-                buffers = sum(copies.values()) + sum(m.numel for m in scattered)
-            most = max(most, buffers)
-        return local_numel(step.dst, rank) + most
+        packed = self.way == "all_to_all"
+        return local_numel(step.dst, rank) + most_buffered(way, self.pieces, src_shape, packed)
 
     def bundle(self, step: Step) -> Bundle | None:
         return (Exchange, self.axes, self.reduce_op, self.way) if self.pieces == 1 else None

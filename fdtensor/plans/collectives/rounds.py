@@ -19,6 +19,7 @@ __all__ = [
     "ExchangeRound",
     "MessageView",
     "copy_kept",
+    "longest_dim",
     "piece",
     "put_in_place",
     "reduce_arrivals",
@@ -107,11 +108,16 @@ def _round(
     )
 
 
+def longest_dim(message: Message) -> int:
+    """The dim along which a message is cut into pieces."""
+    return max(range(len(message.box)), key=lambda d: length(message.box[d]))
+
+
 def piece(message: Message, index: int, count: int) -> Message:
     """Part `index`, of `count`, of a message: a share of its longest dim."""
     if count == 1:
         return message
-    d = max(range(len(message.box)), key=lambda d: length(message.box[d]))
+    d = longest_dim(message)
     size = length(message.box[d])
     part = select(message.box[d], size * index // count, size * (index + 1) // count)
     return Message(message.peer, (*message.box[:d], part, *message.box[d + 1 :]), message.term)

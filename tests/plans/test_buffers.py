@@ -1,0 +1,51 @@
+"""What rounds of exchanges hold, all rounds at once beside one round after the other."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fdtensor import Mesh, TensorType, plan
+from fdtensor.errors import PlanError
+from fdtensor.plans.boxes import contiguous
+from fdtensor.plans.collectives.buffers import most_buffered
+from fdtensor.plans.collectives.exchange import by_exchange
+from fdtensor.plans.collectives.rounds import piece
+from fdtensor.plans.routes import route
+from fdtensor.testing.strategies import redistributions
+
+
+def one_after_the_other(way, pieces, source, packed):
+    most = 0
+    for i in range(pieces):
+        sends = [piece(m, i, pieces) for m in way.sends]
+        recvs = [piece(m, i, pieces) for m in way.recvs]
+        if not packed:
+            sends = {m.box: m for m in sends if not contiguous(m.box, source)}.values()
+            recvs = [m for m in recvs if m.term or not contiguous(m.box, way.shape or ())]
+        most = max(most, sum(m.numel for m in (*sends, *recvs)))
+    return most
+
+
+@given(redistributions() | redistributions(cross_mesh=True), st.integers(1, 12), st.booleans())
+@settings(max_examples=150)
+def test_the_round_that_holds_most(pair, pieces, packed):
+    moves = by_exchange(*pair).moves
+    for rank in {*moves.src.mesh.ranks, *moves.dst.mesh.ranks}:
+        inside = moves.src.mesh.position(rank) is not None
+        source = (pair[0].local_shape(rank) or (1,)) if inside else ()
+        entry = route(moves, rank), pieces, source, packed
+        assert most_buffered(*entry) == one_after_the_other(*entry)
+
+
+def test_a_budget_that_nothing_fits_in_is_refused_without_counting_each_round(monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        "fdtensor.plans.collectives.buffers.piece", lambda *args: calls.append(args) or piece(*args)
+    )
+    mesh = Mesh(a=4, b=4)
+    pending = mesh.layout(partial={"a": "sum", "b": "sum"})
+    src = TensorType((8200, 8192), torch.float32, pending)
+    with pytest.raises(PlanError, match="the least is 2"):
+        plan(src, mesh.layout("a", "b"), max_bytes=10**6)
+    assert 0 < len(calls) < 5000
