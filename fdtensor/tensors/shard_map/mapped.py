@@ -40,6 +40,7 @@ from fdtensor.tensors.shard_map.arguments import (
     refuse_captured,
 )
 from fdtensor.tensors.shard_map.joint import joint
+from fdtensor.tensors.shard_map.nested import in_another, nested
 from fdtensor.tensors.shard_map.places import Call, Place, Table, at
 from fdtensor.tensors.shard_map.program import Kind, Program
 from fdtensor.tensors.shard_map.real import RealPlace
@@ -80,6 +81,9 @@ def shard_map(
     over an axis gets the sum of its ranks' cotangents, and a result replicated over an axis has its
     cotangent once.
 
+    In a function of `shard_map` another one takes tensors of this rank, cuts them along axes along
+    which they are whole, and gathers what its function gives.
+
     Inside of a function that is traced it becomes lines of the program, with its bytes: `f` runs
     once, for all ranks, so that `axis_index` is a tensor there. Blocks are even there, and the
     arguments need `in_layouts`.
@@ -104,8 +108,8 @@ def shard_map(
 
     @functools.wraps(f)
     def mapped(*args: Any) -> Any:
-        if recording():
-            return mapped_in_trace(f, mesh, ins, outs, args)
+        if recording() or in_another(args):
+            return (mapped_in_trace if recording() else nested)(f, mesh, ins, outs, args)
         leaves, spec = flatten(args, is_leaf=is_dtensor)
         comm = checked(leaves, paths(spec, "args"), mesh)
         refuse_captured(f)
