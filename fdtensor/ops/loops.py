@@ -21,7 +21,7 @@ from fdtensor.ops.call_recorder import CallRecorder
 from fdtensor.ops.loop_ops import LOOP_IN, LOOP_NEXT, LOOP_OUT, UNKNOWN
 from fdtensor.ops.randomness.draw import DRAW
 
-__all__ = ["looped"]
+__all__ = ["looped", "with_tensors"]
 
 
 def looped(
@@ -33,7 +33,7 @@ def looped(
     """What is carried once the condition no longer holds of it."""
     if maps_around():
         raise _refused("while_loop stands inside of a vmap, whose entries may end apart.")
-    recorder, first = CallRecorder.running[-1], _tensors(carried)
+    recorder, first = CallRecorder.running[-1], with_tensors(carried, "while_loop")
     number, faults = len(recorder.calls), contextlib.nullcontext()
     for t in first:
         _refuse_derivative(t)
@@ -44,7 +44,7 @@ def looped(
         carries = [around.note(carry) for carry, _ in pairs]
         go = _predicate(condition(*carries, *operands))
         after = step(*carries, *operands)
-        after = _tensors(after if isinstance(after, (tuple, list)) else [after])
+        after = with_tensors(after if isinstance(after, (tuple, list)) else [after], "while_loop")
         around.refuse_written()
         if any(call.op is DRAW for call in recorder.calls[number:]):
             raise _refused(
@@ -77,19 +77,19 @@ class _Loop(Around):
         return super().gate(t)
 
 
-def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
-    """What is carried, with tensors for numbers."""
+def with_tensors(values: Sequence[Any], of: str) -> list[torch.Tensor]:
+    """The values with tensors for numbers; raises `TraceError` for others, of this function."""
     device = next((t.device for t in values if isinstance(t, torch.Tensor)), None)
     return [
-        t if isinstance(t, torch.Tensor) else torch.full((), t, dtype=_dtype(t), device=device)
+        t if isinstance(t, torch.Tensor) else torch.full((), t, dtype=_dtype(t, of), device=device)
         for t in values
     ]
 
 
-def _dtype(number: Any) -> torch.dtype:
+def _dtype(number: Any, of: str) -> torch.dtype:
     kinds = {bool: torch.bool, int: torch.int64, float: torch.get_default_dtype()}
     if type(number) not in kinds:
-        raise _refused(f"while_loop carries {number!r}, which is no tensor and no number.")
+        raise _refused(f"{of} carries {number!r}, which is no tensor and no number.")
     return kinds[type(number)]
 
 

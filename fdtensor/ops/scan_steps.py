@@ -18,7 +18,7 @@ from fdtensor.ops.around import Around
 from fdtensor.ops.call_recorder import CallRecorder
 from fdtensor.ops.randomness.draw import DRAW
 
-__all__ = ["Closed", "Step", "Tensors", "read_by"]
+__all__ = ["Closed", "Step", "Tensors", "read_by", "refuse_different"]
 
 Tensors = list[torch.Tensor]
 
@@ -87,7 +87,7 @@ class Closed:
             around.refuse_written()
             after, results = [*map(around.of, after)], [*map(around.of, results)]
             around.refuse_others()
-        _refuse_different(carry, after)
+        refuse_different(carry, after)
         return after, [*results, *carry]
 
 
@@ -138,7 +138,8 @@ def read_by(step: Step, carry: Tensors, stacks: Tensors) -> Tensors | None:
     return [t for t, _, _ in around.gates.values()]
 
 
-def _refuse_different(before: Tensors, after: Tensors) -> None:
+def refuse_different(before: Tensors, after: Tensors) -> None:
+    """Raises `TraceError` where a step gives a carry of another type than it took."""
     for k, (a, b) in enumerate(zip(before, after, strict=True)):
         if a.shape != b.shape or a.dtype != b.dtype:
             raise TraceError(

@@ -170,19 +170,20 @@ def _pulled(
     known = [k for k, grad in enumerate(given) if grad is not None]
 
     def transposed(back: Tensors, entries: Tensors, fixed: Tensors) -> tuple[Tensors, Tensors]:
-        now, own, results = _cut(entries, len(carried), len(stacks))
+        before, own, cotangents = _cut(entries, len(carried), len(stacks))
         fixed = [*fixed]
 
         def smoothly(*moving: torch.Tensor) -> tuple[torch.Tensor, ...]:
             parts = _cut(moving, len(of_carry), len(of_stack))
             where = of_carry, of_stack, of_read
-            after, made = scan.body(*map(_placed, (now, own, fixed), where, parts))
-            return *[after[k] for k in of_carry], *[made[k] for k in known]
+            after, results = scan.body(*map(_placed, (before, own, fixed), where, parts))
+            return *[after[k] for k in of_carry], *[results[k] for k in known]
 
-        moving = *[now[k] for k in of_carry], *[own[k] for k in of_stack]
+        moving = *[before[k] for k in of_carry], *[own[k] for k in of_stack]
         primals = [*moving, *[fixed[k] for k in of_read]]
-        found = _vjp(smoothly, primals, [*back[: len(of_carry)], *results], scan.around)
-        again, for_stacks, for_read = _cut(found, len(of_carry), len(of_stack))
+        cotangents = [*back[: len(of_carry)], *cotangents]
+        pulled = _vjp(smoothly, primals, cotangents, scan.around)
+        again, for_stacks, for_read = _cut(pulled, len(of_carry), len(of_stack))
         sums = [a + b for a, b in zip(back[len(of_carry) :], for_read, strict=True)]
         return [*again, *sums], [*for_stacks, *back]
 
@@ -217,10 +218,12 @@ def _vjp(
             return [torch.zeros_like(t) for t in inputs]
         outs, grads = zip(*pairs, strict=True)
         with around() or contextlib.nullcontext():  # torch.autograd.grad would leave it
-            found = run_backward(
+            pulled = run_backward(
                 outs, grads, again, again, tuple(inputs), True, accumulate_grad=False
             )
-        return [torch.zeros_like(t) if g is None else g for t, g in zip(inputs, found, strict=True)]
+        return [
+            torch.zeros_like(t) if g is None else g for t, g in zip(inputs, pulled, strict=True)
+        ]
 
 
 def _pushed(scan: _Scan, tensors: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, ...]:
@@ -232,36 +235,37 @@ def _pushed(scan: _Scan, tensors: Sequence[Any], tangents: Sequence[Any]) -> tup
     of_read = [k for k, t in enumerate(along[2]) if t is not None]
     kinds: list[list[int]] = []
 
-    def with_tangents(now: Tensors, entries: Tensors, fixed: Tensors) -> tuple[Tensors, Tensors]:
-        values = now[: len(carry)], entries[: len(stacks)], fixed[: len(read)]
-        moving = *now[len(carry) :], *entries[len(stacks) :], *fixed[len(read) :]
+    def with_tangents(before: Tensors, entries: Tensors, fixed: Tensors) -> tuple[Tensors, Tensors]:
+        values = before[: len(carry)], entries[: len(stacks)], fixed[: len(read)]
+        moving = *before[len(carry) :], *entries[len(stacks) :], *fixed[len(read) :]
         others: list[Any] = []
 
         def smoothly(*moving: torch.Tensor) -> tuple[torch.Tensor, ...]:
             parts = _cut(moving, len(of_carry), len(of_stack))
             where = of_carry, of_stack, of_read
-            after, made = scan.body(*map(_placed, values, where, parts))
-            kinds[:] = [[k for k, t in enumerate(made) if smooth(t)]]
-            others[:] = [[t.detach() for t in after], [t.detach() for t in made]]
-            return *[after[k] for k in of_carry], *[made[k] for k in kinds[0]]
+            after, results = scan.body(*map(_placed, values, where, parts))
+            kinds[:] = [[k for k, t in enumerate(results) if smooth(t)]]
+            others[:] = [[t.detach() for t in after], [t.detach() for t in results]]
+            return *[after[k] for k in of_carry], *[results[k] for k in kinds[0]]
 
         at = [values[0][k] for k in of_carry], [values[1][k] for k in of_stack]
         primals = (*at[0], *at[1], *[values[2][k] for k in of_read])
         outs, moved, *_ = torch.func.jvp(smoothly, primals, tuple(moving))
         after = _placed(others[0], of_carry, outs[: len(of_carry)])
-        made = _placed(others[1], kinds[0], outs[len(of_carry) :])
-        return [*after, *moved[: len(of_carry)]], [*made, *moved[len(of_carry) :], *now]
+        results = _placed(others[1], kinds[0], outs[len(of_carry) :])
+        return [*after, *moved[: len(of_carry)]], [*results, *moved[len(of_carry) :], *before]
 
     begin = [torch.zeros_like(carry[k]) if along[0][k] is None else along[0][k] for k in of_carry]
     over = [*stacks, *[along[1][k] for k in of_stack]]
-    how = len(carry) + len(begin), len(over), scan.count, scan.from_end, scan.conditional
+    carries = len(carry) + len(begin)
+    how = carries, len(over), scan.count, scan.from_end, scan.conditional
     both = _Scan(with_tangents, *how)
     fixed = [*read, *[along[2][k] for k in of_read]]
     outs: Any = _Scanned.apply(both, *carry, *begin, *over, *fixed)
-    ends, made = outs[len(carry) : len(carry) + len(begin)], outs[len(carry) + len(begin) :]
-    results = len(made) - len(carry) - len(begin) - len(kinds[0])
+    ends, stacked = outs[len(carry) : carries], outs[carries:]
+    results = len(stacked) - carries - len(kinds[0])  # the last ones are what both carried
     of_ends: Any = _placed([None] * len(carry), of_carry, ends)  # type: ignore[list-item]
-    of_made: Any = _placed([None] * results, kinds[0], made[results:])  # type: ignore[list-item]
+    of_made: Any = _placed([None] * results, kinds[0], stacked[results:])  # type: ignore[list-item]
     return *of_ends, *of_made
 
 

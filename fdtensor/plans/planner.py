@@ -246,16 +246,17 @@ def _within(found: Plan, max_bytes: int) -> Plan:
     steps: list[Step] = []
     for step in found.steps:
         steps.append(step if is_local(step) else by_exchange(step.src, step.dst))
-
-    def cut(pieces: int) -> Plan:
-        return Plan(found.src, found.dst, tuple(_in_pieces(s, pieces) for s in steps), found.cost)
-
-    longest, pieces = max([1, *found.src.shape]), 1
-    least = min(found.peak_bytes, cut(longest).peak_bytes)
-    while least <= max_bytes:
-        if cut(pieces).peak_bytes <= max_bytes:
-            return cut(pieces)
+    tried, pieces = [found], 1
+    longest = max([1, *found.src.shape])
+    while True:
+        cut = Plan(found.src, found.dst, tuple(_in_pieces(s, pieces) for s in steps), found.cost)
+        tried.append(cut)
+        if cut.peak_bytes <= max_bytes:
+            return cut
+        if pieces >= longest:
+            break
         pieces = min(2 * pieces, longest)
+    least = min(candidate.peak_bytes for candidate in tried)
     raise PlanError(
         f"no plan fits in {max_bytes} bytes per rank: the least is {least}.",
         src=found.src,

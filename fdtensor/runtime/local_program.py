@@ -95,8 +95,8 @@ class _Writer:
         self.rounds: dict[Any, dict[Var, Var]] = {}
         """By loop, what is carried, with what was computed for the next step."""
         self.carried: set[Var] = set()
-        written = [eqn.outs for eqn in program.eqns if eqn.op is WITH_ENTRY]
-        self.written_to = frozenset(v for outs in written for v in outs)
+        stacks = [eqn.outs for eqn in program.eqns if eqn.op is WITH_ENTRY]
+        self.written_to = frozenset(v for outs in stacks for v in outs)
         """Stacks with a new entry, in the memory of what was carried."""
 
     def new(self) -> Var:

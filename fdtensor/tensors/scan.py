@@ -13,6 +13,7 @@ from fdtensor.layouts.tree import argument, flatten, paths, unflatten
 from fdtensor.layouts.words import shown
 from fdtensor.ops.around import noted
 from fdtensor.ops.decompositions.control_flow import in_turn, over_entries
+from fdtensor.ops.loops import with_tensors
 from fdtensor.ops.transparent import recording
 from fdtensor.tensors.call import call
 from fdtensor.tensors.dtensor import is_dtensor
@@ -76,13 +77,12 @@ def scan(
                 hint="Return a carry of the structure of init.",
             )
         trees[:] = [of_results]
-        return _tensors(after), _tensors(results)
+        return with_tensors(after, "scan"), with_tensors(results, "scan")
 
-    carry = _tensors(carry)
-    over = over_entries if recording() else in_turn
+    carry, over = with_tensors(carry, "scan"), in_turn
     if recording():  # by an op, so that a function around this one may put its own in their place
-        carry, stacks = [t.clone() for t in carry], [t.clone() for t in stacks]
-    after, results = over(step, carry, stacks, count, from_end=reverse)
+        carry, stacks, over = [t.clone() for t in carry], [t.clone() for t in stacks], over_entries
+    after, results = over(step, carry, stacks, count, reverse)
     return unflatten(spec, noted(after)), unflatten(trees[0], noted(results))
 
 
@@ -107,9 +107,3 @@ def _count(xs: Any, length: int | None) -> int:
             hint="All leaves of xs have as many entries; without xs, say length=.",
         )
     return next(iter(counts.values()))
-
-
-def _tensors(leaves: list[Any]) -> list[torch.Tensor]:
-    """The leaves, with tensors for numbers."""
-    device = next((t.device for t in leaves if isinstance(t, torch.Tensor)), None)
-    return [t if isinstance(t, torch.Tensor) else torch.tensor(t, device=device) for t in leaves]

@@ -11,7 +11,7 @@ from fdtensor.plans.boxes import contiguous
 from fdtensor.plans.collectives.buffers import most_buffered
 from fdtensor.plans.collectives.exchange import by_exchange
 from fdtensor.plans.collectives.rounds import piece
-from fdtensor.plans.routes import route
+from fdtensor.plans.routes import Message, Route, route
 from fdtensor.testing.strategies import redistributions
 
 
@@ -38,6 +38,15 @@ def test_the_round_that_holds_most(pair, pieces, packed):
         assert most_buffered(*entry) == one_after_the_other(*entry)
 
 
+def test_equal_pieces_of_boxes_that_overlap_are_packed_once():
+    """As of windows that two peers want: in the last of the rounds both get the last two rows."""
+    columns = (0, 3)
+    boxes = [(((first, 10),), (columns,)) for first in (1, 0)]
+    way = Route(0, None, None, tuple(Message(n, box) for n, box in enumerate(boxes)), ())
+    assert most_buffered(way, 8, (10, 4), packed=True) == 4 * 3
+    assert most_buffered(way, 8, (10, 4), packed=False) == 2 * 3
+
+
 def test_a_budget_that_nothing_fits_in_is_refused_without_counting_each_round(monkeypatch):
     calls = []
     monkeypatch.setattr(
@@ -48,4 +57,4 @@ def test_a_budget_that_nothing_fits_in_is_refused_without_counting_each_round(mo
     src = TensorType((8200, 8192), torch.float32, pending)
     with pytest.raises(PlanError, match="the least is 2"):
         plan(src, mesh.layout("a", "b"), max_bytes=10**6)
-    assert 0 < len(calls) < 5000
+    assert 0 < len(calls) < 20_000  # of some 8 million pieces

@@ -15,6 +15,7 @@ from fdtensor.layouts.torch_private import associative_rounds
 from fdtensor.layouts.tree import flatten, unflatten
 from fdtensor.ops.branches import selected
 from fdtensor.ops.loops import looped
+from fdtensor.ops.scan_steps import refuse_different
 from fdtensor.ops.scans import scanned
 from fdtensor.ops.transparent import recorded_as
 
@@ -39,7 +40,6 @@ def cond(pred, true_fn, false_fn, operands=()):
 @recorded_as(_of.scan)
 def scan(combine_fn, init, xs, additional_inputs=()):
     """`carry, y[i] = combine(carry, x[i])`: the carries, then the stacked results."""
-
     trees = []
 
     def step(carry, entries):
@@ -67,22 +67,29 @@ def unrolled():
 def over_entries(step, carry, stacks, count, from_end=False):
     """What a scan carries in the end, and its stacked results: as a loop where it can be one.
 
-    A step that draws random numbers has lines for each entry, since it draws others each time.
+    A step that draws random numbers has lines for each entry, since it draws others each time; so
+    has one whose collectives are those of a `shard_map` around.
     """
     folded = None if _UNROLLED.get() else scanned(step, carry, stacks, count, from_end=from_end)
     if folded is not None:
         return folded
-    if count >= MANY and not _UNROLLED.get():
-        _told(f"a scan that draws random numbers has {count} steps, and lines for each of them")
+    if count >= MANY:
+        which = "in a shard_map" if _UNROLLED.get() else "that draws random numbers"
+        _told(f"a scan {which} has {count} steps, and lines for each of them")
     return in_turn(step, carry, stacks, count, from_end)
 
 
 def in_turn(step, carry, stacks, count, from_end=False):
     """What a scan carries in the end, and its stacked results, one step after the other."""
     entries = [stack.unbind(0) for stack in stacks]
+    if not count:  # of a step that does not count come the types of the results
+        _, results = step([t.clone() for t in carry], [t.new_zeros(t.shape[1:]) for t in stacks])
+        return carry, [t.new_zeros((0, *t.shape)) for t in results]
     results = [()] * count
     for i in reversed(range(count)) if from_end else range(count):
-        carry, results[i] = step(carry, [entry[i] for entry in entries])
+        after, results[i] = step(carry, [entry[i] for entry in entries])
+        refuse_different(carry, after)
+        carry = after
     return carry, [torch.stack(some) for some in zip(*results, strict=True)]
 
 

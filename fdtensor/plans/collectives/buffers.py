@@ -6,23 +6,26 @@ dim, so that all rounds are counted at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import combinations
+from collections.abc import Sequence
+from itertools import pairwise
 from math import prod
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fdtensor.layouts.blocks import Box, intersect, length
+from fdtensor.layouts.blocks import Box, Intervals, length
 from fdtensor.plans.boxes import contiguous
 from fdtensor.plans.collectives.rounds import longest_dim, piece
 from fdtensor.plans.routes import Message, Route
 
 __all__ = ["most_buffered"]
 
+MANY = 8
+"""The rounds from which on it is faster to count all at once."""
+
 Counts = npt.NDArray[Any]
-"""The elements of a message in each round, of int64."""
+"""The elements of a message in each round: int64, or Python's where they might not fit."""
 
 
 def most_buffered(way: Route, pieces: int, source: Sequence[int], packed: bool) -> int:
@@ -31,15 +34,12 @@ def most_buffered(way: Route, pieces: int, source: Sequence[int], packed: bool) 
     All of them where messages are `packed`; else what is contiguous in the block of shape `source`,
     or in that of the destination, needs no buffer, and what several peers get is packed once.
     """
-    if packed:
-        every = [(m, None) for m in (*way.sends, *way.recvs)]
-    else:
-        target = way.shape or ()
-        sends = {m.box: m for m in way.sends}
-        if pieces > 1 and _overlap(sends):  # pieces of two boxes may be the same one
-            return max(_of_round(way, i, pieces, source) for i in range(pieces))
-        every = [(m, source) for m in sends.values()]
-        every += [(m, None if m.term else target) for m in way.recvs]
+    sends = way.sends if packed else {m.box: m for m in way.sends}.values()
+    if pieces < MANY or not (packed or _apart([m.box for m in sends])):
+        return max(_of_round(way, i, pieces, source, packed) for i in range(pieces))
+    target = way.shape or ()
+    every = [(m, None if packed else source) for m in sends]
+    every += [(m, None if packed or m.term else target) for m in way.recvs]
     return int(sum(_of_rounds(*entry, pieces) for entry in every).max()) if every else 0  # type: ignore[union-attr]
 
 
@@ -62,16 +62,31 @@ def _of_rounds(message: Message, shape: Sequence[int] | None, pieces: int) -> Co
     return lengths * rest
 
 
-def _of_round(way: Route, i: int, pieces: int, source: Sequence[int]) -> int:
-    """The same in one round, by its pieces."""
-    sends = {p.box: p for p in [piece(m, i, pieces) for m in way.sends]}
+def _of_round(way: Route, i: int, pieces: int, source: Sequence[int], packed: bool) -> int:
+    """The same in one round, by its pieces: two that are the same one are packed once."""
+    sends = [piece(m, i, pieces) for m in way.sends]
     recvs = [piece(m, i, pieces) for m in way.recvs]
-    away = [p for p in recvs if p.term or not contiguous(p.box, way.shape or ())]
-    away += [p for p in sends.values() if not contiguous(p.box, source)]
-    return sum(p.numel for p in away)
+    if not packed:
+        sends = {p.box: p for p in sends if not contiguous(p.box, source)}.values()
+        recvs = [p for p in recvs if p.term or not contiguous(p.box, way.shape or ())]
+    return sum(p.numel for p in (*sends, *recvs))
 
 
-def _overlap(boxes: Iterable[Box]) -> bool:
-    """Whether two boxes have an element in common."""
-    pairs = combinations(boxes, 2)
-    return any(all(intersect(a, b) for a, b in zip(*pair, strict=True)) for pair in pairs)
+def _apart(boxes: Sequence[Box]) -> bool:
+    """Whether boxes have no element in common, as far as one dim after the other shows it."""
+    dims = range(len(boxes[0]) if boxes else 0)
+    return _split(boxes, dims) or _split(boxes, dims[::-1])
+
+
+def _split(boxes: Sequence[Box], dims: Sequence[int]) -> bool:
+    """Whether the first dim splits boxes into groups that lie apart, and the others each group."""
+    if len(boxes) < 2:
+        return True
+    if not dims:
+        return False
+    groups: dict[Intervals, list[Box]] = {}
+    for box in boxes:
+        groups.setdefault(box[dims[0]], []).append(box)
+    runs = sorted(run for held in groups for run in held)
+    lie_apart = all(a[1] <= b[0] for a, b in pairwise(runs))
+    return lie_apart and all(_split(group, dims[1:]) for group in groups.values())
