@@ -116,7 +116,7 @@ FAULTS = (
     ),
     Fault(
         "programs under autocast are those without",
-        "return torch.get_default_device(), tuple(casts)",
+        "return torch.get_default_device(), casts()",
         "return (torch.get_default_device(),)",
         "ops",
     ),
