@@ -121,6 +121,30 @@ FAULTS = (
         "ops",
     ),
     Fault(
+        "readers leave terms where the whole cotangent is asked for",
+        "if cotangents is None or cotangents.is_closed:",
+        "if cotangents is None:",
+        "tensors/test_by_op.py",
+    ),
+    Fault(
+        "a sum that is looked at without gradients has none later",
+        "with torch.set_grad_enabled(tracked or torch.is_grad_enabled()):",
+        "with torch.set_grad_enabled(torch.is_grad_enabled()):",
+        "tensors/test_by_op.py",
+    ),
+    Fault(
+        "a backward that failed leaves its terms to the next one",
+        "if self._task != current_graph_task():",
+        "if self._task is None:",
+        "tensors/test_by_op.py",
+    ),
+    Fault(
+        "each reader of a sum reduces it",
+        "self._sum, self.terms = value, None",
+        "self.edges = ()",
+        "tensors/test_by_op.py",
+    ),
+    Fault(
         "indices that are out of range are not counted",
         "count = (~inside).sum(dtype=torch.float32)",
         "count = (~inside).sum(dtype=torch.float32) * 0",

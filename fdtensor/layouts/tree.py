@@ -103,6 +103,17 @@ def register(record: type) -> None:
     optree.integrations.attrs.register_node(record, namespace=NAMESPACE)
 
 
+def register_as(
+    kind: type[Any],
+    flatten: Callable[[Any], tuple[tuple[Any, ...], Any, tuple[str, ...]]],
+    unflatten: Callable[[Any, Any], Any],
+) -> None:
+    """Makes a kind a node of these children, of static data besides, and of their attributes."""
+    optree.register_pytree_node(  # pyright: ignore[reportUnknownMemberType]  # optree's own type
+        kind, flatten, unflatten, path_entry_type=optree.GetAttrEntry, namespace=NAMESPACE
+    )
+
+
 def register_value(kind: type) -> None:
     """Makes a hashable kind of value a node without leaves."""
     optree.register_pytree_node(  # pyright: ignore[reportUnknownMemberType]  # optree's own type

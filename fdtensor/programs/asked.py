@@ -34,7 +34,7 @@ def asked_of(
     if repeats is not None and options.out_layouts is None:
         return repeats.origin.wants  # small sizes may be equal where the real ones are not
     asked = resolved(options.out_layouts, f, spec, types)
-    return wanted_layouts(graph, spec, types, out_tree, statics, asked)
+    return wanted_layouts(graph, spec, types, out_tree, statics, asked, options.eager)
 
 
 def constraints_of(
@@ -52,4 +52,5 @@ def constraints_of(
         deterministic=options.deterministic,
         parameters=parameters,
         follow=options.choice == "follow",
+        pending=options.eager,
     )

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import attrs
 import torch
 
-from fdtensor.layouts.placement import Placement
-from fdtensor.ops.graph import Graph, Var
+from fdtensor.layouts.placement import Partial, Placement
+from fdtensor.ops.graph import Full, Graph, Var
+from fdtensor.ops.precision import HALVES
 from fdtensor.plans.cost import CostModel
 from fdtensor.programs.nodes import Option
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from fdtensor.programs.problem import ProblemBuilder
 
 __all__ = ["UNCONSTRAINED", "Body", "Choice", "Constraints", "Inside"]
+
+
+PENDING = Partial("sum")
 
 
 @attrs.frozen(eq=False)
@@ -68,10 +72,23 @@ class Constraints:
     """The numbers of the inputs that are parameters."""
     follow: bool = False
     """Whether the layouts that were given decide."""
+    pending: bool = False
+    """Whether results may be pending sums where nothing is asked of them."""
     tolls: Tolls | None = None
     """What undoing a given layout costs then."""
     holding: float = 0.0
     """The seconds that a byte of an open input costs for being held, on the busiest rank."""
+
+    def may_end(self, full: Full, placement: Placement) -> bool:
+        """Whether a result of which nothing is asked may have a placement.
+
+        One element is never pending, so that a rank may look at a loss alone; halves are not, since
+        they are summed in a wider dtype.
+        """
+        if not isinstance(placement, Partial):
+            return True
+        held = self.reduce_dtype is not None and full.dtype in HALVES
+        return self.pending and placement == PENDING and full.numel > 1 and not held
 
     @property
     def inside(self) -> Inside:

@@ -7,16 +7,16 @@ moves.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, cast
 
 import attrs
 
 from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
-from fdtensor.layouts.placement import Cut, Placement, Shard
+from fdtensor.layouts.placement import Cut, Partial, Placement, Shard
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Full, Graph
 from fdtensor.ops.lift import layout_of
@@ -38,7 +38,13 @@ __all__ = [
     "tied_inputs",
     "typed",
     "wanted",
+    "whole",
 ]
+
+
+DEFERRED = 0.5
+"""The part of the seconds of reducing a result that it costs to leave it pending: a reduce_scatter,
+which may be all that is needed, takes about half of an all_reduce."""
 
 
 @attrs.frozen
@@ -99,14 +105,27 @@ def output_node(
     k: int,
     places: Iterable[Any],
     constraints: Constraints,
+    price: Callable[[int, Any, Any], float],
     uses: tuple[Any, ...] = (),
 ) -> Node:
-    """The node of output `k`, which may have these places; `uses` prices its moves besides."""
+    """The node of output `k`, which may have these places; `uses` prices its moves besides.
+
+    What stays pending though nobody asked costs about what reducing it will, by `price`.
+    """
     i = constraints.ties.get(k)
     v = graph.outs[k].index
     ins = (v,) if i is None else (v, tie(graph, i))
-    options = tuple([Option((p,) * len(ins), (), 0.0) for p in places])
-    return Node(ins, (), options, uses * len(ins))
+    wholes = [(p, whole(p)) if constraints.pending else (p, p) for p in places]
+    owed = [DEFERRED * price(v, p, q) if p != q else 0.0 for p, q in wholes]
+    options = [Option((p,) * len(ins), (), s) for (p, _), s in zip(wholes, owed, strict=True)]
+    return Node(ins, (), tuple(options), uses * len(ins))
+
+
+def whole(place: Any) -> Any:
+    """A placement, or those of several axes, once what is pending is reduced."""
+    if isinstance(place, tuple):
+        return tuple(map(whole, cast("tuple[Any, ...]", place)))
+    return R if isinstance(place, Partial) else place
 
 
 def open_places(

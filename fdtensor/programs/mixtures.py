@@ -44,7 +44,7 @@ def nodes_of(
     for k in range(len(graph.outs)):
         each = dict.fromkeys(tuple([c[a].outs[k] for a in axes]) for c in pool)
         wanted = sorted(each, key=_cuts_again)  # of equal ones the first is taken
-        nodes.append(output_node(graph, k, wanted, constraints))
+        nodes.append(output_node(graph, k, wanted, constraints, prices))
     return nodes
 
 

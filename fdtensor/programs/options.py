@@ -167,13 +167,14 @@ class Options:
     choice: Choosing = attrs.field(default="cheapest", validator=_one_of(Choosing))
     parameters: frozenset[int] | None = None
     """The numbers of the inputs that are parameters; None to tell them by the arguments."""
-    quiet: bool = False
-    """Whether a run on replicated operands is expected, and so not warned of, as in `call`."""
+    eager: bool = False
+    """Whether it is one op of many, as in `call`: results follow operands alone, sums may stay
+    pending, and a run on replicated operands is expected and so not warned of."""
 
     @property
     def of_trace(self) -> dict[str, Any]:
         """Those that `trace` takes, as its arguments."""
-        others = ("on_data_dependent", "plain", "check", "dynamic", "parameters", "quiet")
+        others = ("on_data_dependent", "plain", "check", "dynamic", "parameters", "eager")
         return {
             a.name: getattr(self, a.name) for a in attrs.fields(Options) if a.name not in others
         }

@@ -29,6 +29,7 @@ def wanted_layouts(
     out_tree: optree.PyTreeSpec,
     statics: Sequence[object],
     out_layouts: object,
+    eager: bool = False,
 ) -> list[Wanted]:
     """The layout that each output must have, or None where it is chosen."""
     tensors = [i for i, leaf in enumerate(statics) if leaf is TENSOR]
@@ -37,7 +38,7 @@ def wanted_layouts(
         asked = _of_leaves(out_tree, out_layouts)
     outs = iter(graph.outs)
     fulls = [graph.types[next(outs).index] if leaf is TENSOR else None for leaf in statics]
-    like = as_arguments(fulls, out_tree, types, spec)
+    like = as_arguments(fulls, out_tree, types, spec, eager)
     wants: list[Wanted] = []
     for v, i in zip(graph.outs, tensors, strict=True):
         wanted = like[i] if asked[i] is None else asked[i]
@@ -112,12 +113,14 @@ def as_arguments(
     out_tree: optree.PyTreeSpec,
     types: Sequence[TensorType | FreeType | None],
     spec: optree.PyTreeSpec,
+    eager: bool = False,
 ) -> list[Wanted]:
     """The layout of an argument for each leaf of the result, where one has the same shapes.
 
     First for dicts, lists and tuples of the same structure, then for single tensors. Where as many
     parts of the result as of the arguments look alike, each has that in its place, else the first.
     `fulls` are the leaves of the result, `types` those of the arguments, each with its structure.
+    In one op of many (`eager`) single tensors follow the operands: of replicated ones they are so.
     """
     known = layouts_of(types)
     arguments = [
@@ -141,6 +144,10 @@ def as_arguments(
     for theirs, own in alike.items():
         for (start, count), first in zip(own, _in_place(theirs, own), strict=True):
             layouts[start : start + count] = known[first : first + count]
+    if eager:
+        given = [*dict.fromkeys(t.layout for t in types if isinstance(t, TensorType))]
+        replicated = len(given) == 1 and given[0] is given[0].mesh.layout()
+        return [given[0] if replicated and x is None else x for x in layouts]
     alone = [k for k, full in enumerate(fulls) if layouts[k] is None and full is not None]
     for k, want in zip(alone, _of_single(fulls, alone, types, known), strict=True):
         layouts[k] = want

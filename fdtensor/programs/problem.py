@@ -101,7 +101,7 @@ class ProblemBuilder:
         for k, (v, end) in enumerate(zip(graph.outs, self.boundary.outs, strict=True)):
             places = self._results(k, v) if end == "free" else [end]
             uses = self._uses([{a: choice.outs[k] for a, choice in self.before.items()}])
-            nodes.append(output_node(graph, k, places, self.constraints, uses))
+            nodes.append(output_node(graph, k, places, self.constraints, self.prices, uses))
         return tuple(nodes)
 
     def _with_taken(self, i: int, options: tuple[Option, ...]) -> tuple[Option, ...]:
@@ -114,7 +114,7 @@ class ProblemBuilder:
         return tuple([tuple(entry.items()) for entry in wanted]) if self.at_uses else ()
 
     def _results(self, k: int, v: Var) -> list[Placement]:
-        """The placements that output `k`, value `v`, may have where it is free: none is pending."""
+        """The placements that output `k`, value `v`, may have where it is free."""
         if self.like is not None:
             return [self.like.outs[k]]
         if k in self.constraints.ties:
@@ -122,10 +122,10 @@ class ProblemBuilder:
         ends = [choice.outs[k] for choice in self.before.values()]
         ragged = [p.dim for p in ends if isinstance(p, Ragged)]  # one axis may cut a dim so
         kept = (p for p in self.domain[v] if not (isinstance(p, Ragged) and p.dim in ragged))
-        each = dict.fromkeys([*(p for p in kept if not isinstance(p, Partial)), *self._any(v)])
-        dims = {p.dim for p in ends if _cut(p)}
+        may_end = functools.partial(self.constraints.may_end, self.graph.types[v.index])
+        each = dict.fromkeys([*filter(may_end, kept), *self._any(v)])
         # of equal ones the first is taken: rather one that cuts no dim again
-        return sorted(each, key=lambda p: _cut(p) and p.dim in dims)
+        return sorted(each, key=lambda p: _cut(p) and any(_cut(q) and q.dim == p.dim for q in ends))
 
     def _input(self, k: int, v: Var, end: Place) -> Node:
         """The node of input `k`, value `v`."""

@@ -15,7 +15,6 @@ from typing import Any
 
 import attrs
 
-from fdtensor.layouts.placement import Partial
 from fdtensor.ops.flops import Part, Work
 from fdtensor.ops.graph import Call, Graph
 from fdtensor.ops.lift import lifted
@@ -107,7 +106,7 @@ def wider(
         more.append(attrs.evolve(nodes[k], options=known[look]))
     starts = _starts(graph, [*more, *nodes[last:]], rows, prices, constraints)
     more[: len(starts)] = starts
-    return [*more, *_ends(graph, nodes[last:], more, free, constraints)]
+    return [*more, *_ends(graph, nodes[last:], more, free, prices, constraints)]
 
 
 def _starts(
@@ -146,9 +145,10 @@ def _ends(
     ends: Sequence[Node],
     nodes: Sequence[Node],
     free: Sequence[bool],
+    prices: Prices,
     constraints: Constraints,
 ) -> Iterator[Node]:
-    """The outputs; where one is open, in any placement that the nodes give but pending ones.
+    """The outputs; where one is open, in any placement that the nodes give and that it may have.
 
     One that is tied may have those of the input.
     """
@@ -163,9 +163,10 @@ def _ends(
         if k in constraints.ties:
             places = dict.fromkeys(option.outs[0] for option in nodes[constraints.ties[k]].options)
         elif is_free:
-            kept = (p for p in given[node.ins[0]] if not any(isinstance(x, Partial) for x in p))
+            may_end = functools.partial(constraints.may_end, graph.types[node.ins[0]])
+            kept = (p for p in given[node.ins[0]] if all(map(may_end, p)))
             places |= dict.fromkeys(kept)
-        yield output_node(graph, k, places, constraints)
+        yield output_node(graph, k, places, constraints, prices)
 
 
 def with_options(nodes: Sequence[Node], taken: Sequence[Option]) -> list[Node]:

@@ -14,7 +14,7 @@ import torch
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.torch_private import forward_active, transforms_active
 from fdtensor.plans.fused import Fused, batched, fuse
-from fdtensor.plans.planner import Plan
+from fdtensor.plans.planner import Plan, plan
 
 __all__ = ["differentiable", "plans_of", "shared", "spread", "tracked", "zeros"]
 
@@ -90,9 +90,16 @@ class _Run(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:  # type: ignore[override]
-        back = ctx.found.transpose()
-        known = _replicated(_sources(back), grads, ctx.comm)
-        out = _applied(back, known, ctx.comm, ctx.go)
+        back, box = ctx.found.transpose(), getattr(ctx, "cotangents", None)
+        left = {} if box is None else box.taken()
+        out: Sequence[Any] = [None] * len(ctx.shapes)
+        if box is None or any(grad is not None for grad in grads):
+            known = _replicated(_sources(back), grads, ctx.comm)
+            out = _applied(back, known, ctx.comm, ctx.go)
+        for type, leaves in left.items():
+            path = plan(type, back.dst, cost=ctx.comm.cost)
+            part = _applied(path, leaves, ctx.comm, ctx.go)
+            out = [b if a is None else a + b for a, b in zip(out, part, strict=True)]
         return None, None, None, *map(_shaped, out, ctx.shapes)
 
     @staticmethod
@@ -248,7 +255,7 @@ def _materialized(types: Sequence[TensorType], leaves: Leaves, comm: Any) -> Lea
 
 def _shaped(grad: Any, shape: torch.Size | None) -> Any:
     """The cotangent of an input; for a rank that is not in the source, zeros of any shape."""
-    if shape is None or grad.shape == shape:
+    if shape is None or grad is None or grad.shape == shape:
         return None if shape is None else grad
     return zeros(grad, shape)
 

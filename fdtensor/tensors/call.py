@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, overload
 
 import attrs
@@ -14,10 +14,12 @@ from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.torch_private import transforms_active
 from fdtensor.ops.ambient import settings, unusual
 from fdtensor.programs.options import EVERY_CALL, Check, OnMissingRule, Plain
-from fdtensor.tensors.calls.function import CACHED, Spmd
+from fdtensor.tensors.calls.function import Spmd
 from fdtensor.tensors.calls.functions import DEFAULT, function_of
+from fdtensor.tensors.calls.kept import CACHED
 from fdtensor.tensors.dtensor import DTensor
 from fdtensor.tensors.foreach import by_comm, is_foreach
+from fdtensor.tensors.owed import Collecting, Owed
 from fdtensor.tensors.tensor_like import computes
 
 __all__ = ["call"]
@@ -76,7 +78,8 @@ def call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     output shapes depend on data runs on replicated operands. `torch._foreach_*` takes tensors of
     several meshes, which it runs one after the other. `out_layouts`, `plain`,
     `on_missing_rule`, `check`, `check_indices`, `reduce_dtype` and `deterministic` are those of
-    `spmd`.
+    `spmd`. Without `out_layouts` the layouts of operands decide, and a sum of several elements that
+    is still to be taken waits for what needs it whole, or moves it.
 
     >>> mesh = Mesh(x=2)
     >>> x = distribute(torch.arange(6), mesh.layout("x"), SimulatedComm(mesh))
@@ -99,11 +102,17 @@ def call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     read, known = function.reads, function.quick
     whole = (comm, read and read.key(), *key)
     entry = known.get(whole)
+    if entry is _REDUCED_FIRST:
+        _reduce(args)
+        return call(fn, *args)
     if entry is not None:
         return entry.result(entry.go(values), comm)
+    due = _due(args)
     result = function(*args)
     entry = function.last
-    if (
+    if due and not _due(args):
+        known[whole] = _REDUCED_FIRST
+    elif (
         entry is not None
         and entry.traced is not None
         and not entry.closed
@@ -124,7 +133,12 @@ def _keyed(args: Any, key: list[Any], values: list[Any], comm: Any) -> Any:
     for a in args:
         kind = a.__class__
         if kind is DTensor:
-            local = a.local
+            local, type = a.held, a.type  # the property costs as much as the rest
+            if local.__class__ is Owed:
+                local, type = local.known
+            elif local.__class__ is Collecting:
+                local = local.value
+                key.append(Collecting)
             if local.__class__ is tuple:
                 return None
             if a.comm is not comm:
@@ -132,7 +146,7 @@ def _keyed(args: Any, key: list[Any], values: list[Any], comm: Any) -> Any:
                     return None
                 comm = a.comm
             values.append(local)
-            key.append(a.type)
+            key.append(type)
             key.append(local.requires_grad)
         elif kind in _CONSTANT or (kind is float and a):
             key.append(kind)
@@ -151,6 +165,28 @@ def _keyed(args: Any, key: list[Any], values: list[Any], comm: Any) -> Any:
 
 
 _ANY = object()
+
+_REDUCED_FIRST: Any = object()
+"""The entry of calls whose operands owe sums that are to be taken first."""
+
+
+def _owed(args: Any) -> Iterator[tuple[Owed, Any]]:
+    """The sums that arguments owe, with their Comms."""
+    for a in args:
+        if a.__class__ is DTensor:
+            if a.held.__class__ is Owed and a.held.is_due:
+                yield a.held, a.comm
+        elif a.__class__ is list or a.__class__ is tuple:
+            yield from _owed(a)
+
+
+def _due(args: Any) -> bool:
+    return any(True for _ in _owed(args))
+
+
+def _reduce(args: Any) -> None:
+    for owed, comm in _owed(args):
+        owed.reduced(comm)
 
 
 def _spmd_of(fn: Callable[..., Any], kwargs: dict[str, Any]) -> Spmd[..., Any]:

@@ -25,7 +25,7 @@ from fdtensor.runtime.interpreter import run, run_fused
 from fdtensor.runtime.process_groups import SECONDS
 from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.tensors.distribution import distribute, from_local, shards
-from fdtensor.tensors.dtensor import DTensor, is_dtensor
+from fdtensor.tensors.dtensor import DTensor, due, is_dtensor
 
 __all__ = ["connect", "distribute", "from_local", "redistribute", "shards"]
 
@@ -90,6 +90,7 @@ def redistribute(tree: Tree, layouts: Any, *, max_bytes: int | None = None) -> T
     if recording():
         pairs = zip(leaves, wanted, strict=True)
         return unflatten(spec, [x.redistribute(t) if is_dtensor(x) else x for x, t in pairs])
+    leaves = [due(x) if isinstance(x, DTensor) else x for x in leaves]
     plans = _plans(leaves, wanted, paths(spec, "tree"), max_bytes)
     results = list(leaves)
     places_of: dict[Any, list[int]] = {}

@@ -4,34 +4,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, TypeGuard, TypeVar
 
 import attrs
 import torch
 
-from fdtensor.layouts.callsite import user_line
 from fdtensor.layouts.display import display
-from fdtensor.layouts.errors import CommError, FdtensorError, TraceError
-from fdtensor.layouts.free_type import FreeType
+from fdtensor.layouts.errors import CommError, FdtensorError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.signatures import named_arguments
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.layouts.tree import register
-from fdtensor.ops.pins import constrain
+from fdtensor.layouts.tree import register_as
 from fdtensor.ops.transparent import recording
 from fdtensor.plans.planner import Plan, plan
-from fdtensor.programs.closed_over import full_of
 from fdtensor.runtime.autograd import shared, tracked
 from fdtensor.runtime.comm import Comm, Value
+from fdtensor.runtime.cotangents import collecting
 from fdtensor.runtime.interpreter import run
+from fdtensor.tensors.owed import Collecting, Owed
 from fdtensor.tensors.refusals import refuse_many, unchanging
 from fdtensor.tensors.tensor_like import TensorLike
 
-__all__ = ["DTensor", "TracedDTensor", "full_in_trace", "is_dtensor", "traced_of"]
+__all__ = ["DTensor", "due", "in_traces", "is_dtensor", "read_by_call", "settled"]
 
-_STATIC = {"pytree_node": False}
+T = TypeVar("T", bound=Callable[[Any], Any])
+
+_TRACED: list[Callable[[Any], Any]] = []
 
 if TYPE_CHECKING:  # `spmd(f)` takes a DTensor where `f` itself says that it takes a tensor
     from torch import Tensor as _LikeTensor
@@ -46,7 +47,8 @@ class DTensor(Generic[Value], _LikeTensor):
 
     `local` is this rank's block, or on a simulated mesh the tuple of all ranks' blocks. Making one
     by hand checks nothing: `distribute` and `from_local` do. To autograd, `local` has the cotangent
-    of the tensor: its block of it, the same on all replicas and for every pending term.
+    of the tensor: its block of it, the same on all replicas and for every pending term. A result of
+    `call` may owe a sum over some axes, and prints so; what needs it whole reduces it, once.
 
     >>> mesh = Mesh(x=2)
     >>> x = distribute(torch.arange(4), mesh.layout("x"), SimulatedComm(mesh))
@@ -58,9 +60,24 @@ class DTensor(Generic[Value], _LikeTensor):
     tensor([0, 1, 2, 3])
     """
 
-    local: Value
-    type: TensorType = attrs.field(metadata=_STATIC)
-    comm: Comm[Value] = attrs.field(metadata=_STATIC)
+    held: Value | Owed | Collecting = attrs.field(alias="local")
+    type: TensorType
+    comm: Comm[Value]
+
+    @property
+    def local(self) -> Value:
+        """This rank's block, or on a simulated mesh the tuple of all ranks' blocks.
+
+        Where `call` has left a sum pending it is reduced first, once: by all ranks of the mesh.
+        """
+        held: Any = self.held
+        match held:
+            case Owed():
+                return held.reduced(self.comm)
+            case Collecting():
+                return held.seen(self.comm)
+            case _:
+                return held
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -90,7 +107,7 @@ class DTensor(Generic[Value], _LikeTensor):
     @opaque
     def plan_to(self, to: Layout | TensorType) -> Plan:
         """The plan that `redistribute(to)` runs."""
-        return plan(self.type, to, cost=self.comm.cost)
+        return plan(due(self).type, to, cost=self.comm.cost)
 
     @opaque
     @named_arguments
@@ -104,9 +121,11 @@ class DTensor(Generic[Value], _LikeTensor):
         tensor.
         """
         if recording():
-            return traced_of(self).redistribute(to)
-        path = plan(self.type, to, cost=self.comm.cost, max_bytes=max_bytes)
-        return DTensor(run(path, self.local, self.comm), path.dst, self.comm)
+            return _TRACED[0](self).redistribute(to)
+        path, moved = _moved(self, to, max_bytes)
+        cotangents = collecting(path, self.comm.leaves(moved), self.comm)
+        local = moved if cotangents is None else Collecting(moved, cotangents)
+        return DTensor(local, path.dst, self.comm)
 
     @opaque
     def full(self) -> torch.Tensor:
@@ -119,7 +138,7 @@ class DTensor(Generic[Value], _LikeTensor):
         have.
         """
         if recording():
-            return traced_of(self).full()
+            return _TRACED[0](self).full()
         mesh, everyone = self.mesh, self.comm.mesh
         rank = self.comm.rank
         if rank is not None and everyone.position(rank) is None:
@@ -134,7 +153,7 @@ class DTensor(Generic[Value], _LikeTensor):
         if self.type.layout is whole and not tracked([self.local]):
             return self.comm.leaves(self.local)[0].clone()
         self.comm.meet("full()", everyone)
-        return self.comm.leaves(self.redistribute(whole).local)[0]
+        return self.comm.leaves(_moved(self, whole)[1])[0]
 
     @opaque
     def to_local(self) -> Value:
@@ -145,10 +164,10 @@ class DTensor(Generic[Value], _LikeTensor):
     def detach(self) -> DTensor[Value]:
         """The same values, cut off from autograd."""
         if recording():
-            return traced_of(self).detach()
-        comm = self.comm
-        local = comm.value([leaf.detach() for leaf in comm.leaves(self.local)])
-        return DTensor(local, self.type, comm)
+            return _TRACED[0](self).detach()
+        x, comm = due(self), self.comm
+        local = comm.value([leaf.detach() for leaf in comm.leaves(x.local)])
+        return DTensor(local if x is self else Owed(local, x.type), self.type, comm)
 
     @opaque
     def requires_grad_(self, requires_grad: bool = True) -> DTensor[Value]:
@@ -160,11 +179,13 @@ class DTensor(Generic[Value], _LikeTensor):
     @property
     def requires_grad(self) -> bool:
         """Whether a derivative with respect to it may be asked for."""
-        return any(leaf.requires_grad for leaf in self.comm.leaves(self.local))
+        return any(leaf.requires_grad for leaf in self.comm.leaves(due(self).local))
 
     @property
     def grad(self) -> DTensor[Value] | None:
         """The gradient that a backward left in the local tensors, or None."""
+        if due(self) is not self:
+            return None
         grads: list[Any] = [leaf.grad for leaf in self.comm.leaves(self.local)]
         missing = [grad is None for grad in grads]
         if all(missing):
@@ -203,96 +224,57 @@ class DTensor(Generic[Value], _LikeTensor):
         torch.autograd.backward(leaves, cotangents, retain_graph, create_graph)
 
     def __repr__(self) -> str:
-        return f"DTensor({self.type} on {self.mesh!r})"
+        x = due(self)
+        owed = "" if x is self else f", owes the sum over {', '.join(x.layout.partial)}"
+        return f"DTensor({self.type} on {self.mesh!r}{owed})"
+
+    def __reduce__(self) -> Any:
+        return DTensor, (self.local, self.type, self.comm)
 
     def _repr_html_(self) -> str:
         return display("html", self)
 
 
-register(DTensor)
+def _moved(
+    x: DTensor[Value], to: Layout | TensorType, max_bytes: int | None = None
+) -> tuple[Plan, Value]:
+    """The plan to another layout, and the local value there."""
+    terms = due(x)
+    path = plan(terms.type, to, cost=x.comm.cost, max_bytes=max_bytes)
+    return path, run(path, terms.local, x.comm)
 
 
-class TracedDTensor(DTensor[Any]):
-    """A DTensor of a function that is being traced: a full tensor without values.
-
-    `redistribute` pins its layout there, and `full` pins it to be the same on all ranks. Where the
-    layout is still to be chosen, its type is free. It has no local tensors.
-    """
-
-    __slots__ = ("_mesh", "traced")
-    traced: torch.Tensor
-    _mesh: Mesh
-
-    def __init__(
-        self, full: torch.Tensor, mesh: Mesh, type: TensorType | FreeType | None = None
-    ) -> None:
-        if type is None or (tuple(full.shape), full.dtype) != (type.shape, type.dtype):
-            type = FreeType(full.shape, full.dtype)
-        for name, value in (("traced", full), ("_mesh", mesh), ("type", type)):
-            object.__setattr__(self, name, value)
-
-    @property
-    def local(self) -> Any:
-        raise _no_place("local tensors", self.type)
-
-    @property
-    def comm(self) -> Any:
-        raise _no_place("Comm", self.type)
-
-    @property
-    def mesh(self) -> Mesh:
-        return self._mesh
-
-    @property
-    def device(self) -> torch.device:
-        return self.traced.device
-
-    @property
-    def requires_grad(self) -> bool:
-        return self.traced.requires_grad
-
-    def redistribute(self, to: Layout | TensorType, **_: Any) -> TracedDTensor:
-        layout = to.layout if isinstance(to, TensorType) else to
-        pinned = constrain(self.traced, layout)
-        return TracedDTensor(pinned, self._mesh, TensorType(self.shape, self.dtype, layout))
-
-    def full(self) -> torch.Tensor:
-        return constrain(self.traced, self._mesh.layout())
-
-    def detach(self) -> TracedDTensor:
-        return TracedDTensor(self.traced.detach(), self._mesh, self.type)
-
-    def requires_grad_(self, requires_grad: bool = True) -> TracedDTensor:
-        self.traced.requires_grad_(requires_grad)
-        return self
-
-    def backward(self, *_: Any, **__: Any) -> None:
-        raise _no_place("backward", self.type)
-
-    def __repr__(self) -> str:
-        return f"DTensor({self.type} inside of a traced function)"
-
-    def _repr_html_(self) -> None:
-        return None
+def in_traces(traced_of: T) -> T:
+    """A decorator: the function that gives what stands for a DTensor where one is traced."""
+    _TRACED[:] = [traced_of]
+    return traced_of
 
 
-def traced_of(x: DTensor[Any]) -> TracedDTensor:
-    """What stands for a DTensor in the function that is traced, which closes over it."""
-    return x if isinstance(x, TracedDTensor) else TracedDTensor(full_of(x), x.mesh, x.type)
+def due(x: DTensor[Value]) -> DTensor[Value]:
+    """The terms of a sum that is still to be taken, as a pending DTensor; else `x`."""
+    local = x.held
+    return DTensor(local.terms, local.type, x.comm) if _is_due(local) else x
 
 
-def full_in_trace(x: DTensor[Any]) -> torch.Tensor:
-    """The full tensor that stands for a DTensor in the function that is traced."""
-    return x.traced if isinstance(x, TracedDTensor) else full_of(x)
+def settled(x: DTensor[Value]) -> DTensor[Value]:
+    """The same with a plain local value: no sum is due, and its cotangent is that of the tensor."""
+    return DTensor(x.local, x.type, x.comm) if isinstance(x.held, (Owed, Collecting)) else x
 
 
-def _no_place(what: str, type: object) -> TraceError:
-    return TraceError(
-        f"a DTensor of a function that is traced has no {what}.",
-        x=type,
-        line=user_line() or "not known",
-        hint="Compute with it as a whole; shard_map has a function of local tensors.",
-    )
+def read_by_call(x: DTensor[Value]) -> Value:
+    """The local value as `call` reads it, which may leave its cotangent pending."""
+    return x.held.value if isinstance(x.held, Collecting) else x.local
+
+
+def _is_due(local: object) -> TypeGuard[Owed]:
+    return isinstance(local, Owed) and local.is_due
+
+
+register_as(
+    DTensor,
+    lambda x: ((x.local,), (x.type, x.comm), ("local",)),
+    lambda static, children: DTensor(children[0], *static),
+)
 
 
 def is_dtensor(node: Any) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-import attrs
 import torch
 
 from fdtensor.layouts.errors import FdtensorError
+from fdtensor.tensors.owed import Collecting, Owed, at_hand
 from fdtensor.tensors.refusals import refuse_many
 
 __all__ = ["filled", "grad_of", "pulled"]
@@ -34,21 +35,48 @@ def pulled(
         known = [pair for pair in pairs if pair[0].requires_grad]
         outs += [leaf for leaf, _ in known]
         grads += [grad for _, grad in known]
-    wanted = [leaf for x in starts for leaf in x.comm.leaves(x.local) if leaf.requires_grad]
-    given: tuple[Any, ...] = (None,) * len(wanted)
+    places = [_places(x) for x in starts]
+    wanted = [place for own in places for place in own if place is not None]
+    given: Sequence[Any] = (None,) * len(wanted)
     if outs and wanted:
-        given = torch.autograd.grad(outs, wanted, grads, retain, again, allow_unused=True)
-    by_leaf = dict(zip(map(id, wanted), given, strict=True))
-    return [_cotangent(x, by_leaf) for x in starts]
+        with _asked_for(starts):
+            given = torch.autograd.grad(outs, wanted, grads, retain, again, allow_unused=True)
+    each = iter(given)
+    return [
+        _cotangent(x, [None if place is None else next(each) for place in own])
+        for x, own in zip(starts, places, strict=True)
+    ]
 
 
-def _cotangent(x: Any, by_leaf: Mapping[int, Any]) -> Any:
-    leaves = x.comm.leaves(x.local)
-    own = [by_leaf.get(id(leaf)) for leaf in leaves]
+def _places(x: Any) -> Sequence[Any]:
+    """Where the cotangent of each local tensor comes up in the graph; None where it has none."""
+    if isinstance(x.held, Owed) and x.held.edges:
+        return x.held.edges  # readers may have read terms, or their sum: it comes up in the terms
+    leaves = x.comm.leaves(at_hand(x.held))
+    return [leaf if leaf.requires_grad else None for leaf in leaves]
+
+
+@contextmanager
+def _asked_for(starts: Sequence[Any]) -> Iterator[None]:
+    """Within it readers of these give their whole cotangents, and leave none for later."""
+    boxes = [x.held.cotangents for x in starts if isinstance(x.held, Collecting)]
+    before = [box.is_closed for box in boxes]
+    for box in boxes:
+        box.is_closed = True
+    try:
+        yield
+    finally:
+        for box, closed in zip(boxes, before, strict=True):
+            box.is_closed = closed
+
+
+def _cotangent(x: Any, own: Sequence[Any]) -> Any:
     if all(grad is None for grad in own):
         return None
-    local = [torch.zeros_like(a) if g is None else g for a, g in zip(leaves, own, strict=True)]
-    return attrs.evolve(x, local=x.comm.value(local), type=x.type.cotangent())
+    if any(grad is None for grad in own):
+        leaves = x.comm.leaves(at_hand(x.held))
+        own = [torch.zeros_like(a) if g is None else g for a, g in zip(leaves, own, strict=True)]
+    return x.__class__(x.comm.value(list(own)), x.type.cotangent(), x.comm)
 
 
 def grad_of(
@@ -109,4 +137,4 @@ def _one(x: Any) -> Any:
 def _like(x: Any, make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """A cotangent of `x` of local tensors made like its own."""
     local = [make(leaf) for leaf in x.comm.leaves(x.local)]
-    return attrs.evolve(x, local=x.comm.value(local), type=x.type.cotangent())
+    return x.__class__(x.comm.value(local), x.type.cotangent(), x.comm)

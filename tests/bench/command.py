@@ -22,6 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fdtensor.layouts.progress import busy
 from fdtensor.testing.pool import GlooPool
 from tests.bench import (
+    by_op,
     checkpoints,
     choice,
     compute,
@@ -86,10 +87,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         "with DTensor and calls by hand; compute with DTensor; random with torch's own draws; "
         "choice with a textbook and others; estimate with what a calibrated cost model says; "
         "overlap with the same lines in the order of the function; checkpoint with torch's own; "
-        "control with a Comm whose ranks do not watch each other; pipeline with those of torch.",
+        "control with a Comm whose ranks do not watch each other; pipeline with those of torch; "
+        "by-op counts what runs op by op, with DTensor.",
     )
     choices = ["redistribute", "compute", "random", "choice", "estimate", "overlap"]
-    choices += ["checkpoint", "control", "pipeline"]
+    choices += ["checkpoint", "control", "pipeline", "by-op"]
     parser.add_argument("what", choices=choices, help="what to measure")
     parser.add_argument("--json", metavar="FILE", help="write all that was measured")
     parser.add_argument("--quick", action="store_true", help="less than a minute, rougher")
@@ -116,6 +118,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _control(options)
     if options.what == "pipeline":
         return _pipeline(options)
+    if options.what == "by-op":
+        return _ran(options, by_op.Effort(), by_op.total(), by_op.measure, by_op.show, ranks=1)
     effort = QUICK if options.quick else FULL
     if options.rounds:
         rounds = tuple((size, options.rounds) for size, _ in effort.rounds)

@@ -102,8 +102,8 @@ WORK = {
 
 def growth(work, count: int) -> tuple[Held, Held]:
     """What a process holds once it has done some work, and once it has done the same again."""
-    calls = "tensors.calls.function"
-    places = (f"{calls}.CACHED", f"{calls}s.CACHED", f"{calls}._COMMS", "ops.recorder._FAKES")
+    kept, calls = "tensors.calls.kept", "tensors.calls.functions"
+    places = (f"{kept}.CACHED", f"{calls}.CACHED", f"{kept}._COMMS", "ops.recorder._FAKES")
     with contextlib.ExitStack() as stack:
         for place in places:
             stack.enter_context(mock.patch(f"fdtensor.{place}", 4))

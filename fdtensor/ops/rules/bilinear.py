@@ -39,11 +39,11 @@ def rsub(a, b, alpha=1):
 @on("mul.Tensor")
 def mul(a, b):
     """`out[i] = a[i] * b[i]`"""
-    if not isinstance(b, Full):
-        yield from scaled(a, b)
+    if not (isinstance(a, Full) and isinstance(b, Full)):
+        yield from scaled(b, a) if isinstance(b, Full) else scaled(a, b)
         return
     yield from broadcast(tensors((a, b)))
-    if isinstance(a, Full) and alike(a, b):
+    if alike(a, b):
         yield (P, R), P
         yield (R, P), P
         yield (PRODUCT, PRODUCT), PRODUCT

@@ -10,7 +10,10 @@ import attrs
 import torch
 
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.plans.planner import plan
 from fdtensor.programs.program import Program
+from fdtensor.runtime.cotangents import cotangents_of
+from fdtensor.runtime.interpreter import run
 from fdtensor.runtime.replication import mark, mark_operands, watching
 from fdtensor.runtime.runner import as_traced, runner_of
 
@@ -30,6 +33,8 @@ class Adjoint:
     """The inputs that the backward reads."""
     wanted: tuple[int, ...]
     """The inputs that have a derivative."""
+    cotangents: tuple[TensorType, ...]
+    """The types of their cotangents; the backward may give others, which readers may leave so."""
     through: tuple[int, ...]
     """The outputs that may have one."""
     still: frozenset[int]
@@ -37,7 +42,7 @@ class Adjoint:
     again: Callable[[Sequence[Any], Sequence[Any], Any], Sequence[Any]]
     """The cotangents as a differentiable function of the inputs and cotangents."""
     local: bool
-    """Whether neither half moves anything: then torch differentiates the lines by itself."""
+    """Whether no derivative of any order moves anything: then torch takes them of the lines."""
     function: Callable[[], Any]
     """The plain function, which runs keep and this does not."""
 
@@ -104,6 +109,7 @@ class _Run(torch.autograd.Function):
         ctx.it, ctx.comm, ctx.backward_half = adjoint, comm, halves[1]
         ctx.functions = (adjoint.function(), *_wanted_again)
         ctx.count, ctx.rest = count, len(rest)
+        ctx.left = _collected(adjoint, flat, count)
         ctx.save_for_backward(*flat, *_flat(rest, comm))
         leaves = tuple(_flat(outs, comm))
         if adjoint.still or len(adjoint.through) < len(outs):
@@ -128,9 +134,41 @@ class _Run(torch.autograd.Function):
                 del _wanted_again[before:]
         else:
             grads = ctx.backward_half([*(values[i] for i in adjoint.kept), *rest, *cts])
+            if ctx.left:
+                grads = _left(ctx, grads)
         by_input = dict(zip(adjoint.wanted, grads, strict=True))
         flat: list[Any] = [None, None, None, None]
         for i, value in enumerate(values):
             leaves = comm.leaves(value)
-            flat += comm.leaves(by_input[i]) if i in by_input else [None] * len(leaves)
+            grad = by_input.get(i)
+            flat += [None] * len(leaves) if grad is None else comm.leaves(grad)
         return tuple(flat)
+
+
+def _collected(adjoint: Adjoint, flat: Sequence[torch.Tensor], count: int) -> dict[int, Any]:
+    """What collects the cotangents of inputs, for those that the backward gives in another type.
+
+    By the place of the input among those that are wanted; None where nothing does.
+    """
+    width, types = len(flat) // max(1, count), adjoint.backward.out_types
+    return {
+        k: cotangents_of(flat[i * width])
+        for k, (i, t) in enumerate(zip(adjoint.wanted, adjoint.cotangents, strict=True))
+        if types[k] is not t
+    }
+
+
+def _left(ctx: Any, grads: Sequence[Any]) -> list[Any]:
+    """The cotangents, without those that were left to what collects them."""
+    adjoint, comm, given = ctx.it, ctx.comm, [*grads]
+    types = adjoint.backward.out_types
+    for k, cotangents in ctx.left.items():
+        if cotangents is None or cotangents.is_closed:
+            path = plan(types[k], adjoint.cotangents[k], cost=comm.cost)
+            given[k] = run(path, grads[k], comm)
+            continue
+        leaves, first = comm.leaves(grads[k]), 4 + adjoint.wanted[k] * comm.width(types[k])
+        if any(ctx.needs_input_grad[first : first + len(leaves)]):
+            cotangents.add(types[k], leaves)
+        given[k] = None
+    return given

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,9 +20,9 @@ from fdtensor.runtime.comm import speaker
 from fdtensor.runtime.interpreter import digest_of
 from fdtensor.tensors.calls.replicas import replica
 from fdtensor.tensors.calls.text import shown
-from fdtensor.tensors.dtensor import DTensor
+from fdtensor.tensors.dtensor import DTensor, due, settled
 
-__all__ = ["distributed", "distributed_key", "refuse_untraceable", "tell"]
+__all__ = ["distributed", "distributed_key", "entering", "refuse_untraceable", "tell"]
 
 
 def distributed(f: Callable[..., Any], leaves: Sequence[Any], spec: Any, plain: Plain) -> list[Any]:
@@ -108,3 +109,19 @@ def refuse_untraceable(f: Callable[..., Any], leaves: Sequence[Any]) -> None:
             f"{shown(f)} was given a generator, from which each rank would draw its own numbers.",
             hint="Draw the numbers once, distribute them, and pass them in.",
         )
+
+
+def entering(
+    leaves: Sequence[Any], eager: bool, stays: Callable[[Sequence[Any]], bool]
+) -> Sequence[Any]:
+    """The arguments as a function of DTensors takes them.
+
+    One op of many (`eager`) takes the terms of sums that are due, where its result `stays` pending;
+    others take the sums, and give the cotangents of these.
+    """
+    if not eager:
+        return [settled(x) if x.__class__ is DTensor else x for x in leaves]
+    terms = [due(x) if x.__class__ is DTensor else x for x in leaves]
+    if all(map(operator.is_, terms, leaves)):
+        return leaves
+    return terms if stays(terms) else leaves

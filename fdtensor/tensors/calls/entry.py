@@ -11,7 +11,9 @@ import attrs
 from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.progress import working
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.torch_private import transforms_active
 from fdtensor.programs.dynamic import Dynamic
+from fdtensor.programs.eqn import Eqn
 from fdtensor.programs.options import Check, Options
 from fdtensor.programs.program import Program
 from fdtensor.programs.recording import name_of
@@ -21,11 +23,12 @@ from fdtensor.runtime.replication import mark, watching
 from fdtensor.runtime.runner import runner_of
 from fdtensor.tensors.calls.adjoint import Adjoint
 from fdtensor.tensors.calls.family import Family
-from fdtensor.tensors.calls.key import requires_grad
+from fdtensor.tensors.calls.key import tracking
 from fdtensor.tensors.calls.python_state import Reads
 from fdtensor.tensors.calls.text import shown
 from fdtensor.tensors.calls.vjp import adjoint, joint
 from fdtensor.tensors.dtensor import DTensor
+from fdtensor.tensors.owed import Owed
 
 __all__ = ["Entry", "entry_of", "read", "traced_call"]
 
@@ -47,6 +50,10 @@ class Entry:
     """What the function closes over: places among what it reads, or DTensors further down."""
     both: Adjoint | None = None
     """The forward and the backward, where derivatives are wanted."""
+    owing: tuple[int, ...] = ()
+    """The outputs that are pending though nobody asked: what needs them whole reduces them."""
+    settles: bool = False
+    """Whether operands that owe a sum are to be reduced first, for all who read them."""
     is_agreed: bool = False
     """Whether all ranks have agreed on it, as they do at the first call."""
 
@@ -73,9 +80,19 @@ class Entry:
             for out, type in zip(outs, self.types, strict=True):
                 mark(comm.leaves(out), type)
         tensors = [DTensor(out, type, comm) for out, type in zip(outs, self.types, strict=True)]
+        for i in self.owing:
+            owed = Owed(outs[i], self.types[i])
+            tensors[i] = DTensor(owed, owed.of_sum, comm)
+            if transforms_active():  # whose levels end before somebody may read it
+                tensors[i] = DTensor(tensors[i].local, owed.of_sum, comm)
         for i in self.traced.leaves:
             tensors[i] = tensors[i].detach().requires_grad_()
         return tensors[0] if self.traced.bare else self.traced.result(tensors)
+
+
+def _reduces(eqn: Eqn) -> bool:
+    """Whether a line takes a sum that is pending."""
+    return any(len(s.src.layout.partial) > len(s.dst.layout.partial) for s in eqn.steps)
 
 
 def read(closed: Sequence[int | DTensor[Any]], reads: Reads) -> list[DTensor[Any]]:
@@ -107,7 +124,7 @@ def traced_call(
     if again is None:
         return program, None
     _refuse_tracked(f, program.program)
-    tracked = [requires_grad(leaf.local) for leaf in leaves if isinstance(leaf, DTensor)]
+    tracked = [tracking(leaf) for leaf in leaves if isinstance(leaf, DTensor)]
     with working(f"tracing the backward of {name_of(f)}"):
         both = joint(f, spec, leaves, types, program, tracked, options, make, family)
         return program, adjoint(f, both, program, types, again)
@@ -116,7 +133,16 @@ def traced_call(
 def entry_of(program: Traced, both: Adjoint | None, comm: Any) -> Entry:
     """The entry of a call that runs this program, or both halves."""
     first = program.program if both is None else both.forward  # so ranks agree on gradients too
-    return Entry(program, comm, types=program.program.out_types, first=first, both=both)
+    types, asked = program.program.out_types, program.program.origin.wants
+    pairs = enumerate(zip(types, asked, strict=True))
+    return Entry(
+        *(program, comm),
+        types=types,
+        first=first,
+        both=both,
+        owing=tuple([i for i, (t, want) in pairs if want is None and t.layout.partial]),
+        settles=any(map(_reduces, program.program.eqns)),
+    )
 
 
 def _refuse_tracked(f: Callable[..., Any], program: Program) -> None:

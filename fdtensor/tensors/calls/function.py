@@ -27,27 +27,28 @@ from fdtensor.programs.options import EVERY_CALL, Options
 from fdtensor.programs.program import Program
 from fdtensor.programs.recording import name_of, refuse_no_function
 from fdtensor.programs.tracer import is_typed, trace
-from fdtensor.tensors.calls.arguments import distributed, distributed_key, refuse_untraceable, tell
+from fdtensor.tensors.calls.arguments import (
+    distributed,
+    distributed_key,
+    entering,
+    refuse_untraceable,
+    tell,
+)
 from fdtensor.tensors.calls.entry import Entry, entry_of, read, traced_call
 from fdtensor.tensors.calls.family import Family, family_of
 from fdtensor.tensors.calls.inlined import inlined
+from fdtensor.tensors.calls.kept import keep_few
 from fdtensor.tensors.calls.key import call_key, refuse_other_comm, requires_grad
 from fdtensor.tensors.calls.python_state import Reads
 from fdtensor.tensors.calls.replicas import ANSWERS, on_replicas, placed
 from fdtensor.tensors.calls.text import no_backward, no_program, shown
 from fdtensor.tensors.calls.weakly import Around, weakly
-from fdtensor.tensors.dtensor import DTensor, is_dtensor
+from fdtensor.tensors.dtensor import DTensor, is_dtensor, read_by_call
 
-__all__ = ["CACHED", "Spmd"]
+__all__ = ["Spmd"]
 
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)
-
-CACHED = 1024
-"""How many programs a function keeps, the last ones."""
-
-_COMMS = 32
-"""For how many Comms it keeps them."""
 
 
 class Spmd(Generic[P, R]):
@@ -146,15 +147,23 @@ class Spmd(Generic[P, R]):
         try:
             if any(isinstance(leaf, torch.Tensor) for leaf in leaves):
                 leaves = distributed(self.f, leaves, spec, self.options.plain)
-            entry = self.last = self._entry(leaves, spec, key_orders((args, kwargs)))
+            orders = key_orders((args, kwargs))
+            leaves = entering(leaves, self.options.eager, partial(self._stays, spec, orders))
+            entry = self.last = self._entry(leaves, spec, orders)
         except BaseException as error:
             raise self._failed(leaves, error)  # noqa: B904 - the same error
         if entry.traced is None:
             return self._on_replicas(leaves, spec, entry.comm)
-        values = [x.local for x in leaves if x.__class__ is DTensor]
+        values = [read_by_call(x) for x in leaves if x.__class__ is DTensor]
         if entry.closed:
             values += [x.local for x in read(entry.closed, self.reads)]
         return entry.result(entry.go(values), entry.comm)
+
+    def _stays(self, spec: Any, orders: Any, leaves: Sequence[Any]) -> bool:
+        """Whether a call with these terms of sums leaves them pending, or moves them as asked."""
+        if self.options.out_layouts is not None:
+            return True
+        return not self._entry(leaves, spec, orders, agreed=False).settles
 
     def _drawing(self, args: Any, kwargs: dict[str, Any]) -> Spmd[..., Any] | None:
         """The function to call where random ops draw from `kwargs["key"]`, which becomes a DTensor.
@@ -188,21 +197,11 @@ class Spmd(Generic[P, R]):
         entry = self.programs.get(key)
         if entry is None:
             entry = self.programs[key] = self._new(leaves, spec, key)
-            self._keep_few()
+            keep_few(self.programs, self.quick)
         every = (self.options.check or entry.comm.check) in EVERY_CALL
         if agreed and entry.first is not None and (every or not entry.is_agreed):
             entry = self.programs[key] = entry.agreed(leaves, self.reads, self.options.check)
         return entry
-
-    def _keep_few(self) -> None:
-        """Drops the programs that were made first: of many, and of the Comms before the last."""
-        comms = list(dict.fromkeys(key[0] for key in self.programs))
-        old = [key for key in self.programs if key[0] is comms[0]] if len(comms) > _COMMS else []
-        if len(self.programs) > CACHED:
-            old.append(next(iter(self.programs)))
-        gone = {id(self.programs.pop(key, None)) for key in old}
-        for key in [key for key, entry in self.quick.items() if id(entry) in gone]:
-            del self.quick[key]
 
     def _new(self, leaves: Sequence[Any], spec: Any, key: tuple[Any, ...]) -> Entry:
         """The entry of calls like this one."""
@@ -252,7 +251,7 @@ class Spmd(Generic[P, R]):
     def _warn(self, error: DataDependentError) -> None:
         """Says that the function runs on replicated operands, once for each reason."""
         reason = f"{error.sentence} {error.facts.get('line', '')}".rstrip()
-        if self.options.quiet or reason in self.reasons:
+        if self.options.eager or reason in self.reasons:
             return
         self.reasons.add(reason)
         text = f"{name_of(self.f)} runs on replicated operands, whole on every rank: {reason}"

@@ -11,12 +11,13 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from fdtensor.programs.options import Options
-from fdtensor.tensors.calls.function import CACHED, Spmd
+from fdtensor.tensors.calls.function import Spmd
+from fdtensor.tensors.calls.kept import CACHED
 from fdtensor.tensors.calls.weakly import OWN
 
 __all__ = ["DEFAULT", "MadeOf", "function_of"]
 
-DEFAULT = Options(on_data_dependent="replicate", quiet=True)
+DEFAULT = Options(on_data_dependent="replicate", choice="follow", eager=True)
 """The options of `call`."""
 
 

@@ -19,7 +19,8 @@ from fdtensor.ops.randomness import Numbers
 from fdtensor.programs.options import Options
 from fdtensor.programs.out_layouts import asked_layouts, resolved
 from fdtensor.programs.tracer import type_of
-from fdtensor.tensors.dtensor import DTensor, TracedDTensor, full_in_trace, is_dtensor
+from fdtensor.tensors.dtensor import DTensor, is_dtensor
+from fdtensor.tensors.traced_dtensor import TracedDTensor, full_in_trace
 
 __all__ = ["as_records", "as_tensors", "inlined"]
 

@@ -16,8 +16,9 @@ from fdtensor.runtime.comm import kind_of
 from fdtensor.tensors.calls.python_state import argument_key
 from fdtensor.tensors.calls.text import shown
 from fdtensor.tensors.dtensor import DTensor
+from fdtensor.tensors.owed import Collecting
 
-__all__ = ["call_key", "refuse_other_comm", "requires_grad", "without_sizes"]
+__all__ = ["call_key", "refuse_other_comm", "requires_grad", "tracking", "without_sizes"]
 
 
 def call_key(
@@ -47,7 +48,7 @@ def call_key(
         raise _none_distributed(f, leaves)
     grads = grads and torch.is_grad_enabled()
     if grads:
-        key += [requires_grad(leaf.local) for leaf in leaves if leaf.__class__ is DTensor]
+        key += [tracking(leaf) for leaf in leaves if leaf.__class__ is DTensor]
     return (comm, grads, ambient(), *key)
 
 
@@ -71,6 +72,11 @@ def requires_grad(local: Any) -> bool:
     if local.__class__ is tuple:
         return any(leaf.requires_grad for leaf in local)
     return local.requires_grad
+
+
+def tracking(x: DTensor[Any]) -> bool | type[Collecting]:
+    """Whether a derivative by a tensor is wanted, and whether it may be left pending."""
+    return Collecting if isinstance(x.held, Collecting) else requires_grad(x.local)
 
 
 def refuse_other_comm(f: Callable[..., Any], comm: Any, leaves: Sequence[Any], spec: Any) -> None:

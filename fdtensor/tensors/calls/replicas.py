@@ -69,13 +69,13 @@ def placed(
 ) -> Any:
     """The results of `f` for these arguments, in the layouts that the options ask for.
 
-    Where they leave that open, what is shaped like an argument gets its layout, unless `quiet`.
+    Where they leave that open, what is shaped like an argument gets its layout, unless `eager`.
     """
     outs, tree = flatten(result, is_leaf=is_dtensor)
     types = [leaf.type if isinstance(leaf, DTensor) else None for leaf in leaves]
     if options.out_layouts is not None:
         return _moved(result, asked_layouts(tree, resolved(options.out_layouts, f, spec, types)))
-    if options.quiet:
+    if options.eager:
         return result
     fulls = [Full(o.shape, o.dtype) if isinstance(o, DTensor) else None for o in outs]
     return _moved(result, as_arguments(fulls, tree, types, spec))

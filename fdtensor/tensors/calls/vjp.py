@@ -14,7 +14,7 @@ from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten, unflatten
-from fdtensor.programs.options import Options
+from fdtensor.programs.options import Like, Options
 from fdtensor.programs.program import Program
 from fdtensor.programs.recording import TENSOR, filled, name_of
 from fdtensor.programs.tracer import Traced
@@ -22,6 +22,7 @@ from fdtensor.tensors.calls.adjoint import Adjoint
 from fdtensor.tensors.calls.family import Family
 from fdtensor.tensors.calls.halves import halves
 from fdtensor.tensors.calls.weakly import weakly
+from fdtensor.tensors.owed import Collecting
 
 __all__ = ["Joint", "adjoint", "joint"]
 
@@ -52,14 +53,15 @@ def joint(
     leaves: Sequence[Any],
     types: Sequence[TensorType | None],
     primal: Traced,
-    tracked: Sequence[bool],
+    tracked: Sequence[object],
     options: Options,
     make: Callable[..., Traced],
     family: Family | None = None,
 ) -> Joint | None:
     """A function with its derivative by the tensors that are `tracked`; None where it has none.
 
-    `primal` is its program and `options` those of it, `make` traces a function.
+    `primal` is its program and `options` those of it, `make` traces a function. Where a tensor is
+    `Collecting`, its cotangent is left as it comes.
     """
     function = weakly(f)
     known, outs = [t for t in types if t is not None], primal.program.out_types
@@ -71,7 +73,10 @@ def joint(
     out_cts = [outs[i].cotangent() for i in through]
     _, tree = flatten((([0] * len(known), [0] * len(out_cts)), {}))
     layouts = [t.layout for t in outs], [t.layout for t in in_cts], None
-    options = attrs.evolve(options, out_layouts=layouts, parameters=_parameters_of(primal.program))
+    left = [tracked[i] is Collecting for i in wanted]
+    own = [Like(None) if free else t.layout for t, free in zip(in_cts, left, strict=True)]
+    known_of = _parameters_of(primal.program)
+    options = attrs.evolve(options, out_layouts=(layouts[0], own, None), parameters=known_of)
     flat = _flat(function, spec, _without_tensors(leaves, types), types, primal.statics)
     joined = functools.partial(_with_cotangents, name_of(f), flat, wanted, through)
     if family is not None:
@@ -109,9 +114,12 @@ def adjoint(
         return again(both.function, known, values, both.out_cts, cts, own, comm)
 
     forward, backward, kept = halves(whole, len(known), len(outs))
-    quiet = not any(eqn.steps for eqn in whole.eqns)
-    facts = both.wanted, both.through, both.still, pulled, quiet, weakly(f)
-    return Adjoint(forward, backward, outs, kept, *facts)
+    cotangents = tuple([known[i].cotangent() for i in both.wanted])
+    # from replicas of a cotangent blocks are computed, which second derivatives have to add up
+    pending = any(t.layout.partial for t in outs)
+    moves = any(eqn.steps for eqn in whole.eqns) or backward.out_types != cotangents
+    facts = both.wanted, cotangents, both.through, both.still, pulled
+    return Adjoint(forward, backward, outs, kept, *facts, not (moves or pending), weakly(f))
 
 
 def _parameters_of(program: Program) -> frozenset[int]:

@@ -20,11 +20,12 @@ from fdtensor.layouts.tree import flatten, paths, unflatten
 from fdtensor.ops.decompositions.control_flow import unrolled
 from fdtensor.programs.closed_over import given_nothing
 from fdtensor.tensors.calls.inlined import as_records, as_tensors
-from fdtensor.tensors.dtensor import TracedDTensor, is_dtensor
+from fdtensor.tensors.dtensor import is_dtensor
 from fdtensor.tensors.shard_map.arguments import OPEN, no_tensor_result, prefixed
 from fdtensor.tensors.shard_map.moves import LocalCollective
 from fdtensor.tensors.shard_map.places import Call, Table, at
 from fdtensor.tensors.shard_map.stacked import carried, joined, numbered, stacked
+from fdtensor.tensors.traced_dtensor import TracedDTensor
 
 __all__ = ["mapped_in_trace"]
 

@@ -1,0 +1,100 @@
+"""`Owed`: a local value whose sum over some axes is still to be taken.
+
+What `call` leaves pending is reduced where it is first needed whole: a product of cut matrices that
+is then redistributed to blocks takes one reduce_scatter, and not an all_reduce before it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.torch_private import transforms_active
+from fdtensor.plans.planner import plan
+from fdtensor.runtime.cotangents import Cotangents
+from fdtensor.runtime.interpreter import run
+
+__all__ = ["Collecting", "Owed", "at_hand"]
+
+
+class Collecting:
+    """A local value whose readers may leave its cotangent pending, where it is scattered anyway.
+
+    Only `call` reads `value`; others get `seen`, which has the cotangent of the tensor as ever.
+    """
+
+    __slots__ = ("_seen", "cotangents", "value")
+
+    def __init__(self, value: Any, cotangents: Cotangents) -> None:
+        self.value, self.cotangents = value, cotangents
+        self._seen: Any = None
+
+    def seen(self, comm: Any) -> Any:
+        """The value for others: to autograd one of the readers."""
+        if self._seen is None:
+            with torch.enable_grad():
+                views = [leaf.view_as(leaf) for leaf in comm.leaves(self.value)]
+            self._seen = comm.value(views)
+        return self._seen
+
+
+class Owed:
+    """The terms of a sum that ranks hold, until it is reduced; then the sum, for all who ask."""
+
+    __slots__ = ("_sum", "edges", "terms", "type")
+
+    def __init__(self, terms: Any, type: TensorType) -> None:
+        self.terms: Any = terms
+        """The local value: one term on each rank."""
+        self.type = type
+        """The type of the terms, pending along the axes of the sum."""
+        self.edges: tuple[GradientEdge | None, ...] = ()
+        """Where the terms were in the graph of autograd, once the sum is taken."""
+        self._sum: Any = None
+
+    @property
+    def known(self) -> tuple[Any, TensorType]:
+        """The terms or, once it is taken, the sum; and the type of that."""
+        return (self.terms, self.type) if self._sum is None else (self._sum, self.of_sum)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the sum is not yet taken."""
+        return self._sum is None
+
+    @property
+    def of_sum(self) -> TensorType:
+        """The type of the sum: the same on all ranks along the axes of which it was pending."""
+        return self.type.cotangent()
+
+    def reduced(self, comm: Any) -> Any:
+        """The local value of the sum. The first call reduces it: all ranks of the mesh make it."""
+        if self._sum is not None:
+            return self._sum
+        path = plan(self.type, self.of_sum, cost=comm.cost)
+        tracked = any(leaf.requires_grad for leaf in comm.leaves(self.terms))
+        with torch.set_grad_enabled(tracked or torch.is_grad_enabled()):  # others read it later
+            value = run(path, self.terms, comm)
+        if not (transforms_active() or torch.is_inference_mode_enabled()):
+            if tracked:
+                self.edges = tuple(map(_edge, comm.leaves(self.terms)))
+            self._sum, self.terms = value, None
+        return value
+
+
+def at_hand(held: Any) -> Any:
+    """What a DTensor holds as tensors: terms while a sum is due, else the local value."""
+    match held:
+        case Owed():
+            return held.known[0]
+        case Collecting():
+            return held.value
+        case _:
+            return held
+
+
+def _edge(leaf: torch.Tensor) -> GradientEdge | None:
+    return get_gradient_edge(leaf) if leaf.requires_grad else None

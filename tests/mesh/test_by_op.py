@@ -1,0 +1,73 @@
+"""Functions that run op by op on real ranks: gradients, and what comes to every rank."""
+
+import pytest
+import torch
+
+from fdtensor.layouts.errors import CommError
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.tensors.connect import connect
+from fdtensor.tensors.distribution import distribute
+from tests.tensors.test_by_op import SHAPES, ints, layer, plain_parameters
+
+pytestmark = pytest.mark.mesh
+
+SECONDS = 60
+LINE, SQUARE, SOME = Mesh(x=4), Mesh(y=2, x=2), Mesh.from_ranks([3, 1], "x")
+
+
+def on_this_rank(mesh, peek):
+    """The gradients of a layer by its parameters and by what is in between, and second ones."""
+    comm = connect(Mesh(world=4))
+    rows, columns, whole = mesh.layout("x"), mesh.layout(None, "x"), mesh.layout()
+    fulls = [ints(*shape, seed=i) for i, shape in enumerate(SHAPES)]
+    pairs = zip(fulls, (rows, rows, columns, whole), strict=True)
+    own = [distribute(full, layout, comm).requires_grad_() for full, layout in pairs]
+
+    def enter(x):
+        return x.redistribute(whole)
+
+    h, y, loss = layer(*own, enter, lambda y: y.redistribute(rows))
+    if peek:
+        y.full()
+    grads = torch.autograd.grad(loss, [*own, h, y], create_graph=True)
+    again = torch.autograd.grad(sum((g.square().sum() for g in grads[:4]), 0 * loss), own)
+    _, _, loss = layer(*own, enter, lambda y: y.redistribute(rows))
+    loss.backward()
+    return [x.full().detach() for x in (*grads, *again, *(x.grad for x in own))]
+
+
+@pytest.mark.parametrize("peek", [False, True])
+@pytest.mark.parametrize("mesh", [LINE, SQUARE, SOME], ids=repr)
+def test_gradients_are_those_of_one_process(pool4, mesh, peek):
+    plain = plain_parameters()
+    h, y, loss = layer(*plain, lambda x: x, lambda x: x)
+    grads = torch.autograd.grad(loss, [*plain, h, y], create_graph=True)
+    again = torch.autograd.grad(sum(g.square().sum() for g in grads[:4]), plain)
+    wanted = [t.detach() for t in (*grads, *again, *grads[:4])]
+    for given in pool4.run(on_this_rank, mesh, peek, timeout=SECONDS):
+        for a, b in zip(given, wanted, strict=True):
+            assert torch.equal(a, b)
+
+
+def looked_at_by_one():
+    """What a rank hears that looks alone at what all of them are to reduce."""
+    comm = connect(LINE, timeout=3)
+    y = distribute(ints(8, 12), LINE.layout(None, "x"), comm) @ distribute(
+        ints(12, 4), LINE.layout("x"), comm
+    )
+    said = repr(y)
+    try:
+        if comm.rank == 0:
+            y.full()
+        else:
+            distribute(ints(4), LINE.layout("x"), comm).redistribute(LINE.layout()).full()
+    except CommError as error:
+        return said, str(error)
+    return said, ""
+
+
+def test_a_rank_that_reduces_a_sum_alone_is_told_and_the_others_too(pool4):
+    for said, told in pool4.run(looked_at_by_one, timeout=SECONDS):
+        assert said.endswith("owes the sum over x)")
+        assert "do not agree" in told
+        assert "rank 0 is at `this plan` test_by_op.py" in told
