@@ -17,7 +17,7 @@ from fdtensor.programs.following import Tolls
 from fdtensor.programs.moves import IMPOSSIBLE, Placements, about_seconds, move_seconds
 from fdtensor.programs.nodes import Node, Option, Place
 
-__all__ = ["AxisPrices", "LeastPrices", "Prices", "moves_near", "moves_of"]
+__all__ = ["AxisPrices", "LeastPrices", "Move", "Prices", "moves_near", "moves_of"]
 
 STEPS = 8
 """How many steps a loop is taken to make, where layouts are chosen."""
@@ -156,6 +156,8 @@ class AxisPrices:
     axis: str
     placed: Mapping[int, Mapping[str, Placement]]
     """The placements in which values are computed on other axes; on the rest they are R."""
+    least: LeastPrices | None = None
+    """What moves take at least, where that is enough to begin with."""
 
     def __call__(self, v: int, p: Placement, q: Place, use: Uses = None) -> float:
         """The seconds that moving value `v` from one placement to another takes.
@@ -164,7 +166,7 @@ class AxisPrices:
         """
         if q in (p, "free") and use is None:
             return 0.0
-        return self.prices(v, *self.ends(v, p, q, use))
+        return (self.least or self.prices)(v, *self.ends(v, p, q, use))
 
     def kind(self, v: int) -> Hashable:
         """What the prices of a value depend on."""

@@ -27,7 +27,7 @@ from fdtensor.programs.decomposed import decomposed
 from fdtensor.programs.deterministic import on_whole, on_whole_operands
 from fdtensor.programs.ends import any_place, block, input_node, open_places, output_node
 from fdtensor.programs.nodes import Node, Option, Place
-from fdtensor.programs.prices import AxisPrices, Prices
+from fdtensor.programs.prices import AxisPrices, LeastPrices, Prices
 
 __all__ = ["BodyOptions", "ProblemBuilder"]
 
@@ -71,7 +71,8 @@ class ProblemBuilder:
         for other, choice in before.items():
             for v, p in choice.placements.items():
                 placed.setdefault(v.index, {})[other] = p
-        self.prices = AxisPrices(prices, axis, placed)
+        least = LeastPrices(prices, ()) if constraints.pending else None
+        self.prices = AxisPrices(prices, axis, placed, least)
 
     def _left(self, v: Var, full: Full) -> Full:
         """The largest block that the other axes leave of a value."""
@@ -169,9 +170,8 @@ class ProblemBuilder:
             return [Option((pin[self.axis],), (pin[self.axis],), 0.0)]
         if i in self.whole:
             return [on_whole(call)]
-        kinds: dict[Placement, None] = {}
-        for v in call.ins:
-            kinds.update((p, None) for p in self.domain[v] if not isinstance(p, (Replicate, Shard)))
+        places = dict.fromkeys(p for v in call.ins for p in self.domain[v])
+        kinds = [p for p in places if not isinstance(p, (Replicate, Shard))]
         if self.like is not None and isinstance(self.like.calls[i].note, Body):
             return self._constrained(i, call, self._repeated(call, self.like.calls[i]))
         types = [graph.types[v.index] for v in call.ins]
