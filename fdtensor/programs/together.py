@@ -27,7 +27,7 @@ from fdtensor.programs.choice import (
     regathered,
     total_seconds,
 )
-from fdtensor.programs.choices import Choice, Constraints
+from fdtensor.programs.choices import Body, Choice, Constraints
 from fdtensor.programs.mixtures import nodes_of
 from fdtensor.programs.nodes import Node, Option
 from fdtensor.programs.prices import LeastPrices, Prices, moves_near, moves_of
@@ -116,7 +116,24 @@ def chosen_together(
         return _once(problem, axes)
     if sum(size > 1 for size in mesh.sizes) < 2:
         return _in_turn(problem, axes)
-    return _best_of(problem, [_once(problem, order) for order in (axes, axes[::-1])])
+    first = _once(problem, axes)
+    if constraints.pending and all(_moves_nothing(graph, choice) for choice in first.values()):
+        return first  # of one op of many: nothing else follows the operands
+    return _best_of(problem, [first, _once(problem, axes[::-1])])
+
+
+def _moves_nothing(graph: Graph, choice: Choice) -> bool:
+    """Whether every call takes its operands as they are, along the axis of a choice."""
+    uses = [
+        *zip(graph.outs, choice.outs, strict=True),
+        *(
+            pair
+            for call, option in zip(graph.calls, choice.calls, strict=True)
+            for pair in zip(call.ins, option.ins, strict=True)
+        ),
+    ]
+    whole = not any(isinstance(option.note, Body) for option in choice.calls)
+    return whole and all(place in ("free", choice.placements[v]) for v, place in uses)
 
 
 def _once(problem: _Problem, order: Sequence[str]) -> dict[str, Choice]:
