@@ -1,7 +1,8 @@
 """`rewritten`: a graph with some runs of calls replaced by one op that is cheaper when it is cut.
 
 Derivatives of scans flip a tensor, scan it and flip it back: as one op, a scan from the end, a rank
-needs no elements of other ranks but the totals of their blocks.
+needs no elements of other ranks but the totals of their blocks. That of a cross entropy sums, over
+the classes, what is not 0 for one of them: as one op it is known without a sum.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 
 from fdtensor.ops.graph import Call, Full, Graph, Var, pruned
 
-__all__ = ["BACKWARD_SCANS", "rewritten"]
+__all__ = ["BACKWARD_SCANS", "CROSS_ENTROPY_BACKWARD", "rewritten"]
 
 aten = torch.ops.aten
 
@@ -36,11 +37,42 @@ BACKWARD_SCANS: dict[Any, Any] = {
 """By the scan, the scan from the end of the dim: `out[i, j] = sum_(k >= j) x[i, k]`."""
 
 
+torch.library.define(
+    "fdtensor::cross_entropy_backward",
+    "(Tensor grad_output, Tensor out, Tensor target, Tensor? weight, int reduction, "
+    "int ignore_index, Tensor total_weight, ScalarType dtype) -> Tensor",
+)
+
+
+def _cross_entropy_backward(grad: torch.Tensor, out: torch.Tensor, *rest: Any) -> torch.Tensor:
+    """The gradient of what `log_softmax` was given, whose result is `out`, by the loss of that."""
+    *args, dtype = rest
+    op = aten.nll_loss_backward if out.ndim < 3 else aten.nll_loss2d_backward
+    tensors = [t.contiguous() if isinstance(t, torch.Tensor) else t for t in (grad, out, *args)]
+    return aten._log_softmax_backward_data(op.default(*tensors), out, 1, dtype)
+
+
+torch.library.impl(
+    "fdtensor::cross_entropy_backward", "CompositeExplicitAutograd", _cross_entropy_backward
+)
+
+CROSS_ENTROPY_BACKWARD: Any = torch.ops.fdtensor.cross_entropy_backward.default
+"""The backward of `nll_loss` along dim 1, and of `log_softmax` before it."""
+
+
 def rewritten(graph: Graph) -> Graph:
-    """The graph with `flip(scan(flip(x)))` as a scan from the end, cast counts as float sums."""
+    """The graph with `flip(scan(flip(x)))` as a scan from the end, cast counts as float sums.
+
+    And with both parts of the backward of a cross entropy as one.
+    """
     makers = {v: call for call in graph.calls for v in call.outs if v is not None}
+    types = graph.types
     calls = [
-        _from_end(call, makers) or _count(call, makers, graph.types) or call for call in graph.calls
+        _from_end(call, makers)
+        or _count(call, makers, types)
+        or _cross_entropy(call, makers, types)
+        or call
+        for call in graph.calls
     ]
     if all(a is b for a, b in zip(calls, graph.calls, strict=True)):
         return graph
@@ -74,6 +106,23 @@ def _count(call: Call, makers: dict[Var, Call], types: Sequence[Full]) -> Call |
         return None
     return Call(count.op, count.args, (("dtype", dtype),), call.outs, call.mark)
 
+
+def _cross_entropy(call: Call, makers: dict[Var, Call], types: Sequence[Full]) -> Call | None:
+    """The backward of a cross entropy that a call completes, or None."""
+    if call.op is not aten._log_softmax_backward_data.default:
+        return None
+    grad, out, dim, dtype = call.args
+    first = makers.get(grad)
+    if first is None or first.op not in _LIKELIHOODS or dim % types[out.index].ndim != 1:
+        return None
+    ct, x, target, weight, reduction, ignored, total = first.args
+    if x != out or types[out.index].dtype is not dtype:
+        return None
+    args = ct, out, target, weight, reduction, ignored, total, dtype
+    return Call(CROSS_ENTROPY_BACKWARD, args, (), call.outs, call.mark)
+
+
+_LIKELIHOODS = {aten.nll_loss_backward.default, aten.nll_loss2d_backward.default}
 
 _SUMS = {aten.sum.default, aten.sum.dim_IntList}
 

@@ -1,7 +1,8 @@
-"""Runs of calls that one op says better: scans that go from the end."""
+"""Runs of calls that one op says better: scans that go from the end, losses of classes."""
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
@@ -9,7 +10,7 @@ from fdtensor.layouts.placement import Shard
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Full
 from fdtensor.ops.recorder import record
-from fdtensor.ops.rewrite import BACKWARD_SCANS, rewritten
+from fdtensor.ops.rewrite import BACKWARD_SCANS, CROSS_ENTROPY_BACKWARD, rewritten
 from fdtensor.programs.tracer import trace
 from fdtensor.runtime.runner import run_lines
 from fdtensor.runtime.simulator import SimulatedComm
@@ -103,3 +104,59 @@ def test_a_count_of_bools_that_becomes_a_float_is_counted_as_one():
     assert cast in ops(1 << 25, torch.float32)
     assert cast not in ops(1 << 25, torch.float64)
     assert cast in ops(1 << 10, torch.float16)
+
+
+# --- the backward of a cross entropy -----------------------------------------------------------
+
+
+def likelihoods():
+    """Arguments of the op: gradient, result of `log_softmax`, target, weight, and how to reduce."""
+    generator = torch.Generator().manual_seed(0)
+    for shape, reduction in [((6, 5), 0), ((5, 4), 1), ((4, 6), 2), ((2, 5, 3, 2), 0), ((3, 4), 1)]:
+        of_samples = (shape[0], *shape[2:])
+        out = torch.randn(shape, generator=generator, dtype=torch.float64).log_softmax(1)
+        target = torch.randint(0, shape[1], of_samples, generator=generator)
+        target.view(-1)[0] = -100
+        grad = torch.randn(of_samples if reduction == 0 else (), generator=generator).double()
+        weight = torch.rand(shape[1], generator=generator).double() if shape[1] == 5 else None
+        total = torch.tensor(3.0, dtype=torch.float64)
+        yield grad, out, target, weight, reduction, -100, total, torch.float64
+
+
+def test_the_backward_of_a_cross_entropy_is_that_of_its_parts_on_blocks_and_by_classes():
+    samples = list(likelihoods())
+    for grad, out, *args, dtype in samples:
+        back = aten.nll_loss_backward if out.ndim == 2 else aten.nll_loss2d_backward
+        parts = aten._log_softmax_backward_data(back.default(grad, out, *args), out, 1, dtype)
+        assert torch.equal(CROSS_ENTROPY_BACKWARD(grad, out, *args, dtype), parts)
+    assert not verify(CROSS_ENTROPY_BACKWARD, samples)
+    assert not differences(CROSS_ENTROPY_BACKWARD, samples)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_classes_that_are_cut_send_nothing_for_it(reduction, weighted):
+    mesh = Mesh(tp=4)
+    types = [
+        TensorType((8, 12), torch.float32, mesh.layout(None, "tp")),
+        TensorType((8,), torch.int64, mesh.layout()),
+        *([TensorType((12,), torch.float32, mesh.layout())] if weighted else []),
+    ]
+
+    def loss(x, target, weight=None):
+        return F.cross_entropy(x, target, weight, reduction=reduction)
+
+    once = trace(loss, *types, choice="follow")
+    both = trace(torch.func.grad_and_value(loss), *types, choice="follow")
+    assert "cross_entropy_backward" not in str(both), "its classes are cut: in simpler ops"
+    assert both.received_bytes == once.received_bytes
+
+
+def test_other_gradients_of_log_softmax_stay():
+    def f(x, target):
+        out = x.log_softmax(1)
+        return F.nll_loss(out, target) + out.square().sum()
+
+    types = [Full((4, 3), torch.float32), Full((4,), torch.int64)]
+    graph = rewritten(record(lambda x: [torch.func.grad(f)(*x)], types))
+    assert CROSS_ENTROPY_BACKWARD not in [call.op for call in graph.calls]

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from fdtensor.ops.decompositions.core import decomposition, wide
+from fdtensor.ops.rewrite import CROSS_ENTROPY_BACKWARD
 
 aten = torch.ops.aten
 
@@ -56,6 +57,20 @@ def nll_loss_backward(grad, x, target, weight, reduction, ignore_index, total_we
     if weight is not None:
         grad = grad * _classes(x, wide(weight))
     return torch.where(hit, -grad, 0.0).to(x.dtype)
+
+
+@decomposition(CROSS_ENTROPY_BACKWARD)
+def cross_entropy_backward(grad, out, target, weight, reduction, ignore_index, total_weight, dtype):
+    """`dx[n, c] = (exp(out[n, c]) - [c == t[n]]) * grad * w[t[n]] / total`, 0 where ignored"""
+    ignored = target == ignore_index
+    scale = wide(grad)
+    if reduction == MEAN:
+        scale = scale / wide(total_weight)
+    if weight is not None:
+        scale = scale * wide(weight)[target.masked_fill(ignored, 0)]
+    hit = _classes(out, torch.arange(out.shape[1], device=out.device)) == target.unsqueeze(1)
+    scale = torch.where(ignored, 0.0, scale)
+    return ((wide(out).exp() - hit.to(scale.dtype)) * scale.unsqueeze(1)).to(dtype)
 
 
 def _linear_loss(x, matrix, target, bias, weight, ignore_index, reduction="none", smoothing=0.0):

@@ -10,10 +10,11 @@ import torch
 
 from fdtensor.layouts.torch_private import schema_of
 from fdtensor.ops.graph import Full
-from fdtensor.ops.notation.core import P, R
+from fdtensor.ops.notation.core import P, R, rule
 from fdtensor.ops.notation.each import each
 from fdtensor.ops.notation.formula import formula
 from fdtensor.ops.notation.ops import on, overloads
+from fdtensor.ops.rewrite import CROSS_ENTROPY_BACKWARD
 
 aten = torch.ops.aten
 
@@ -98,6 +99,17 @@ loss_backward(aten.multilabel_margin_loss_backward.default, "n C, n C, n C", "n"
 
 for _op in _BY_TOTAL:
     loss_backward(_op, "n C *, n *, C,", "n *", "n C *")
+
+
+@rule(CROSS_ENTROPY_BACKWARD)
+def cross_entropy_backward(
+    grad_output, out, target, weight, reduction, ignore_index, total_weight, dtype
+):
+    """`dx[n, c] = sum_d dy[n, d] - exp(out[n, c]) * dy[n, d]` with `dy` that of `nll_loss`"""
+    of_grad = "n *" if reduction == NONE else ""
+    ins = f"{of_grad}, n C *, n *, C, "
+    operands = grad_output, out, target, weight, total_weight
+    yield from formula(f"{ins} -> n C *", *operands, linear=[0, 3])
 
 
 @on("nll_loss_forward nll_loss2d_forward")
