@@ -172,6 +172,13 @@ def test_it_is_a_value_like_any_other():
     assert optree.tree_paths(y, namespace="fdtensor")[0] == ("local", 0)
 
 
+def test_a_picture_shows_the_terms_and_moves_nothing():
+    y, _ = product(SimulatedComm(MESH))
+    assert "f64[8,4]{sum:x}" in str(fd.show(y))
+    assert "{sum:x}" in y._repr_html_()
+    assert due(y) is not y
+
+
 def test_other_functions_get_its_sum():
     y, wanted = product(SimulatedComm(MESH))
     assert torch.equal(fd.spmd(lambda y: y * 2)(y * 2).full(), wanted * 4)

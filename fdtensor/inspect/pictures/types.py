@@ -18,7 +18,7 @@ from fdtensor.layouts.placement import Partial, Ragged, Replicate, Shard, Spans,
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.torch_private import is_functorch_wrapped_tensor
 from fdtensor.plans.text import bytes_text
-from fdtensor.tensors.dtensor import DTensor
+from fdtensor.tensors.dtensor import DTensor, due
 
 __all__ = ["axes_of", "legend", "of_dtensor", "of_mesh", "of_type"]
 
@@ -33,7 +33,11 @@ def of_type(type: TensorType) -> Description:
 
 
 def of_dtensor(x: DTensor[Any]) -> Description:
-    """The same of a DTensor, with its values where there are few: of all ranks, or of this one."""
+    """The same of a DTensor, with its values where there are few: of all ranks, or of this one.
+
+    Of one that owes a sum these are the terms: one rank may look alone.
+    """
+    x = due(x)
     type = x.type
     locals_of = _held(x)
     rank = x.comm.rank
