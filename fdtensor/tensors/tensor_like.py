@@ -51,6 +51,7 @@ class TensorLike:
         type: Any
         comm: Any
         full: Callable[[], torch.Tensor]
+        detach: Callable[[], Any]
 
     @classmethod
     def __torch_function__(
@@ -75,7 +76,7 @@ class TensorLike:
 
     def tolist(self) -> Any:
         """The elements as nested lists. Collective, as `full()` is."""
-        return self.full().tolist()
+        return self.detach().full().tolist()
 
     def numpy(self) -> Any:
         """The full tensor as an array. Collective, as `full()` is."""
@@ -192,10 +193,13 @@ class TensorLike:
 
 
 def _one(x: Any) -> torch.Tensor:
-    """The full tensor of one element; raises on all ranks, before traffic, for another."""
+    """The full tensor of one element; raises on all ranks, before traffic, for another.
+
+    A rank may read a loss alone: what is read has no derivative.
+    """
     if x.type.numel != 1:
         raise refuse_many(x)
-    return x.full()
+    return x.detach().full()
 
 
 # --- operators and methods -----------------------------------------------------------------------

@@ -71,3 +71,23 @@ def test_a_rank_that_reduces_a_sum_alone_is_told_and_the_others_too(pool4):
         assert said.endswith("owes the sum over x)")
         assert "do not agree" in told
         assert "rank 0 is at `this plan` test_by_op.py" in told
+
+
+def loss_read_by_one():
+    """A loss that requires grad, which one rank prints while the others go on."""
+    comm = connect(LINE, timeout=5)
+    x = distribute(ints(8, 4), LINE.layout("x"), comm).requires_grad_()
+    loss = (x * x).mean()
+    read = [loss.item(), float(loss), f"{loss:.2f}", loss.tolist()] if comm.rank == 2 else []
+    loss.backward()
+    return read, x.grad.full()
+
+
+def test_one_rank_may_read_a_loss_that_requires_grad(pool4):
+    plain = ints(8, 4).requires_grad_()
+    loss = (plain * plain).mean()
+    loss.backward()
+    for rank, (read, grad) in enumerate(pool4.run(loss_read_by_one, timeout=SECONDS)):
+        assert torch.equal(grad, plain.grad)
+        assert not read or rank == 2
+        assert read in ([], [loss.item(), loss.item(), f"{loss.item():.2f}", loss.item()])
