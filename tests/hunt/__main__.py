@@ -9,6 +9,7 @@ import argparse
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
@@ -41,7 +42,7 @@ def main() -> int:
     about = {"seed": given.seed, **attrs.asdict(extent), "without": given.without}
     rows = Rows(given.resume or folder / "hunt.jsonl", about)
     numbers = [given.program] if given.program is not None else range(given.first, given.programs)
-    hunt = _Hunt(Child(given.limit), rows, folder, given.seed, extent)
+    hunt = _Hunt(Child(given.limit), rows, folder, given.seed, extent, given.ways)
     end = time.monotonic() + given.seconds
     try:
         with bar() as progress:
@@ -80,6 +81,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--without", nargs="*", default=[], help="ops and moments that are not drawn"
     )
+    parser.add_argument(
+        "--ways", nargs="*", default=[], help="the ways to run, all of them if none"
+    )
     parser.add_argument("--ranks", type=int, default=12, help="the most ranks of a mesh")
     return parser
 
@@ -91,6 +95,7 @@ class _Hunt:
     folder: Path
     seed: int
     extent: Extent
+    ways: Sequence[str] = ()
 
     def hunted(self, number: int) -> str:
         """Runs a program and keeps what came of it; the text of a failure that is new."""
@@ -98,6 +103,8 @@ class _Hunt:
         if isinstance(program, Outcome):
             self.rows.add(Row(number, "hunt", (), 0.0, "", f"drawing: {program.kind}"))
             return f"program {number} cannot be drawn: {program}"
+        if self.ways and program.setting.way not in self.ways:
+            return ""
         found = self.child.run(program)
         row = Row(number, found.kind, ops_of(program), found.seconds, program.setting.way)
         if found.kind in GOOD:
