@@ -118,7 +118,8 @@ class DTensor(Generic[Value], _LikeTensor):
 
         Collective over the ranks of both meshes, and so is its backward: all ranks run it, also one
         that has left and whose result does not depend on its empty tensor. Always a new local
-        tensor.
+        tensor. Ops of DTensors read it beside `local`: the gradient by a tensor in between is
+        `torch.autograd.grad(loss, x)` of DTensors, not of their local tensors.
         """
         if recording():
             return _TRACED[0](self).redistribute(to)
