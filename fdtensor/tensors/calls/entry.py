@@ -52,6 +52,8 @@ class Entry:
     """The forward and the backward, where derivatives are wanted."""
     owing: tuple[int, ...] = ()
     """The outputs that are pending though nobody asked: what needs them whole reduces them."""
+    one: TensorType | None = None
+    """The type of the result where it is one tensor, and nothing is to be done to it."""
     settles: bool = False
     """Whether operands that owe a sum are to be reduced first, for all who read them."""
     is_agreed: bool = False
@@ -75,6 +77,8 @@ class Entry:
 
     def result(self, outs: Sequence[Any], comm: Any) -> Any:
         """The result of the function, with these values."""
+        if self.one is not None and not watching():
+            return DTensor(outs[0], self.one, comm)
         assert self.traced is not None
         if watching():
             for out, type in zip(outs, self.types, strict=True):
@@ -135,12 +139,14 @@ def entry_of(program: Traced, both: Adjoint | None, comm: Any) -> Entry:
     first = program.program if both is None else both.forward  # so ranks agree on gradients too
     types, asked = program.program.out_types, program.program.origin.wants
     pairs = enumerate(zip(types, asked, strict=True))
+    owing = tuple([i for i, (t, want) in pairs if want is None and t.layout.partial])
     return Entry(
         *(program, comm),
         types=types,
         first=first,
         both=both,
-        owing=tuple([i for i, (t, want) in pairs if want is None and t.layout.partial]),
+        owing=owing,
+        one=types[0] if program.bare and not owing and not program.leaves else None,
         settles=any(map(_reduces, program.program.eqns)),
     )
 
