@@ -34,11 +34,13 @@ class Collecting:
 
     def seen(self, comm: Any) -> Any:
         """The value for others: to autograd one of the readers."""
-        if self._seen is None:
-            with torch.enable_grad():
-                views = [leaf.view_as(leaf) for leaf in comm.leaves(self.value)]
-            self._seen = comm.value(views)
-        return self._seen
+        if self._seen is not None:
+            return self._seen
+        with torch.enable_grad():  # others read it later
+            seen = comm.value([leaf.view_as(leaf) for leaf in comm.leaves(self.value)])
+        if _is_for_all():
+            self._seen = seen
+        return seen
 
 
 class Owed:
@@ -78,7 +80,7 @@ class Owed:
         tracked = any(leaf.requires_grad for leaf in comm.leaves(self.terms))
         with torch.set_grad_enabled(tracked or torch.is_grad_enabled()):  # others read it later
             value = run(path, self.terms, comm)
-        if not (transforms_active() or torch.is_inference_mode_enabled()):
+        if _is_for_all():
             if tracked:
                 self.edges = tuple(map(_edge, comm.leaves(self.terms)))
             self._sum, self.terms = value, None
@@ -94,6 +96,11 @@ def at_hand(held: Any) -> Any:
             return held.value
         case _:
             return held
+
+
+def _is_for_all() -> bool:
+    """Whether a tensor that is made now may be kept for readers in other modes of torch."""
+    return not (transforms_active() or torch.is_inference_mode_enabled())
 
 
 def _edge(leaf: torch.Tensor) -> GradientEdge | None:

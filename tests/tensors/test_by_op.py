@@ -208,6 +208,19 @@ def test_within_inference_mode_nothing_is_kept_for_outside():
     assert a.grad is not None
 
 
+def test_what_is_gathered_may_be_read_first_within_inference_mode():
+    x = distribute(ints(8, 4), ROWS, SimulatedComm(MESH)).requires_grad_()
+    h = x.redistribute(WHOLE)
+    with torch.inference_mode():
+        h.full()
+        assert h.local[0].shape == (8, 4)
+    sum((leaf * leaf).sum() / 4 for leaf in h.local).backward()
+    assert torch.equal(x.grad.full(), ints(8, 4) / 2)
+    h = x.redistribute(WHOLE)
+    fd.func.grad(lambda w: (w * h).sum())(distribute(ints(8, 4), ROWS, x.comm))
+    assert torch.autograd.grad((h * h).sum(), h)[0].full().equal(ints(8, 4) * 2)
+
+
 # --- cotangents --------------------------------------------------------------------------------
 
 
