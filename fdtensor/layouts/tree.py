@@ -8,7 +8,6 @@ from typing import Any
 
 import optree
 import optree.dataclasses
-import optree.integrations.attrs
 
 __all__ = [
     "argument",
@@ -98,12 +97,7 @@ def paths(spec: optree.PyTreeSpec, name: str) -> list[str]:
     return [accessor.codify(name) for accessor in spec.accessors()]
 
 
-def register(record: type) -> None:
-    """Makes an attrs record a node, but for its fields with the metadata `pytree_node=False`."""
-    optree.integrations.attrs.register_node(record, namespace=NAMESPACE)
-
-
-def register_as(
+def register(
     kind: type[Any],
     flatten: Callable[[Any], tuple[tuple[Any, ...], Any, tuple[str, ...]]],
     unflatten: Callable[[Any, Any], Any],

@@ -48,10 +48,9 @@ def _cross_entropy_backward(grad: torch.Tensor, out: torch.Tensor, *rest: Any) -
     """The gradient of what `log_softmax` was given, whose result is `out`, by the loss of that."""
     *args, dtype = rest
     op = aten.nll_loss_backward if out.ndim < 3 else aten.nll_loss2d_backward
-    tensors = [t.contiguous() if isinstance(t, torch.Tensor) else t for t in (grad, out, *args)]
-    grad = op.default(*tensors)
+    grad = op.default(grad, out, *args)
     # in place: each row is summed before it is written, and a program announces one tensor
-    return aten._log_softmax_backward_data.out(grad, tensors[1], 1, dtype, out=grad)
+    return aten._log_softmax_backward_data.out(grad, out, 1, dtype, out=grad)
 
 
 torch.library.impl(

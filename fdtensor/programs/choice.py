@@ -7,7 +7,7 @@ planner, and `solver.cheapest` takes the best together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -29,7 +29,7 @@ from fdtensor.programs.decomposed import decomposed
 from fdtensor.programs.ends import tie
 from fdtensor.programs.loops import made_in_steps
 from fdtensor.programs.nodes import Node, Option, Place, Price
-from fdtensor.programs.prices import STEPS, Move, Prices
+from fdtensor.programs.prices import STEPS, Prices, moves_of
 from fdtensor.programs.problem import ProblemBuilder
 from fdtensor.programs.regather import views_of_inputs
 from fdtensor.programs.solver import cheapest
@@ -56,34 +56,24 @@ def chosen(
     constraints: Constraints = UNCONSTRAINED,
     regather: bool = False,
     depth: int = 0,
-    at_uses: bool = False,
 ) -> Choice:
     """The cheapest options of a graph on one axis, given those of the axes `before`.
 
-    With `at_uses` a move is priced with those of the other axes at the same use, else alone. Of one
-    op of many most moves are priced by the bytes they need at least, which takes no plans.
+    Of one op of many most moves are priced by the bytes they need at least, which takes no plans.
     """
-    problem = problem_of(graph, axis, boundary, before, prices, constraints, depth, at_uses)
+    problem = problem_of(graph, axis, boundary, before, prices, constraints, depth)
     again = regathered(graph) if regather else frozenset[int]()
-    inner = () if at_uses else inner_values(graph)  # of two moves at once neither may come before
+    inner = inner_values(graph)
     least = problem.prices.least
     while True:
         picks = cheapest(problem.nodes, problem.prices, lambda v: v not in again, inner)
         taken = [node.options[k] for node, k in zip(problem.nodes, picks, strict=True)]
-        if least is None or least.knew(_moves(problem, taken)):
+        moves: Any = moves_of(problem.nodes, taken)  # along this axis
+        if least is None or least.knew((v, *problem.prices.ends(v, p, q)) for v, p, q in moves):
             break
     seconds = total_seconds(problem.nodes, taken, problem.prices, again)
     choice = choice_of(graph, problem.nodes, taken, seconds)
     return choice if depth else attrs.evolve(choice, problem=problem)
-
-
-def _moves(problem: ProblemBuilder, taken: Sequence[Option]) -> Iterator[Move]:
-    """The moves of options along an axis, on all axes."""
-    made: dict[int, Placement] = {}
-    for node, option in zip(problem.nodes, taken, strict=True):
-        for j, (v, q) in enumerate(zip(node.ins, option.ins, strict=True)):
-            yield v, *problem.prices.ends(v, made[v], q, node.use(j))
-        made |= {v: p for v, p in zip(node.outs, option.outs, strict=True) if v is not None}
 
 
 def problem_of(

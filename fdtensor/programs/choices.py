@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["UNCONSTRAINED", "Body", "Choice", "Constraints", "Inside"]
 
-
 PENDING = Partial("sum")
+"""What a result may be left as where nothing is asked of it."""
 
 
 @attrs.frozen(eq=False)

@@ -38,9 +38,7 @@ __all__ = [
     "tied_inputs",
     "typed",
     "wanted",
-    "whole",
 ]
-
 
 DEFERRED = 0.5
 """The part of the seconds of reducing a result that it costs to leave it pending: a reduce_scatter,
@@ -115,16 +113,16 @@ def output_node(
     i = constraints.ties.get(k)
     v = graph.outs[k].index
     ins = (v,) if i is None else (v, tie(graph, i))
-    wholes = [(p, whole(p)) if constraints.pending else (p, p) for p in places]
-    owed = [DEFERRED * price(v, p, q) if p != q else 0.0 for p, q in wholes]
-    options = [Option((p,) * len(ins), (), s) for (p, _), s in zip(wholes, owed, strict=True)]
+    ends = [(p, _whole(p)) if constraints.pending else (p, p) for p in places]
+    owed = [DEFERRED * price(v, p, q) if p != q else 0.0 for p, q in ends]
+    options = [Option((p,) * len(ins), (), s) for (p, _), s in zip(ends, owed, strict=True)]
     return Node(ins, (), tuple(options), uses * len(ins))
 
 
-def whole(place: Any) -> Any:
+def _whole(place: Any) -> Any:
     """A placement, or those of several axes, once what is pending is reduced."""
     if isinstance(place, tuple):
-        return tuple(map(whole, cast("tuple[Any, ...]", place)))
+        return tuple(map(_whole, cast("tuple[Any, ...]", place)))
     return R if isinstance(place, Partial) else place
 
 

@@ -17,7 +17,7 @@ from fdtensor.programs.following import Tolls
 from fdtensor.programs.moves import IMPOSSIBLE, Placements, about_seconds, move_seconds
 from fdtensor.programs.nodes import Node, Option, Place
 
-__all__ = ["AxisPrices", "LeastPrices", "Move", "Prices", "moves_near", "moves_of"]
+__all__ = ["AxisPrices", "LeastPrices", "Prices", "moves_near", "moves_of"]
 
 STEPS = 8
 """How many steps a loop is taken to make, where layouts are chosen."""

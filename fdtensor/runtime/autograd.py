@@ -90,10 +90,10 @@ class _Run(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:  # type: ignore[override]
-        back, box = ctx.found.transpose(), getattr(ctx, "cotangents", None)
-        left = {} if box is None else box.taken()
+        back, cotangents = ctx.found.transpose(), getattr(ctx, "cotangents", None)
+        left = {} if cotangents is None else cotangents.taken()
         out: Sequence[Any] = [None] * len(ctx.shapes)
-        if box is None or any(grad is not None for grad in grads):
+        if cotangents is None or any(grad is not None for grad in grads):
             known = _replicated(_sources(back), grads, ctx.comm)
             out = _applied(back, known, ctx.comm, ctx.go)
         for type, leaves in left.items():

@@ -1,7 +1,7 @@
 """`Cotangents`: those of a value, in the layouts in which its readers have them.
 
-What was gathered from blocks gives its cotangent back as blocks. Where readers have terms of a sum,
-one reduce_scatter of what they leave here does, in place of an all_reduce for each of them.
+Where the readers of what several ranks hold have terms of a sum, what they leave here is reduced
+once, to where the value came from, in place of an all_reduce for each of them.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fdtensor.ops.rewrite import CROSS_ENTROPY_BACKWARD
 from fdtensor.ops.rules.attention import BACKWARDS, SEEDS
 
 __all__ = ["BY_HAND", "RESHAPES", "brought_by", "from_start", "in_rows", "strict_operands"]
@@ -37,6 +38,7 @@ BY_HAND = (in_rows, from_start)
 
 CONTIGUOUS = {
     aten.nll_loss2d_backward.default: (0, 1, 2, 3, 4),
+    CROSS_ENTROPY_BACKWARD: (0, 1, 2, 3),
     aten.native_group_norm.default: (0, 1, 2),
     aten.native_layer_norm_backward.default: (2, 3),
     aten.adaptive_max_pool3d_backward.default: (2,),

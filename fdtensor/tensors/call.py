@@ -103,24 +103,21 @@ def call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     whole = (comm, read and read.key(), *key)
     entry = known.get(whole)
     if entry is _REDUCED_FIRST:
-        _reduce(args)
+        for owed, of in _owed(args):
+            owed.local(of)
         return call(fn, *args)
     if entry is not None:
         return entry.result(entry.go(values), comm)
-    due = _due(args)
+    owed = [*_owed(args)]
     result = function(*args)
     entry = function.last
-    if due and not _due(args):
-        known[whole] = _REDUCED_FIRST
-    elif (
-        entry is not None
-        and entry.traced is not None
-        and not entry.closed
-        and comm.check not in EVERY_CALL
-    ):
-        if len(known) >= CACHED:
-            known.pop(next(iter(known)))
-        known[whole] = entry
+    if any(not sum.is_due for sum, _ in owed):
+        entry = _REDUCED_FIRST
+    elif entry is None or entry.traced is None or entry.closed or comm.check in EVERY_CALL:
+        return result
+    if len(known) >= CACHED:
+        known.pop(next(iter(known)))
+    known[whole] = entry
     return result
 
 
@@ -178,15 +175,6 @@ def _owed(args: Any) -> Iterator[tuple[Owed, Any]]:
                 yield a.held, a.comm
         elif a.__class__ is list or a.__class__ is tuple:
             yield from _owed(a)
-
-
-def _due(args: Any) -> bool:
-    return any(True for _ in _owed(args))
-
-
-def _reduce(args: Any) -> None:
-    for owed, comm in _owed(args):
-        owed.reduced(comm)
 
 
 def _spmd_of(fn: Callable[..., Any], kwargs: dict[str, Any]) -> Spmd[..., Any]:

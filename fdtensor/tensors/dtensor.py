@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import attrs
 import torch
@@ -17,14 +17,14 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.signatures import named_arguments
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.layouts.tree import register_as
+from fdtensor.layouts.tree import register
 from fdtensor.ops.transparent import recording
 from fdtensor.plans.planner import Plan, plan
 from fdtensor.runtime.autograd import shared, tracked
 from fdtensor.runtime.comm import Comm, Value
 from fdtensor.runtime.cotangents import collecting
 from fdtensor.runtime.interpreter import run
-from fdtensor.tensors.owed import Collecting, Owed
+from fdtensor.tensors.owed import Collecting, Owed, StandIn, at_hand
 from fdtensor.tensors.refusals import refuse_many, unchanging
 from fdtensor.tensors.tensor_like import TensorLike
 
@@ -60,7 +60,7 @@ class DTensor(Generic[Value], _LikeTensor):
     tensor([0, 1, 2, 3])
     """
 
-    held: Value | Owed | Collecting = attrs.field(alias="local")
+    held: Value | StandIn = attrs.field(alias="local")
     type: TensorType
     comm: Comm[Value]
 
@@ -71,13 +71,7 @@ class DTensor(Generic[Value], _LikeTensor):
         Where `call` has left a sum pending it is reduced first, once: by all ranks of the mesh.
         """
         held: Any = self.held
-        match held:
-            case Owed():
-                return held.reduced(self.comm)
-            case Collecting():
-                return held.seen(self.comm)
-            case _:
-                return held
+        return held.local(self.comm) if isinstance(held, StandIn) else held
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -180,7 +174,7 @@ class DTensor(Generic[Value], _LikeTensor):
     @property
     def requires_grad(self) -> bool:
         """Whether a derivative with respect to it may be asked for."""
-        return any(leaf.requires_grad for leaf in self.comm.leaves(due(self).local))
+        return any(leaf.requires_grad for leaf in self.comm.leaves(at_hand(self.held)))
 
     @property
     def grad(self) -> DTensor[Value] | None:
@@ -253,25 +247,23 @@ def in_traces(traced_of: T) -> T:
 
 def due(x: DTensor[Value]) -> DTensor[Value]:
     """The terms of a sum that is still to be taken, as a pending DTensor; else `x`."""
-    local = x.held
-    return DTensor(local.terms, local.type, x.comm) if _is_due(local) else x
+    held = x.held
+    if isinstance(held, Owed) and held.is_due:
+        return DTensor(held.terms, held.type, x.comm)
+    return x
 
 
 def settled(x: DTensor[Value]) -> DTensor[Value]:
     """The same with a plain local value: no sum is due, and its cotangent is that of the tensor."""
-    return DTensor(x.local, x.type, x.comm) if isinstance(x.held, (Owed, Collecting)) else x
+    return DTensor(x.local, x.type, x.comm) if isinstance(x.held, StandIn) else x
 
 
 def read_by_call(x: DTensor[Value]) -> Value:
-    """The local value as `call` reads it, which may leave its cotangent pending."""
+    """The local value as `call` reads it, which may leave its cotangent as it comes."""
     return x.held.value if isinstance(x.held, Collecting) else x.local
 
 
-def _is_due(local: object) -> TypeGuard[Owed]:
-    return isinstance(local, Owed) and local.is_due
-
-
-register_as(
+register(
     DTensor,
     lambda x: ((x.local,), (x.type, x.comm), ("local",)),
     lambda static, children: DTensor(children[0], *static),

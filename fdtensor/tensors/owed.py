@@ -1,4 +1,4 @@
-"""`Owed`: a local value whose sum over some axes is still to be taken.
+"""`Owed` and `Collecting`: what a DTensor holds in place of a local value, between two ops.
 
 What `call` leaves pending is reduced where it is first needed whole: a product of cut matrices that
 is then redistributed to blocks takes one reduce_scatter, and not an all_reduce before it.
@@ -17,13 +17,28 @@ from fdtensor.plans.planner import plan
 from fdtensor.runtime.cotangents import Cotangents
 from fdtensor.runtime.interpreter import run
 
-__all__ = ["Collecting", "Owed", "at_hand"]
+__all__ = ["Collecting", "Owed", "StandIn", "at_hand"]
 
 
-class Collecting:
-    """A local value whose readers may leave its cotangent pending, where it is scattered anyway.
+class StandIn:
+    """What a DTensor holds in place of a plain local value."""
 
-    Only `call` reads `value`; others get `seen`, which has the cotangent of the tensor as ever.
+    __slots__ = ()
+
+    def local(self, comm: Any) -> Any:
+        """The local value for anybody: to autograd it has the cotangent of the tensor."""
+        raise NotImplementedError
+
+    @property
+    def at_hand(self) -> Any:
+        """The tensors that are there, which moves nothing: terms while a sum is due."""
+        raise NotImplementedError
+
+
+class Collecting(StandIn):
+    """A value that `redistribute` gave to several ranks, and what collects its cotangents.
+
+    Ops of DTensors, as `call` runs them, leave theirs as they come; all others are one more reader.
     """
 
     __slots__ = ("_seen", "cotangents", "value")
@@ -32,8 +47,7 @@ class Collecting:
         self.value, self.cotangents = value, cotangents
         self._seen: Any = None
 
-    def seen(self, comm: Any) -> Any:
-        """The value for others: to autograd one of the readers."""
+    def local(self, comm: Any) -> Any:
         if self._seen is not None:
             return self._seen
         with torch.enable_grad():  # others read it later
@@ -42,8 +56,12 @@ class Collecting:
             self._seen = seen
         return seen
 
+    @property
+    def at_hand(self) -> Any:
+        return self.value
 
-class Owed:
+
+class Owed(StandIn):
     """The terms of a sum that ranks hold, until it is reduced; then the sum, for all who ask."""
 
     __slots__ = ("_sum", "edges", "terms", "type")
@@ -63,6 +81,10 @@ class Owed:
         return (self.terms, self.type) if self._sum is None else (self._sum, self.of_sum)
 
     @property
+    def at_hand(self) -> Any:
+        return self.known[0]
+
+    @property
     def is_due(self) -> bool:
         """Whether the sum is not yet taken."""
         return self._sum is None
@@ -72,7 +94,7 @@ class Owed:
         """The type of the sum: the same on all ranks along the axes of which it was pending."""
         return self.type.cotangent()
 
-    def reduced(self, comm: Any) -> Any:
+    def local(self, comm: Any) -> Any:
         """The local value of the sum. The first call reduces it: all ranks of the mesh make it."""
         if self._sum is not None:
             return self._sum
@@ -89,13 +111,7 @@ class Owed:
 
 def at_hand(held: Any) -> Any:
     """What a DTensor holds as tensors: terms while a sum is due, else the local value."""
-    match held:
-        case Owed():
-            return held.known[0]
-        case Collecting():
-            return held.value
-        case _:
-            return held
+    return held.at_hand if isinstance(held, StandIn) else held
 
 
 def _is_for_all() -> bool:

@@ -59,15 +59,15 @@ def _places(x: Any) -> Sequence[Any]:
 @contextmanager
 def _asked_for(starts: Sequence[Any]) -> Iterator[None]:
     """Within it readers of these give their whole cotangents, and leave none for later."""
-    boxes = [x.held.cotangents for x in starts if isinstance(x.held, Collecting)]
-    before = [box.is_closed for box in boxes]
-    for box in boxes:
-        box.is_closed = True
+    asked = [x.held.cotangents for x in starts if isinstance(x.held, Collecting)]
+    before = [cotangents.is_closed for cotangents in asked]
+    for cotangents in asked:
+        cotangents.is_closed = True
     try:
         yield
     finally:
-        for box, closed in zip(boxes, before, strict=True):
-            box.is_closed = closed
+        for cotangents, closed in zip(asked, before, strict=True):
+            cotangents.is_closed = closed
 
 
 def _cotangent(x: Any, own: Sequence[Any]) -> Any:

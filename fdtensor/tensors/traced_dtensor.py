@@ -41,6 +41,10 @@ class TracedDTensor(DTensor[Any]):
             object.__setattr__(self, name, value)
 
     @property
+    def held(self) -> Any:
+        raise _no_place("local tensors", self.type)
+
+    @property
     def local(self) -> Any:
         raise _no_place("local tensors", self.type)
 

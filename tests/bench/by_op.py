@@ -51,7 +51,7 @@ class Ours:
     def __init__(self) -> None:
         self.comm = FuncolComm(MESH, cost=NCCL)
 
-    def made(self, block: torch.Tensor, type: TensorType) -> Any:
+    def tensor(self, block: torch.Tensor, type: TensorType) -> Any:
         """A tensor of which every rank holds this block."""
         return from_local(block, type, self.comm)
 
@@ -76,7 +76,7 @@ class Torch:
     def __init__(self) -> None:
         self.mesh = device_mesh(MESH)
 
-    def made(self, block: torch.Tensor, type: TensorType) -> Any:
+    def tensor(self, block: torch.Tensor, type: TensorType) -> Any:
         """A tensor of which every rank holds this block."""
         placements = as_torch(type.layout)
         return there.DTensor.from_local(block, self.mesh, placements, run_check=False).detach()
@@ -127,10 +127,6 @@ def _mlp(side: Side, p: Any, x: Any, enter: Cut = None, leave: Cut = None) -> An
 
 def _sequence_mlp(side: Side, p: Any, x: Any) -> Any:
     return _mlp(side, p, x, leave=1)
-
-
-def _data_mlp(_: Side, p: Any, x: Any) -> Any:
-    return F.linear(F.relu(F.linear(x, p["up"], p["up_bias"])), p["down"], p["down_bias"])
 
 
 def _plain_mlp(_: Side, p: Any, x: Any) -> Any:
@@ -194,8 +190,8 @@ ACTIVATIONS, INDICES = (BATCH, SEQUENCE, WIDTH), (BATCH, SEQUENCE)
 PROGRAMS = (
     Program("MLP, tensor parallel", _plain_mlp, MLP, (ACTIVATIONS, None)),
     Program("MLP, sequence parallel", _sequence_mlp, MLP, (ACTIVATIONS, 1)),
-    Program("MLP, data parallel", _data_mlp, WHOLE, (ACTIVATIONS, 0)),
-    Program("MLP, replicated", _data_mlp, WHOLE, (ACTIVATIONS, None)),
+    Program("MLP, data parallel", _plain_mlp, WHOLE, (ACTIVATIONS, 0)),
+    Program("MLP, replicated", _plain_mlp, WHOLE, (ACTIVATIONS, None)),
     Program("transformer block, tensor parallel", _block, BLOCK, (ACTIVATIONS, None)),
     Program("transformer block, sequence parallel", _sequence_block, BLOCK, (ACTIVATIONS, 1)),
     Program("embedding and loss by words", _language, LANGUAGE, (INDICES, None), True),
@@ -233,14 +229,14 @@ class Found:
 def traffic(program: Program, side: Side) -> Traffic:
     """What a program moves on one side, once everything has run before."""
 
-    def made(shape: Shape, cut: Cut, dtype: torch.dtype = torch.float32) -> Any:
+    def leaf(shape: Shape, cut: Cut, dtype: torch.dtype = torch.float32) -> Any:
         type = TensorType(shape, dtype, _layout(cut, len(shape)))
         block = torch.ones(type.local_shape(0), dtype=dtype)
-        return side.made(block, type).requires_grad_(dtype.is_floating_point)
+        return side.tensor(block, type).requires_grad_(dtype.is_floating_point)
 
-    params = {name: made(*of) for name, of in program.parameters.items()}
-    x = made(*program.x, torch.int64 if program.of_words else torch.float32)
-    target = made((BATCH * SEQUENCE,), None, torch.int64)
+    params = {name: leaf(*of) for name, of in program.parameters.items()}
+    x = leaf(*program.x, torch.int64 if program.of_words else torch.float32)
+    target = leaf((BATCH * SEQUENCE,), None, torch.int64)
     leaves = [*params.values(), *([] if program.of_words else [x])]
 
     def forward() -> Any:

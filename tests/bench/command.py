@@ -90,9 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "control with a Comm whose ranks do not watch each other; pipeline with those of torch; "
         "by-op counts what runs op by op, with DTensor.",
     )
-    choices = ["redistribute", "compute", "random", "choice", "estimate", "overlap"]
-    choices += ["checkpoint", "control", "pipeline", "by-op"]
-    parser.add_argument("what", choices=choices, help="what to measure")
+    parser.add_argument("what", choices=["redistribute", *_BENCHES], help="what to measure")
     parser.add_argument("--json", metavar="FILE", help="write all that was measured")
     parser.add_argument("--quick", action="store_true", help="less than a minute, rougher")
     parser.add_argument("--rounds", type=int, metavar="N", help="time everything N times")
@@ -102,24 +100,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.rounds is not None and options.rounds < 1:
         print("fdtensor: --rounds takes a count, 1 or more.", file=sys.stderr)
         return 2
-    if options.what == "compute":
-        return _compute(options)
-    if options.what == "random":
-        return _random(options)
-    if options.what == "choice":
-        return _choice(options)
-    if options.what == "estimate":
-        return _estimate(options)
-    if options.what == "overlap":
-        return _overlap(options)
-    if options.what == "checkpoint":
-        return _checkpoint(options)
-    if options.what == "control":
-        return _control(options)
-    if options.what == "pipeline":
-        return _pipeline(options)
-    if options.what == "by-op":
-        return _ran(options, by_op.Effort(), by_op.total(), by_op.measure, by_op.show, ranks=1)
+    if options.what in _BENCHES:
+        return _BENCHES[options.what](options)
     effort = QUICK if options.quick else FULL
     if options.rounds:
         rounds = tuple((size, options.rounds) for size, _ in effort.rounds)
@@ -133,15 +115,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0 if all(row.equal for row in found.traffic) else 1
 
 
+def _effort(options: argparse.Namespace, bench: Any, count: str) -> Any:
+    """The effort that is asked for, of which this field says how often things are timed."""
+    effort = bench.QUICK if options.quick else bench.FULL
+    return attrs.evolve(effort, **{count: options.rounds or getattr(effort, count)})
+
+
 def _compute(options: argparse.Namespace) -> int:
-    effort = compute.QUICK if options.quick else compute.FULL
-    effort = attrs.evolve(effort, compiling=options.compile, rounds=options.rounds or effort.rounds)
+    effort = attrs.evolve(_effort(options, compute, "rounds"), compiling=options.compile)
     return _ran(options, effort, compute.total(), compute.measure, compute.show, ranks=1)
 
 
 def _random(options: argparse.Namespace) -> int:
-    effort = draws.QUICK if options.quick else draws.FULL
-    effort = attrs.evolve(effort, rounds=options.rounds or effort.rounds)
+    effort = _effort(options, draws, "rounds")
     return _ran(options, effort, draws.total(), draws.measure, draws.show)
 
 
@@ -152,37 +138,50 @@ def _choice(options: argparse.Namespace) -> int:
 
 
 def _estimate(options: argparse.Namespace) -> int:
-    effort = estimates.QUICK if options.quick else estimates.FULL
-    effort = attrs.evolve(effort, calls=options.rounds or effort.calls)
+    effort = _effort(options, estimates, "calls")
     total = effort.calibrations
     return _ran(options, effort, total, estimates.measure, estimates.show, ranks=4)
 
 
 def _overlap(options: argparse.Namespace) -> int:
-    effort = overlap.QUICK if options.quick else overlap.FULL
-    effort = attrs.evolve(effort, calls=options.rounds or effort.calls)
+    effort = _effort(options, overlap, "calls")
     total = len(effort.cases) + 1
     return _ran(options, effort, total, overlap.measure, overlap.show, ranks=4)
 
 
 def _checkpoint(options: argparse.Namespace) -> int:
-    effort = checkpoints.QUICK if options.quick else checkpoints.FULL
-    effort = attrs.evolve(effort, rounds=options.rounds or effort.rounds)
+    effort = _effort(options, checkpoints, "rounds")
     total = len(effort.states)
     return _ran(options, effort, total, checkpoints.measure, checkpoints.show, ranks=4)
 
 
 def _control(options: argparse.Namespace) -> int:
-    effort = control.QUICK if options.quick else control.FULL
-    effort = attrs.evolve(effort, rounds=options.rounds or effort.rounds)
+    effort = _effort(options, control, "rounds")
     return _ran(options, effort, len(control.STEPS) + 1, control.measure, control.show, ranks=4)
 
 
 def _pipeline(options: argparse.Namespace) -> int:
-    effort = pipelines.QUICK if options.quick else pipelines.FULL
-    effort = attrs.evolve(effort, calls=options.rounds or effort.calls)
+    effort = _effort(options, pipelines, "calls")
     total = len(pipelines.SCHEDULES)
     return _ran(options, effort, total, pipelines.measure, pipelines.show, ranks=4)
+
+
+def _by_op(options: argparse.Namespace) -> int:
+    return _ran(options, by_op.Effort(), by_op.total(), by_op.measure, by_op.show, ranks=1)
+
+
+_BENCHES: dict[str, Callable[[argparse.Namespace], int]] = {
+    "compute": _compute,
+    "random": _random,
+    "choice": _choice,
+    "estimate": _estimate,
+    "overlap": _overlap,
+    "checkpoint": _checkpoint,
+    "control": _control,
+    "pipeline": _pipeline,
+    "by-op": _by_op,
+}
+"""What is measured, but for `redistribute`."""
 
 
 def _ran(

@@ -11,14 +11,14 @@ pytestmark = pytest.mark.mesh
 
 
 @pytest.fixture(scope="module")
-def found() -> Iterator[Found]:
+def counted() -> Iterator[Found]:
     with GlooPool(1) as alone:
         yield measure(alone, Effort())
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
-def test_no_program_moves_more_than_on_dtensor(found, program):
-    ours, theirs = (row for row in found.rows if row.program == program.name)
+def test_no_program_moves_more_than_on_dtensor(counted, program):
+    ours, theirs = (row for row in counted.rows if row.program == program.name)
     assert (ours.side, theirs.side) == ("fdtensor", "DTensor")
     assert ours.forward_bytes <= theirs.forward_bytes
     assert ours.backward_bytes <= theirs.backward_bytes

@@ -1,10 +1,14 @@
 """Functions that run op by op on real ranks: gradients, and what comes to every rank."""
 
+import sys
+from unittest import mock
+
 import pytest
 import torch
 
 from fdtensor.layouts.errors import CommError
 from fdtensor.layouts.mesh import Mesh
+from fdtensor.tensors.calls.functions import function_of
 from fdtensor.tensors.connect import connect
 from fdtensor.tensors.distribution import distribute
 from tests.tensors.test_by_op import SHAPES, ints, layer, plain_parameters
@@ -71,6 +75,28 @@ def test_a_rank_that_reduces_a_sum_alone_is_told_and_the_others_too(pool4):
         assert said.endswith("owes the sum over x)")
         assert "do not agree" in told
         assert "rank 0 is at `this plan` test_by_op.py" in told
+
+
+def known_of_relu():
+    """How many calls of `relu` are known in the end, of operands of many shapes that owe sums."""
+    comm, relu, module = (
+        connect(LINE),
+        function_of(torch.relu),
+        sys.modules["fdtensor.tensors.call"],
+    )
+    with mock.patch.object(module, "CACHED", 3):
+        for rows in range(2, 8):
+            a = distribute(ints(rows, 8), LINE.layout(None, "x"), comm)
+            b = distribute(ints(8, 3), LINE.layout("x"), comm)
+            for _ in range(3):
+                assert torch.equal(torch.relu(a @ b).full(), torch.relu(ints(rows, 8) @ ints(8, 3)))
+    return len(relu.quick), [e is module._REDUCED_FIRST for e in relu.quick.values()]
+
+
+def test_few_calls_are_known_of_what_is_reduced_first(pool4):
+    for known, reduced_first in pool4.run(known_of_relu, timeout=SECONDS):
+        assert known <= 3
+        assert any(reduced_first)
 
 
 def loss_read_by_one():

@@ -105,11 +105,10 @@ for _op in _BY_TOTAL:
 def cross_entropy_backward(
     grad_output, out, target, weight, reduction, ignore_index, total_weight, dtype
 ):
-    """`dx[n, c] = sum_d dy[n, d] - exp(out[n, c]) * dy[n, d]` with `dy` that of `nll_loss`"""
+    """`dx[n, c] = dy[n, c] - exp(out[n, c]) * sum_d dy[n, d]`, with `dy` that of `nll_loss`"""
     of_grad = "n *" if reduction == NONE else ""
-    ins = f"{of_grad}, n C *, n *, C, "
     operands = grad_output, out, target, weight, total_weight
-    yield from formula(f"{ins} -> n C *", *operands, linear=[0, 3])
+    yield from formula(f"{of_grad}, n C *, n *, C, -> n C *", *operands, linear=[0, 3])
 
 
 @on("nll_loss_forward nll_loss2d_forward")

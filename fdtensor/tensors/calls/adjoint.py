@@ -33,8 +33,8 @@ class Adjoint:
     """The inputs that the backward reads."""
     wanted: tuple[int, ...]
     """The inputs that have a derivative."""
-    cotangents: tuple[TensorType, ...]
-    """The types of their cotangents; the backward may give others, which readers may leave so."""
+    others: tuple[tuple[int, TensorType], ...]
+    """Those of them, by place, whose cotangent the backward gives in another type than this one."""
     through: tuple[int, ...]
     """The outputs that may have one."""
     still: frozenset[int]
@@ -109,7 +109,8 @@ class _Run(torch.autograd.Function):
         ctx.it, ctx.comm, ctx.backward_half = adjoint, comm, halves[1]
         ctx.functions = (adjoint.function(), *_wanted_again)
         ctx.count, ctx.rest = count, len(rest)
-        ctx.left = _collected(adjoint, flat, count)
+        width = len(flat) // max(1, count)
+        ctx.left = [cotangents_of(flat[adjoint.wanted[k] * width]) for k, _ in adjoint.others]
         ctx.save_for_backward(*flat, *_flat(rest, comm))
         leaves = tuple(_flat(outs, comm))
         if adjoint.still or len(adjoint.through) < len(outs):
@@ -134,7 +135,7 @@ class _Run(torch.autograd.Function):
                 del _wanted_again[before:]
         else:
             grads = ctx.backward_half([*(values[i] for i in adjoint.kept), *rest, *cts])
-            if ctx.left:
+            if adjoint.others:
                 grads = _left(ctx, grads)
         by_input = dict(zip(adjoint.wanted, grads, strict=True))
         flat: list[Any] = [None, None, None, None]
@@ -145,30 +146,16 @@ class _Run(torch.autograd.Function):
         return tuple(flat)
 
 
-def _collected(adjoint: Adjoint, flat: Sequence[torch.Tensor], count: int) -> dict[int, Any]:
-    """What collects the cotangents of inputs, for those that the backward gives in another type.
-
-    By the place of the input among those that are wanted; None where nothing does.
-    """
-    width, types = len(flat) // max(1, count), adjoint.backward.out_types
-    return {
-        k: cotangents_of(flat[i * width])
-        for k, (i, t) in enumerate(zip(adjoint.wanted, adjoint.cotangents, strict=True))
-        if types[k] is not t
-    }
-
-
 def _left(ctx: Any, grads: Sequence[Any]) -> list[Any]:
-    """The cotangents, without those that were left to what collects them."""
+    """The cotangents, but for those that were left to what collects them."""
     adjoint, comm, given = ctx.it, ctx.comm, [*grads]
-    types = adjoint.backward.out_types
-    for k, cotangents in ctx.left.items():
+    for (k, own), cotangents in zip(adjoint.others, ctx.left, strict=True):
+        type = adjoint.backward.out_types[k]
         if cotangents is None or cotangents.is_closed:
-            path = plan(types[k], adjoint.cotangents[k], cost=comm.cost)
-            given[k] = run(path, grads[k], comm)
+            given[k] = run(plan(type, own, cost=comm.cost), grads[k], comm)
             continue
-        leaves, first = comm.leaves(grads[k]), 4 + adjoint.wanted[k] * comm.width(types[k])
+        leaves, first = comm.leaves(grads[k]), 4 + adjoint.wanted[k] * comm.width(type)
         if any(ctx.needs_input_grad[first : first + len(leaves)]):
-            cotangents.add(types[k], leaves)
+            cotangents.add(type, leaves)
         given[k] = None
     return given

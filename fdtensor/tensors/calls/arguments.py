@@ -21,6 +21,7 @@ from fdtensor.runtime.interpreter import digest_of
 from fdtensor.tensors.calls.replicas import replica
 from fdtensor.tensors.calls.text import shown
 from fdtensor.tensors.dtensor import DTensor, due, settled
+from fdtensor.tensors.owed import StandIn
 
 __all__ = ["distributed", "distributed_key", "entering", "refuse_untraceable", "tell"]
 
@@ -119,9 +120,10 @@ def entering(
     One op of many (`eager`) takes the terms of sums that are due, where its result `stays` pending;
     others take the sums, and give the cotangents of these.
     """
-    if not eager:
-        return [settled(x) if x.__class__ is DTensor else x for x in leaves]
-    terms = [due(x) if x.__class__ is DTensor else x for x in leaves]
-    if all(map(operator.is_, terms, leaves)):
+    if not any(x.__class__ is DTensor and isinstance(x.held, StandIn) for x in leaves):
         return leaves
-    return terms if stays(terms) else leaves
+    if not eager:
+        return [settled(x) if isinstance(x, DTensor) else x for x in leaves]
+    terms = [due(x) if isinstance(x, DTensor) else x for x in leaves]
+    kept = all(map(operator.is_, terms, leaves)) or not stays(terms)
+    return leaves if kept else terms

@@ -156,7 +156,7 @@ class Spmd(Generic[P, R]):
             return self._on_replicas(leaves, spec, entry.comm)
         values = [read_by_call(x) for x in leaves if x.__class__ is DTensor]
         if entry.closed:
-            values += [x.local for x in read(entry.closed, self.reads)]
+            values += map(read_by_call, read(entry.closed, self.reads))
         return entry.result(entry.go(values), entry.comm)
 
     def _stays(self, spec: Any, orders: Any, leaves: Sequence[Any]) -> bool:

@@ -17,12 +17,13 @@ _COMMS = 32
 def keep_few(programs: OrderedDict[Any, Any], quick: dict[Any, Any]) -> None:
     """Drops the programs that were made first: of many, and of the Comms before the last.
 
-    They are by the keys of calls, which begin with a Comm, and by those of quick ones.
+    They are by the keys of calls and of quick ones, which begin with a Comm.
     """
     comms = list(dict.fromkeys(key[0] for key in programs))
-    old = [key for key in programs if key[0] is comms[0]] if len(comms) > _COMMS else []
+    left = comms[0] if len(comms) > _COMMS else None
+    old = [key for key in programs if key[0] is left]
     if len(programs) > CACHED:
         old.append(next(iter(programs)))
     gone = {id(programs.pop(key, None)) for key in old}
-    for key in [key for key, entry in quick.items() if id(entry) in gone]:
+    for key in [k for k, entry in quick.items() if k[0] is left or id(entry) in gone]:
         del quick[key]

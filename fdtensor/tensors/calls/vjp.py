@@ -73,10 +73,10 @@ def joint(
     out_cts = [outs[i].cotangent() for i in through]
     _, tree = flatten((([0] * len(known), [0] * len(out_cts)), {}))
     layouts = [t.layout for t in outs], [t.layout for t in in_cts], None
-    left = [tracked[i] is Collecting for i in wanted]
-    own = [Like(None) if free else t.layout for t, free in zip(in_cts, left, strict=True)]
-    known_of = _parameters_of(primal.program)
-    options = attrs.evolve(options, out_layouts=(layouts[0], own, None), parameters=known_of)
+    free = [tracked[i] is Collecting for i in wanted]
+    own = [Like(None) if is_free else t.layout for t, is_free in zip(in_cts, free, strict=True)]
+    parameters = _parameters_of(primal.program)
+    options = attrs.evolve(options, out_layouts=(layouts[0], own, None), parameters=parameters)
     flat = _flat(function, spec, _without_tensors(leaves, types), types, primal.statics)
     joined = functools.partial(_with_cotangents, name_of(f), flat, wanted, through)
     if family is not None:
@@ -114,11 +114,12 @@ def adjoint(
         return again(both.function, known, values, both.out_cts, cts, own, comm)
 
     forward, backward, kept = halves(whole, len(known), len(outs))
-    cotangents = tuple([known[i].cotangent() for i in both.wanted])
+    pairs = enumerate(zip(both.wanted, backward.out_types, strict=True))
+    others = tuple([(k, own) for k, (i, t) in pairs if t is not (own := known[i].cotangent())])
     # from replicas of a cotangent blocks are computed, which second derivatives have to add up
     pending = any(t.layout.partial for t in outs)
-    moves = any(eqn.steps for eqn in whole.eqns) or backward.out_types != cotangents
-    facts = both.wanted, cotangents, both.through, both.still, pulled
+    moves = others or any(eqn.steps for eqn in whole.eqns)
+    facts = both.wanted, others, both.through, both.still, pulled
     return Adjoint(forward, backward, outs, kept, *facts, not (moves or pending), weakly(f))
 
 
