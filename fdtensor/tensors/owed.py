@@ -17,7 +17,7 @@ from fdtensor.plans.planner import plan
 from fdtensor.runtime.cotangents import Cotangents
 from fdtensor.runtime.interpreter import run
 
-__all__ = ["Collecting", "Owed", "StandIn", "at_hand"]
+__all__ = ["STAND_INS", "Collecting", "Owed", "StandIn", "at_hand"]
 
 
 class StandIn:
@@ -33,6 +33,13 @@ class StandIn:
     def at_hand(self) -> Any:
         """The tensors that are there, which moves nothing: terms while a sum is due."""
         raise NotImplementedError
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether a derivative by one of these tensors is wanted."""
+        tensors = self.at_hand
+        some = tensors if isinstance(tensors, tuple) else (tensors,)
+        return any(tensor.requires_grad for tensor in some)
 
 
 class Collecting(StandIn):
@@ -107,6 +114,10 @@ class Owed(StandIn):
                 self.edges = tuple(map(_edge, comm.leaves(self.terms)))
             self._sum, self.terms = value, None
         return value
+
+
+STAND_INS: frozenset[type] = frozenset({Collecting, Owed})
+"""What a DTensor may hold that is no plain local value."""
 
 
 def at_hand(held: Any) -> Any:

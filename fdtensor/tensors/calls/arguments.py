@@ -21,7 +21,7 @@ from fdtensor.runtime.interpreter import digest_of
 from fdtensor.tensors.calls.replicas import replica
 from fdtensor.tensors.calls.text import shown
 from fdtensor.tensors.dtensor import DTensor, due, settled
-from fdtensor.tensors.owed import StandIn
+from fdtensor.tensors.owed import STAND_INS
 
 __all__ = ["distributed", "distributed_key", "entering", "refuse_untraceable", "tell"]
 
@@ -114,16 +114,17 @@ def refuse_untraceable(f: Callable[..., Any], leaves: Sequence[Any]) -> None:
 
 def entering(
     leaves: Sequence[Any], eager: bool, stays: Callable[[Sequence[Any]], bool]
-) -> Sequence[Any]:
-    """The arguments as a function of DTensors takes them.
+) -> tuple[Sequence[Any], list[Any] | None]:
+    """The arguments as a function of DTensors takes them, and their values if all are plain ones.
 
     One op of many (`eager`) takes the terms of sums that are due, where its result `stays` pending;
     others take the sums, and give the cotangents of these.
     """
-    if not any(x.__class__ is DTensor and isinstance(x.held, StandIn) for x in leaves):
-        return leaves
+    values = [x.held for x in leaves if x.__class__ is DTensor]
+    if STAND_INS.isdisjoint(map(type, values)):
+        return leaves, values
     if not eager:
-        return [settled(x) if isinstance(x, DTensor) else x for x in leaves]
+        return [settled(x) if isinstance(x, DTensor) else x for x in leaves], None
     terms = [due(x) if isinstance(x, DTensor) else x for x in leaves]
     kept = all(map(operator.is_, terms, leaves)) or not stays(terms)
-    return leaves if kept else terms
+    return (leaves if kept else terms), None

@@ -148,22 +148,23 @@ class Spmd(Generic[P, R]):
             if any(isinstance(leaf, torch.Tensor) for leaf in leaves):
                 leaves = distributed(self.f, leaves, spec, self.options.plain)
             orders = key_orders((args, kwargs))
-            leaves = entering(leaves, self.options.eager, partial(self._stays, spec, orders))
+            leaves, values = entering(
+                leaves, self.options.eager, partial(self._stays, spec, orders)
+            )
             entry = self.last = self._entry(leaves, spec, orders)
         except BaseException as error:
             raise self._failed(leaves, error)  # noqa: B904 - the same error
         if entry.traced is None:
             return self._on_replicas(leaves, spec, entry.comm)
-        values = [read_by_call(x) for x in leaves if x.__class__ is DTensor]
+        values = values or [read_by_call(x) for x in leaves if x.__class__ is DTensor]
         if entry.closed:
             values += map(read_by_call, read(entry.closed, self.reads))
         return entry.result(entry.go(values), entry.comm)
 
     def _stays(self, spec: Any, orders: Any, leaves: Sequence[Any]) -> bool:
         """Whether a call with these terms of sums leaves them pending, or moves them as asked."""
-        if self.options.out_layouts is not None:
-            return True
-        return not self._entry(leaves, spec, orders, agreed=False).settles
+        asked = self.options.out_layouts is not None
+        return asked or not self._entry(leaves, spec, orders, agreed=False).settles
 
     def _drawing(self, args: Any, kwargs: dict[str, Any]) -> Spmd[..., Any] | None:
         """The function to call where random ops draw from `kwargs["key"]`, which becomes a DTensor.
@@ -237,7 +238,7 @@ class Spmd(Generic[P, R]):
             places = tuple([known.index(id(x)) if id(x) in known else x for x in closed])
             f = Around(f, partial(closing, values=partial(read, places, self.reads)))
             refuse_other_comm(f, comm, *whole)
-            wanted = any(requires_grad(x.local) for x in closed)
+            wanted = any(requires_grad(x.held) for x in closed)
             grads = grads or (wanted and torch.is_grad_enabled())
         if family is not None:
             dynamic = family.of_call(spec, whole[0], len(closed))

@@ -41,7 +41,7 @@ def call_key(
             if leaf.comm is not comm:
                 refuse_other_comm(f, comm, leaves, spec)
             key.append(leaf.type)
-            grads = grads or requires_grad(leaf.local)
+            grads = grads or requires_grad(leaf.held)
         else:
             key.append(argument_key(leaf))
     if comm is None:
@@ -76,7 +76,7 @@ def requires_grad(local: Any) -> bool:
 
 def tracking(x: DTensor[Any]) -> bool | type[Collecting]:
     """Whether a derivative by a tensor is wanted, and whether it may be left pending."""
-    return Collecting if isinstance(x.held, Collecting) else requires_grad(x.local)
+    return Collecting if isinstance(x.held, Collecting) else requires_grad(x.held)
 
 
 def refuse_other_comm(f: Callable[..., Any], comm: Any, leaves: Sequence[Any], spec: Any) -> None:
