@@ -16,10 +16,11 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.collectives import Step, is_local
 from fdtensor.plans.cost import NCCL, CostModel
-from fdtensor.plans.local_tensors import copied
+from fdtensor.plans.local_tensors import copied, own
 from fdtensor.runtime.comm import Check, Comm, contained, kind_of, misfit, mistakes, refuse_no_place
+from fdtensor.runtime.replication import storage_of
 
-__all__ = ["SimulatedComm"]
+__all__ = ["SimulatedComm", "unshared"]
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -100,9 +101,13 @@ class SimulatedComm(Comm[tuple[torch.Tensor, ...]]):
 
     def perform(self, step: Step, value: Tensors, owned: bool = False) -> Tensors:
         self._count([step])
-        return self._after(step, value)
+        return unshared([self._after(step, value)])[0]
 
     def perform_together(self, steps: Sequence[Step], values: Sequence[Tensors]) -> list[Tensors]:
+        """The values after steps in one message; ranks may share what they get alike.
+
+        After exchanges each rank has memory of its own.
+        """
         self._count(steps[:1])
         return [self._after(step, value) for step, value in zip(steps, values, strict=True)]
 
@@ -114,6 +119,22 @@ class SimulatedComm(Comm[tuple[torch.Tensor, ...]]):
         after, received = step.collective.simulate(step, before)
         self.received.update(received)
         return tuple([after[rank] for rank in step.dst.mesh.order])
+
+
+def unshared(values: Sequence[Tensors]) -> list[Tensors]:
+    """The values with memory of its own for each of their tensors, copied on the first write."""
+    seen: set[int] = set()
+
+    def alone(local: torch.Tensor) -> torch.Tensor:
+        number = storage_of(local)
+        if number is None:
+            return local
+        if number in seen:
+            return own(local)
+        seen.add(number)
+        return local
+
+    return [tuple([alone(local) for local in value]) for value in values]
 
 
 def _device(value: object) -> torch.device:

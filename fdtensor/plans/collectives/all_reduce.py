@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import attrs
 import torch
 
@@ -101,8 +99,8 @@ class AllReduce(Even):
         """The ranks that reduce together."""
         return peers(step.src.mesh, self.axes) + 1
 
-    def arriving(self, parts: Sequence[torch.Tensor], place: int) -> int:
-        return parts[place].nbytes * 2 * (len(parts) - 1) // len(parts)
+    def arriving(self, given: torch.Tensor, count: int) -> int:
+        return given.nbytes * 2 * (count - 1) // count
 
     def messages(self, step: Step) -> int:
         return 2 * peers(step.src.mesh, self.axes)

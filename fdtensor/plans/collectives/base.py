@@ -230,7 +230,10 @@ class Collective(Record):
     # --- blocks -------------------------------------------------------------------------------
 
     def simulate(self, step: Step, blocks: Blocks) -> tuple[dict[int, torch.Tensor], Counter[int]]:
-        """The blocks of all ranks afterwards, and the bytes that each received."""
+        """The blocks of all ranks afterwards, and the bytes that each received.
+
+        Ranks that get the same may share a tensor.
+        """
         raise NotImplementedError
 
     def on_rank(self, step: Step, world: World) -> OnRank:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import ClassVar
 
@@ -14,7 +14,7 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import ReduceOp, Shard
 from fdtensor.layouts.remembered import remembered
 from fdtensor.plans.collectives.base import Axes, Blocks, Collective, OnRank, Step, World, peers
-from fdtensor.plans.local_tensors import plain
+from fdtensor.plans.local_tensors import copied, plain
 from fdtensor.plans.normal_type import NormalType
 from fdtensor.plans.reductions import divide, reduced
 from fdtensor.plans.tiling import Tiling, join, split
@@ -84,11 +84,16 @@ class Even(Collective):
         """The same by exchanges, for a backend that lacks the reduction."""
         raise NotImplementedError
 
-    def meeting(self, given: Sequence[torch.Tensor], place: int) -> list[torch.Tensor]:
-        """Of what the ranks give, what the one at `place` gets of each."""
+    def arrivals(self, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Of what ranks give in one call, what each gets; ranks that get the same share it."""
+        reduce_op, count = self.reduction(), len(given)
+        if reduce_op is not None:
+            total = reduced(given, reduce_op)
+            return [total] * count if self.gives_one else [copied(t) for t in total.chunk(count)]
         if self.gives_one:
-            return list(given)
-        return [tensor.chunk(len(given))[place] for tensor in given]
+            return [torch.cat(list(given))] * count
+        columns = zip(*[tensor.chunk(count) for tensor in given], strict=True)
+        return [torch.cat(parts) for parts in columns]
 
     def link(self) -> Axes:
         return self.axes
@@ -109,9 +114,13 @@ class Even(Collective):
         coord = step.src.mesh.coord(rank)
         assert coord is not None
         ranks = tuple(sorted(step.src.mesh.coset(self.axes, coord)))
+        return self.call_among(step, rank, len(ranks), group(ranks))
+
+    def call_among(self, step: Step, rank: int, count: int, group: str) -> Call:
+        """The call of a rank among `count` in a process group."""
         before, after = self.tilings(step, rank)
         length = 0 if before is None else before.blocks[0]
-        return Call(len(ranks), group(ranks), before, after, length)
+        return Call(count, group, before, after, length)
 
     def wire_op(self, step: Step, backend: str) -> str | None:
         """The reduction of what travels, empty for none; None where the backend lacks it."""
@@ -143,22 +152,33 @@ class Even(Collective):
         return run
 
     def simulate(self, step: Step, blocks: Blocks) -> tuple[dict[int, torch.Tensor], Counter[int]]:
-        reduce_op, mesh = self.reduction(), step.src.mesh
         received: Counter[int] = Counter()
-        calls = {rank: self.call(step, rank, str) for rank in mesh.order}
-        given = {rank: calls[rank].packed(blocks[rank]) for rank in mesh.order}
         after: dict[int, torch.Tensor] = {}
-        for rank in mesh.order:
-            ranks = sorted(mesh.coset(self.axes, mesh.coord(rank) or ()))
-            parts = self.meeting([given[r] for r in ranks], ranks.index(rank))
-            received[rank] += self.arriving(parts, ranks.index(rank))
-            arrived = torch.cat(parts) if reduce_op is None else reduced(parts, reduce_op)
-            after[rank] = calls[rank].unpacked(arrived)
+        for ranks in _cosets(step.src.mesh, self.axes):
+            calls = [self.call_among(step, rank, len(ranks), "") for rank in ranks]
+            pairs = zip(ranks, calls, strict=True)
+            given = [call.packed(blocks[rank]) for rank, call in pairs]
+            news: dict[int, torch.Tensor] = {}
+            for rank, call, arrived in zip(ranks, calls, self.arrivals(given), strict=True):
+                received[rank] += self.arriving(given[0], len(ranks))
+                if id(arrived) not in news:
+                    news[id(arrived)] = call.unpacked(arrived)
+                after[rank] = news[id(arrived)]
         return after, received
 
-    def arriving(self, parts: Sequence[torch.Tensor], place: int) -> int:
-        """The bytes of these parts that come from others than the rank at `place`."""
-        return sum(part.nbytes for i, part in enumerate(parts) if i != place)
+    def arriving(self, given: torch.Tensor, count: int) -> int:
+        """The bytes that come to a rank from the others, where each of `count` gives as much."""
+        return (given.nbytes if self.gives_one else given.nbytes // count) * (count - 1)
+
+
+def _cosets(mesh: Mesh, axes: Axes) -> Iterator[list[int]]:
+    """The ranks of each call among those along axes, ascending."""
+    seen: set[int] = set()
+    for rank in mesh.order:
+        if rank not in seen:
+            ranks = sorted(mesh.coset(axes, mesh.coord(rank) or ()))
+            seen.update(ranks)
+            yield ranks
 
 
 def is_even(type: NormalType, dims: Sequence[int]) -> bool:
