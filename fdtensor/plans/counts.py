@@ -2,7 +2,7 @@
 
 What a rank must get is its new block, a term for each pending reduction, without what it already
 holds. A count is an array that broadcasts over its mesh, of Python ints: sums over terms and ranks
-go beyond 64 bits.
+go beyond 64 bits. Those of one number for each of many ranks are of int64 where all are small.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from math import gcd, prod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fdtensor.layouts.blocks import intersect, length, whole
-from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.mesh import Coord, Mesh
 from fdtensor.layouts.placement import Shard, StridedShard
 from fdtensor.layouts.remembered import remembered
 from fdtensor.plans.movement import Movement
@@ -34,8 +35,14 @@ __all__ = [
 ]
 
 
-Count = NDArray[np.object_]
-"""A number for each rank, as an array of ints of any size that broadcasts over the mesh."""
+Count = NDArray[Any]
+"""A number for each rank, as an array that broadcasts over the mesh: of ints of any size, or of
+int64 where all are below `SMALL`, which bytes, rounds and ranks may multiply."""
+
+SMALL = 1 << 32
+
+Places = NDArray[np.intp] | slice
+"""Where ranks are in the order of a mesh."""
 
 
 def most(count: Count) -> int:
@@ -90,26 +97,26 @@ def numel(type: NormalType) -> Count:
     return total
 
 
-def _common_numel(a: NormalType, b: NormalType) -> Count:
-    """The elements that each rank holds in both, on one mesh."""
-    total = constant(a.mesh, 1)
+def _common_numel(a: NormalType, b: NormalType, kind: Any = np.object_) -> Count:
+    """The elements that each rank holds in both, on one mesh, as such an array."""
+    total: Count = constant(a.mesh, 1).astype(kind)
     for d, (before, after) in enumerate(zip(a.cuts, b.cuts, strict=True)):
         if before == after[: len(before)]:
-            total = total * _lengths(b, d)
+            total = total * _lengths(b, d).astype(kind)
         elif after == before[: len(after)]:
-            total = total * _lengths(a, d)
+            total = total * _lengths(a, d).astype(kind)
         elif _plain(a, d) and _plain(b, d):
             (start, size), (other, its) = _blocks(a, d), _blocks(b, d)
             shared = np.minimum(start + size, other + its) - np.maximum(start, other)
-            total = total * np.maximum(shared, 0).astype(np.object_)
+            total = total * np.maximum(shared, 0).astype(kind)
         elif _units(a, b, d):
-            total = total * _shared(a, b, d)
+            total = total * _shared(a, b, d).astype(kind)
         else:
 
             def common(c: list[int], d: int = d) -> int:
                 return length(intersect(a.indices(d, tuple(c)), b.indices(d, tuple(c))))
 
-            total = total * table(a, axes_of((a, d), (b, d)), common)
+            total = total * table(a, axes_of((a, d), (b, d)), common).astype(kind)
     return total
 
 
@@ -154,7 +161,7 @@ def _units(a: NormalType, b: NormalType, d: int) -> int:
     return units if units <= MOST_UNITS else 0
 
 
-def _shared(a: NormalType, b: NormalType, d: int) -> Count:
+def _shared(a: NormalType, b: NormalType, d: int) -> NDArray[np.int64]:
     """How many indices of dim `d` each rank holds in both, where all cuts are even."""
     units, sizes = _units(a, b, d), a.mesh.sizes
     before, after = _owners(a, d, units), _owners(b, d, units)
@@ -168,7 +175,7 @@ def _shared(a: NormalType, b: NormalType, d: int) -> Count:
         flat = flat * sizes[axis] + owners[axis]
     counts = np.bincount(flat[kept], minlength=prod(sizes[axis] for axis in axes))
     shape = [size if axis in owners else 1 for axis, size in enumerate(sizes)]
-    return np.reshape(counts.astype(np.object_), shape) * (a.shape[d] // units)
+    return np.reshape(counts, shape) * (a.shape[d] // units)
 
 
 def _owners(type: NormalType, d: int, units: int) -> dict[int, NDArray[np.int64]]:
@@ -187,19 +194,74 @@ def _owners(type: NormalType, d: int, units: int) -> dict[int, NDArray[np.int64]
 @remembered(4096)
 def to_receive(moves: Movement) -> Count:
     """The elements that each destination rank must get from others."""
-    wanted: Count = numel(moves.dst) * moves.terms
+    wanted: Count = np.asarray(numel(moves.dst) * moves.terms)
+    kind: Any = np.int64 if most(wanted) < SMALL else np.object_
+    wanted = wanted.astype(kind)
     if moves.same_mesh:
-        return wanted - _common_numel(moves.src, moves.dst)
-    src, dst = moves.src, moves.dst
-    if not set(src.mesh.order).isdisjoint(dst.mesh.order):
-        wanted = np.array(np.broadcast_to(wanted, dst.mesh.sizes), order="C")
-        flat = np.ravel(wanted)  # a view
-        for place, rank in enumerate(dst.mesh.order):
-            before, after = src.mesh.coord(rank), dst.mesh.coord(rank)
-            if before is not None and after is not None:
-                boxes = zip(src.box(before), dst.box(after), strict=True)
-                flat[place] -= prod(length(intersect(a, b)) for a, b in boxes)
+        return wanted - _common_numel(moves.src, moves.dst, kind)
+    before, after = _in_both(moves.src.mesh, moves.dst.mesh)
+    wanted = np.array(np.broadcast_to(wanted, moves.dst.mesh.sizes), order="C")
+    flat = np.ravel(wanted)  # a view
+    flat[after] -= _held_by_both(moves.src, before, moves.dst, after, kind)
     return wanted
+
+
+def _in_both(a: Mesh, b: Mesh) -> tuple[Places, Places]:
+    """The places in two meshes of the ranks that are in both."""
+    if isinstance(a.order, range) and isinstance(b.order, range):
+        places = slice(min(len(a.order), len(b.order)))
+        return places, places
+    first, second = np.asarray(a.order), np.asarray(b.order)
+    _, before, after = np.intersect1d(first, second, assume_unique=True, return_indices=True)
+    return before, after
+
+
+def _held_by_both(a: NormalType, before: Places, b: NormalType, after: Places, kind: Any) -> Count:
+    """The elements that ranks at these places of either mesh hold in both types."""
+    total: Count = np.ones(1, kind)
+    for d, size in enumerate(a.shape):
+        if not a.cuts[d] and not b.cuts[d]:
+            total = total * size
+        elif _plain(a, d) and _plain(b, d):
+            start, held = (_at(count, a, before) for count in _blocks(a, d))
+            other, its = (_at(count, b, after) for count in _blocks(b, d))
+            shared = np.minimum(start + held, other + its) - np.maximum(start, other)
+            total = total * np.maximum(shared, 0).astype(kind)
+        else:
+            first, second = _blocks_of(a, d, before), _blocks_of(b, d, after)
+            apart = b.mesh.size
+            pairs, which = np.unique(first * apart + second, return_inverse=True)
+            both: list[int] = pairs.tolist()
+            lengths = [_shared_by(a, pair // apart, b, pair % apart, d) for pair in both]
+            total = total * np.array(lengths, kind)[np.ravel(which)]
+    return total
+
+
+def _at(count: NDArray[np.int64], type: NormalType, places: Places) -> NDArray[np.int64]:
+    """A count of the ranks at these places."""
+    return np.reshape(np.broadcast_to(count, type.mesh.sizes), -1)[places]
+
+
+def _blocks_of(type: NormalType, d: int, places: Places) -> NDArray[np.int64]:
+    """The number of the block of dim `d` that each rank at these places holds."""
+    axes = [axis for axis, _, _ in type.cuts[d]]
+    sizes = [size if axis in axes else 1 for axis, size in enumerate(type.mesh.sizes)]
+    return _at(np.reshape(np.arange(prod(sizes)), sizes), type, places)
+
+
+def _shared_by(a: NormalType, i: int, b: NormalType, j: int, d: int) -> int:
+    """How many indices of dim `d` are in block `i` of one type and in block `j` of another."""
+    first, second = a.indices(d, _coord(a, i, d)), b.indices(d, _coord(b, j, d))
+    return length(intersect(first, second))
+
+
+def _coord(type: NormalType, block: int, d: int) -> Coord:
+    """The first coordinate with this block of dim `d`."""
+    axes = [axis for axis, _, _ in type.cuts[d]]
+    coord = [0] * type.mesh.ndim
+    for axis in sorted(axes, reverse=True):
+        block, coord[axis] = divmod(block, type.mesh.sizes[axis])
+    return tuple(coord)
 
 
 def to_send(moves: Movement) -> Count:

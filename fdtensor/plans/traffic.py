@@ -66,7 +66,7 @@ def all_received(steps: Iterable[Step]) -> int:
 def _busiest(counts: Sequence[tuple[Mesh, Count]]) -> int:
     """The most that one rank has of counts that add up, each with its mesh."""
     if len({mesh for mesh, _ in counts}) <= 1:
-        return most(sum((count for _, count in counts), np.zeros((), np.object_)))
+        return most(sum([count for _, count in counts], start=np.zeros((), np.int64)))
     by_rank: Counter[int] = Counter()
     for mesh, count in counts:
         numbers: list[int] = np.ravel(np.broadcast_to(count, mesh.sizes)).tolist()

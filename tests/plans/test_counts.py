@@ -1,5 +1,6 @@
 """Counts of what ranks hold and lack, in closed form, beside those by the indices of each rank."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given
@@ -9,7 +10,10 @@ from fdtensor import Layout, Mesh, Shard, StridedShard, TensorType
 from fdtensor.layouts.blocks import intersect, length
 from fdtensor.layouts.placement import Replicate
 from fdtensor.plans import counts
+from fdtensor.plans.movement import movement
 from fdtensor.plans.normal_type import normalized
+from fdtensor.plans.routes import route
+from fdtensor.testing.strategies import redistributions
 
 
 @st.composite
@@ -51,3 +55,33 @@ def test_even_cuts_are_counted_without_indices(pair):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(counts, "table", None)
         counts._common_numel(a, b)
+
+
+@given(
+    st.booleans().flatmap(lambda cross: redistributions(cross_mesh=cross)),
+    st.sampled_from([0, counts.SMALL]),
+)
+def test_what_ranks_receive_is_what_is_sent_to_them(pair, small):
+    """On one mesh or between two, in ints of any size or of 64 bits."""
+    moves = movement(*pair)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(counts, "SMALL", small)
+        counted = counts.to_receive.__wrapped__(moves)
+    kind = np.int64 if small else np.object_
+    assert np.asarray(counted).dtype == kind or not pair[1].mesh.ndim
+    numbers = np.ravel(np.broadcast_to(counted, pair[1].mesh.sizes)).tolist()
+    for number, rank in zip(numbers, pair[1].mesh.order, strict=True):
+        assert number == sum(message.numel for message in route(moves, rank).recvs)
+
+
+@pytest.mark.parametrize("dims", [("b", "a"), (("b", "a"), None), (None, "b")])
+def test_a_million_ranks_are_counted_at_once(dims, monkeypatch):
+    """Between meshes of other shapes, by arrays of all ranks: no rank is asked alone."""
+    src, dst = Mesh(dp=1024, tp=1024), Mesh(a=512, b=2048)
+    monkeypatch.setattr(counts, "table", None)
+    monkeypatch.setattr(Mesh, "coord", None)
+    before = TensorType((1 << 20, 1 << 20), torch.float32, src.layout("dp", "tp"))
+    after = TensorType((1 << 20, 1 << 20), torch.float32, dst.layout(*dims))
+    held = after.numel // (512 * 2048 if "a" in str(dims) else 2048)
+    received = counts.to_receive.__wrapped__(movement(before, after))
+    assert counts.most(received) in range(held - before.numel // 1024**2, held + 1)
