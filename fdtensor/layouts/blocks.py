@@ -42,12 +42,23 @@ def select(intervals: Intervals, start: int, stop: int) -> Intervals:
     if len(intervals) == 1:
         first = intervals[0][0]
         return ((first + start, first + stop),) if start < stop else ()
+    return _select_all(intervals, [(start, stop)])
+
+
+def _select_all(intervals: Intervals, ranges: Sequence[tuple[int, int]]) -> Intervals:
+    """The indices at ascending ranges of positions of the intervals."""
     taken: list[tuple[int, int]] = []
-    for low, high in intervals:
-        a, b = max(start, 0), min(stop, high - low)
-        if a < b:
-            taken.append((low + a, low + b))
-        start, stop = start - (high - low), stop - (high - low)
+    i = passed = 0
+    for start, stop in ranges:
+        while start < stop:
+            low, high = intervals[i]
+            if start >= passed + high - low:
+                passed += high - low
+                i += 1
+                continue
+            end = min(stop, passed + high - low)
+            taken.append((low + start - passed, low + end - passed))
+            start = end
     return tuple(taken)
 
 
@@ -127,11 +138,11 @@ def cut(intervals: Intervals, placement: Cut, count: int, index: int) -> Interva
             return select(intervals, start, start + sizes[index])
         case StridedShard(_, factor):
             kept: list[tuple[int, int]] = []
-            for j in range(min(factor, size)):
-                start, stop = chunk(size, factor, j)
-                low, high = chunk(stop - start, count, index)
-                kept += select(intervals, start + low, start + high)
-            return merged(kept)
+            step = -(-size // factor) if size else 1
+            for start in range(0, size, step):
+                low, high = chunk(min(step, size - start), count, index)
+                kept.append((start + low, start + high))
+            return merged(_select_all(intervals, kept))
         case Spans(_, spans):
             return spans[index]  # it is the first cut of its dim
 

@@ -11,6 +11,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from math import prod
 
+import attrs
+
 from fdtensor.layouts.blocks import whole
 from fdtensor.layouts.placement import Shard, StridedShard
 from fdtensor.layouts.remembered import remembered
@@ -44,12 +46,27 @@ def _same_group(
     src: TensorType, before: Sequence[int], dst: TensorType, after: Sequence[int]
 ) -> bool:
     """The same of dims that become others."""
+    if _alike(src, before, dst, after):
+        return True
     first, second = _digits(src, before), _digits(dst, after)
     if first is not None and second is not None:
         return first == second
-    return all(
-        _equal(_places(src, before, rank), _places(dst, after, rank)) for rank in src.mesh.order
-    )
+    axes = {a for d in before for a in src.layout.cuts(d)}
+    axes |= {a for d in after for a in dst.layout.cuts(d)}
+    mesh = src.mesh
+    coords = mesh.coset([a for a in mesh.axes if a in axes], (0,) * mesh.ndim)
+    return all(_equal(_places(src, before, rank), _places(dst, after, rank)) for rank in coords)
+
+
+def _alike(src: TensorType, before: Sequence[int], dst: TensorType, after: Sequence[int]) -> bool:
+    """Whether one dim stays one, cut as it was."""
+    if len(before) != 1 or len(after) != 1:
+        return False
+    (d,), (e,) = before, after
+    axes = src.layout.cuts(d)
+    if axes != dst.layout.cuts(e) or src.shape[d] != dst.shape[e]:
+        return False
+    return all(attrs.evolve(src.layout[axis], dim=e) == dst.layout[axis] for axis in axes)
 
 
 def _digits(type: TensorType, dims: Sequence[int]) -> dict[str, Digits] | None:
