@@ -50,8 +50,8 @@ FAULTS = (
     ),
     Fault(
         "a strided cut counts its parts from the end",
-        "low, high = chunk(stop - start, count, index)",
-        "low, high = chunk(stop - start, count, count - 1 - index)",
+        "low, high = chunk(min(step, size - start), count, index)",
+        "low, high = chunk(min(step, size - start), count, count - 1 - index)",
         "layouts testing",
     ),
     Fault(
@@ -74,9 +74,15 @@ FAULTS = (
     ),
     Fault(
         "an all_gather puts blocks the other way round",
-        "arrived = torch.cat(parts) if reduce_op is None else reduced(parts, reduce_op)",
-        "arrived = torch.cat(parts[::-1]) if reduce_op is None else reduced(parts, reduce_op)",
+        "return [torch.cat(list(given))] * count",
+        "return [torch.cat(list(given)[::-1])] * count",
         "plans",
+    ),
+    Fault(
+        "a simulated rank gets what another computed of other operands",
+        "key = tuple([id(operand) for operand in operands])",
+        "key = tuple([id(operand) for operand in operands[:1]])",
+        "runtime",
     ),
     Fault(
         "an average is not divided",

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from fdtensor.layouts.mesh import Coord
+from fdtensor.layouts.mesh import Coord, Mesh
+from fdtensor.layouts.placement import Partial, Replicate
 from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.torch_private import schema_of
@@ -15,8 +16,10 @@ from fdtensor.ops.graph import Call, Full, Graph, Var, substituted, tensors_of
 from fdtensor.ops.notation.core import At, Block, rule_of
 from fdtensor.ops.recorder import record
 from fdtensor.ops.rows import CallKey, arguments
+from fdtensor.plans.collectives.even import is_even
+from fdtensor.plans.normal_type import normalized
 
-__all__ = ["local_graph", "lowered"]
+__all__ = ["local_graph", "lowered", "lowered_on_all"]
 
 aten = torch.ops.aten
 
@@ -38,10 +41,56 @@ def lowered(
     return _lowered(CallKey.of(call), before, after, dtypes, device)
 
 
+def lowered_on_all(
+    call: Call, ins: Sequence[TensorType], outs: Sequence[TensorType | None], mesh: Mesh
+) -> list[Graph]:
+    """`lowered` for each rank, in the order of the mesh: one graph for those that do the same."""
+    types = [*ins, *[t for t in outs if t is not None]]
+    coords = list(mesh.indices(mesh.axes))
+    if all(is_even(normalized(t), range(t.ndim)) for t in types):
+        first = lowered(call, ins, outs, coords[0])
+        if first is lowered(call, ins, outs, coords[-1]):
+            return [first] * len(coords)
+    graphs: dict[Coord, Graph] = {}
+    whole = Replicate, Partial
+    rows = [t.layout.placements for t in types]
+    cuts = [i for i in range(mesh.ndim) if not all(isinstance(row[i], whole) for row in rows)]
+    places = [tuple([coord[i] for i in cuts]) for coord in coords]
+    for place, coord in zip(places, coords, strict=True):
+        if place not in graphs:
+            graphs[place] = lowered(call, ins, outs, coord)
+    return [graphs[place] for place in places]
+
+
 @remembered(65536)
 def _lowered(key: CallKey, before: Any, after: Any, dtypes: Any, device: str) -> Graph:
     ins = tuple(Block(*b) for b in before)
     outs = tuple(None if a is None else Block(*a) for a in after)
+    sizes = tuple([b and (b.full, b.shape) for b in (*ins, *outs)])
+    anywhere = _anywhere(key, sizes, dtypes, device)
+    if not anywhere:
+        graph = _graph(key, ins, outs, dtypes, device)
+        if any(b is not None and b.asked for b in (*ins, *outs)):
+            return graph
+        anywhere.append(graph)
+    return anywhere[0]
+
+
+@remembered(65536)
+def _anywhere(key: CallKey, sizes: Any, dtypes: Any, device: str) -> list[Graph]:
+    """The graph of blocks of these sizes, wherever they lie, once it is known to be that of all."""
+    del key, sizes, dtypes, device
+    return []
+
+
+def _graph(
+    key: CallKey,
+    ins: tuple[Block, ...],
+    outs: tuple[Block | None, ...],
+    dtypes: Any,
+    device: str,
+) -> Graph:
+    """The graph of a call on these blocks."""
     fulls = [Full(b.shape, dtype) for b, dtype in zip(ins, dtypes[0], strict=True)]
     kept = [b for b in outs if b is not None]
     results = [Full(b.shape, dtype) for b, dtype in zip(kept, dtypes[1], strict=True)]

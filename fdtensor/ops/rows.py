@@ -131,7 +131,8 @@ def _row(
 ) -> Row | None:
     """The row that a rule yielded, with its units resolved and its dims checked."""
     before, after = row
-    after = after if isinstance(after, tuple) else (after,) * 1
+    before = before if isinstance(before, (tuple, list)) else (before,)
+    after = after if isinstance(after, (tuple, list)) else (after,)
     if len(before) != len(ins) or len(after) != len(outs):
         raise RuleError(
             f"a row of the rule for {op} has {len(before)} -> {len(after)} placements, but the op "

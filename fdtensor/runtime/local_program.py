@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import attrs
 import torch
 
 from fdtensor.layouts.remembered import while_alive
+from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Graph, Var, substituted
 from fdtensor.ops.line_checks import LineCheck
 from fdtensor.ops.loop_ops import (
@@ -20,7 +22,7 @@ from fdtensor.ops.loop_ops import (
     WITH_ENTRY,
     loop_number,
 )
-from fdtensor.ops.lowering import lowered
+from fdtensor.ops.lowering import lowered, lowered_on_all
 from fdtensor.plans.collectives import Exchange, Step
 from fdtensor.programs.conditional import conditions
 from fdtensor.programs.eqn import parts
@@ -44,7 +46,7 @@ from fdtensor.runtime.lines import (
 )
 from fdtensor.runtime.operand_memory import RESHAPES, brought_by, strict_operands
 
-__all__ = ["Spelling", "local_program"]
+__all__ = ["Spelling", "local_program", "local_programs"]
 
 aten = torch.ops.aten
 
@@ -73,6 +75,34 @@ def local_program(
     return _Writer(program, rank, spelling, checked).written()
 
 
+@while_alive(64)
+def local_programs(program: Program, checked: bool = False) -> tuple[LocalProgram, ...]:
+    """The lines of each rank, in the order of the mesh: one record for ranks that do the same."""
+    ranks = program.mesh.order
+    if checked:
+        return tuple([local_program(program, rank, None, True) for rank in ranks])
+    graphs = {
+        number: lowered_on_all(eqn.call, *_types(program, eqn), program.mesh)
+        for number, eqn in enumerate(program.eqns)
+        if not eqn.steps and eqn.op not in LOOP_OPS
+    }
+    written: dict[tuple[int, ...], LocalProgram] = {}
+    every: list[LocalProgram] = []
+    for i, rank in enumerate(ranks):
+        own = {number: on_all[i] for number, on_all in graphs.items()}
+        key = tuple([id(graph) for graph in own.values()])
+        if key not in written:
+            written[key] = _Writer(program, rank, None, False, own).written()
+        every.append(written[key])
+    return tuple(every)
+
+
+def _types(program: Program, eqn: Eqn) -> tuple[list[TensorType], list[TensorType | None]]:
+    """The types of what a line reads and of what it gives."""
+    outs = [None if v is None else program.type_of(v) for v in eqn.outs]
+    return [program.type_of(v) for v in eqn.ins], outs
+
+
 def _by_number(condition: tuple[Var, bool]) -> int:
     return condition[0].index
 
@@ -81,9 +111,16 @@ class _Writer:
     """The lines of a rank as they are written."""
 
     def __init__(
-        self, program: Program, rank: int, spelling: Spelling | None, checked: bool
+        self,
+        program: Program,
+        rank: int,
+        spelling: Spelling | None,
+        checked: bool,
+        graphs: Mapping[int, Graph] = MappingProxyType({}),
     ) -> None:
         self.program, self.rank, self.spelling, self.checked = program, rank, spelling, checked
+        self.graphs = graphs
+        """What the rank does for lines, by their numbers, where that is known."""
         coord = program.mesh.coord(rank)
         assert coord is not None
         self.coord = coord
@@ -120,9 +157,8 @@ class _Writer:
             elif eqn.steps:
                 self._step(eqn, number)
             else:
-                ins = [program.type_of(v) for v in eqn.ins]
-                outs = [None if v is None else program.type_of(v) for v in eqn.outs]
-                self._graph(lowered(eqn.call, ins, outs, self.coord, self.device), eqn, number)
+                graph = self.graphs.get(number) or self._lowered(eqn)
+                self._graph(graph, eqn, number)
             if eqn.op is not LOOP_NEXT:  # a token is no tensor of a rank
                 self._check(eqn.outs, str(eqn.op), number, contiguous=bool(eqn.steps))
             for v in eqn.outs:
@@ -136,6 +172,9 @@ class _Writer:
             for i, own in conditions(program).items()
         }
         return LocalProgram(inputs, tuple(lines), outs, unread(lines, outs), when)
+
+    def _lowered(self, eqn: Eqn) -> Graph:
+        return lowered(eqn.call, *_types(self.program, eqn), self.coord, self.device)
 
     def _loop_line(self, eqn: Eqn, number: int) -> None:
         """Lines for what comes into a loop, goes round in it, and comes out of it."""

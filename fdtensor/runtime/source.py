@@ -1,4 +1,4 @@
-"""`written`: the lines of one rank as the source of a Python function, and the names it reads.
+"""`written`: the lines of one rank as the source of a Python function; `line_functions`: of many.
 
 Lines that run under a condition stand in an `if` block; what they would give is None elsewhere.
 """
@@ -10,12 +10,15 @@ from itertools import groupby
 from math import isfinite
 from typing import Any
 
+import attrs
 import torch
 from torch.profiler import record_function
 
+from fdtensor.layouts.remembered import while_alive
 from fdtensor.layouts.torch_private import has_schema, overload_name, packet_name, schema_of
 from fdtensor.ops.graph import Var, tensors_of
 from fdtensor.ops.line_checks import LineCheck
+from fdtensor.ops.loop_ops import WITH_ENTRY
 from fdtensor.ops.select import SELECT
 from fdtensor.ops.value_checks import SHARED
 from fdtensor.plans.collectives import Step
@@ -30,10 +33,11 @@ from fdtensor.runtime.lines import (
     Round,
     constant,
     ended,
+    values_in,
 )
 from fdtensor.runtime.operand_memory import BY_HAND
 
-__all__ = ["selected", "written"]
+__all__ = ["LineFunction", "line_functions", "selected", "written"]
 
 
 def written(
@@ -70,6 +74,36 @@ def written(
     parameters = ", ".join(f"v{v.index}" for v in found.inputs)
     results = "".join(f"v{v.index}, " for v in found.outs)
     return "\n".join([f"def program({parameters}):", *body, f"    return ({results})"]), names
+
+
+@attrs.frozen(eq=False)
+class LineFunction:
+    """A line that many ranks run."""
+
+    reads: tuple[Var, ...]
+    call: Callable[..., Sequence[Any]]
+    """A function of what is read, which gives the results."""
+    overwrites: tuple[Var, ...]
+    """What it writes to."""
+
+
+@while_alive(256)
+def line_functions(local: LocalProgram) -> tuple[LineFunction, ...]:
+    """A function for each line, but for steps."""
+    return tuple([_line_function(line) for line in local.lines])
+
+
+def _line_function(line: Line) -> LineFunction:
+    reads = tuple(dict.fromkeys(values_in((*line.args, *(v for _, v in line.kwargs)))))
+    if isinstance(line.op, (Again, Ask, Step, Together)):
+        return LineFunction(reads, tuple, ())
+    names: dict[str, Any] = {}
+    value = f"({_expression(line, names, None)},)"
+    if _several(line.op):
+        value = f"{_named(tensors_of, 'tensors_of', names)}{value}"
+    exec(f"def call({', '.join(f'v{v.index}' for v in reads)}):\n    return {value}", names)
+    # an op that writes to an operand says so to nobody else: programs have values, not memory
+    return LineFunction(reads, names["call"], line.args[:1] if line.op is WITH_ENTRY else ())
 
 
 def _depths(lines: Sequence[Line]) -> Iterator[int]:

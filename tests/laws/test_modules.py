@@ -12,7 +12,7 @@ from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten
 from fdtensor.plans.cost import GLOO, NCCL
 from fdtensor.programs.tracer import trace
-from fdtensor.runtime.runner import run_lines
+from fdtensor.runtime.all_ranks import run_lines
 from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.testing.tensor_strategies import sharded
 from fdtensor.testing.values import scatter

@@ -24,7 +24,7 @@ from fdtensor.plans.collectives import Step, is_local
 from fdtensor.plans.cost import NCCL
 from fdtensor.programs.assembly import assembled
 from fdtensor.programs.program import Program, op_name
-from fdtensor.runtime.runner import run_lines
+from fdtensor.runtime.all_ranks import run_lines
 from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.tensors.call import call
 from fdtensor.tensors.distribution import distribute

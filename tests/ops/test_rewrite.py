@@ -12,7 +12,7 @@ from fdtensor.ops.graph import Full
 from fdtensor.ops.recorder import record
 from fdtensor.ops.rewrite import BACKWARD_SCANS, CROSS_ENTROPY_BACKWARD, rewritten
 from fdtensor.programs.tracer import trace
-from fdtensor.runtime.runner import run_lines
+from fdtensor.runtime.all_ranks import run_lines
 from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.testing.row_checks import verify
 from fdtensor.testing.values import block, scatter

@@ -14,7 +14,7 @@ from fdtensor.ops.graph import Call, Full
 from fdtensor.ops.notation.core import Window, rule_of
 from fdtensor.ops.rows import rows_of
 from fdtensor.programs.tracer import trace
-from fdtensor.runtime.runner import run_lines
+from fdtensor.runtime.all_ranks import run_lines
 from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.testing.row_checks import call_of, check_row, verify
 from fdtensor.testing.values import gather_full, scatter

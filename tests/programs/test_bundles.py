@@ -15,7 +15,7 @@ from fdtensor.programs.bundles import bundled
 from fdtensor.programs.options import Options
 from fdtensor.programs.program import Together
 from fdtensor.programs.tracer import traced
-from fdtensor.runtime.runner import run_lines
+from fdtensor.runtime.all_ranks import run_lines
 from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.testing.values import scatter
 

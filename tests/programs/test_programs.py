@@ -22,7 +22,7 @@ from fdtensor.layouts.tree import flatten
 from fdtensor.ops.pins import constrain
 from fdtensor.plans.cost import GLOO, NCCL
 from fdtensor.programs.tracer import trace
-from fdtensor.runtime.runner import run_lines
+from fdtensor.runtime.all_ranks import run_lines
 from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.tensors.call import call
 from fdtensor.tensors.connect import distribute

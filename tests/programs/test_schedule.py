@@ -19,9 +19,9 @@ from fdtensor.programs.schedule import LARGEST, ROOM, in_time, scheduled
 from fdtensor.programs.seconds import line_seconds
 from fdtensor.programs.timeline import timeline
 from fdtensor.programs.tracer import traced
+from fdtensor.runtime.all_ranks import run_lines
 from fdtensor.runtime.lines import Begun, ended
 from fdtensor.runtime.local_program import Spelling, local_program
-from fdtensor.runtime.runner import run_lines
 from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.testing.strategies import layouts
 from fdtensor.testing.values import scatter

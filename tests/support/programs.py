@@ -22,7 +22,7 @@ from fdtensor.layouts.tree import flatten
 from fdtensor.plans.cost import GLOO, NCCL, CostModel
 from fdtensor.programs.program import Program
 from fdtensor.programs.tracer import trace
-from fdtensor.runtime.runner import run_lines
+from fdtensor.runtime.all_ranks import run_lines
 from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.tensors.distribution import distribute
 from fdtensor.tensors.dtensor import DTensor

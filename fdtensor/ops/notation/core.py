@@ -84,12 +84,20 @@ class Block:
     """The block of a full tensor that a rank holds."""
 
     full: tuple[int, ...]
-    box: Box
+    _box: Box
+    asked: list[bool] = attrs.field(factory=list[bool], init=False)
+    """Not empty once a rule has asked where the block lies."""
+
+    @property
+    def box(self) -> Box:
+        """The indices of each dim, as intervals."""
+        self.asked.append(True)
+        return self._box
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the block."""
-        return tuple([length(part) for part in self.box])
+        return tuple([length(part) for part in self._box])
 
     @property
     def start(self) -> tuple[int, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import attrs
 import torch
 
@@ -46,11 +48,17 @@ class Mask(Local):
     def facts(self) -> list[str]:
         return [*axes_fact(self.axes), f"reduce_op={self.reduce_op}"]
 
+    def part(self, step: Step, rank: int) -> Hashable:
+        return self._is_first(step, rank), step.dst.local_shape(rank)
+
     def on_block(self, step: Step, rank: int, block: torch.Tensor) -> torch.Tensor:
+        if self._is_first(step, rank) or self.reduce_op in REPEATABLE:
+            return copied(block)
+        return identity(self.reduce_op, step.dst.local_shape(rank), block)
+
+    def _is_first(self, step: Step, rank: int) -> bool:
+        """Whether a rank is the first along the axes."""
         mesh = step.dst.mesh
         coord = mesh.coord(rank)
         assert coord is not None
-        first = all(coord[mesh.axis(axis)] == 0 for axis in self.axes)
-        if first or self.reduce_op in REPEATABLE:
-            return copied(block)
-        return identity(self.reduce_op, step.dst.local_shape(rank), block)
+        return all(coord[mesh.axis(axis)] == 0 for axis in self.axes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import attrs
 import torch
 
@@ -59,6 +61,10 @@ class Slice(Local):
             assert shared.boxes is not None
             return copied(cut(block, shared.boxes[0])[0][0])
         return copy_common(shared, block, block.new_empty(shared.shape))
+
+    def part(self, step: Step, rank: int) -> Hashable:
+        before, after = step.src.mesh.coord(rank), step.dst.mesh.coord(rank)
+        return before and after and (step.src.box(before), step.dst.box(after))
 
     def on_rank(self, step: Step, world: World) -> OnRank:
         if not world.records:
