@@ -32,6 +32,7 @@ from tests.bench import (
     overlap,
     pipelines,
     planning,
+    simulated,
     tables,
 )
 from tests.bench import overhead as overheads
@@ -88,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "choice with a textbook and others; estimate with what a calibrated cost model says; "
         "overlap with the same lines in the order of the function; checkpoint with torch's own; "
         "control with a Comm whose ranks do not watch each other; pipeline with those of torch; "
-        "by-op counts what runs op by op, with DTensor.",
+        "by-op counts what runs op by op, with DTensor; simulator takes many ranks in one process.",
     )
     parser.add_argument("what", choices=["redistribute", *_BENCHES], help="what to measure")
     parser.add_argument("--json", metavar="FILE", help="write all that was measured")
@@ -170,6 +171,11 @@ def _by_op(options: argparse.Namespace) -> int:
     return _ran(options, by_op.Effort(), by_op.total(), by_op.measure, by_op.show, ranks=1)
 
 
+def _simulator(options: argparse.Namespace) -> int:
+    effort = _effort(options, simulated, "rounds")
+    return _ran(options, effort, simulated.total(effort), simulated.measure, simulated.show)
+
+
 _BENCHES: dict[str, Callable[[argparse.Namespace], int]] = {
     "compute": _compute,
     "random": _random,
@@ -180,6 +186,7 @@ _BENCHES: dict[str, Callable[[argparse.Namespace], int]] = {
     "control": _control,
     "pipeline": _pipeline,
     "by-op": _by_op,
+    "simulator": _simulator,
 }
 """What is measured, but for `redistribute`."""
 
