@@ -20,6 +20,7 @@ from fdtensor.layouts.torch_private import (
     packet_name,
     proxy_mode,
     schema_of,
+    uncompiled,
 )
 from fdtensor.ops.graph import Call, Full, Var, is_view, tensors_of
 from fdtensor.ops.loop_ops import LOOP_OPS, WITH_ENTRY
@@ -67,6 +68,7 @@ _NOT_PINNED = {CONSTRAIN, WITH_ENTRY, *LOOP_OPS}
 _BATCH_NORM = aten.native_batch_norm.default
 
 
+@uncompiled
 class CallRecorder(TorchDispatchMode):
     """Writes down every call below functionalization, on fake tensors."""
 

@@ -14,7 +14,7 @@ import torch
 
 from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.torch_private import (
-    FakeTensorMode,
+    fake_mode,
     forget_fakes,
     get_unwrapped,
     is_functional_tensor,
@@ -72,7 +72,7 @@ def record(
     """
     shapes = [t.shape if sizes is None else sizes.of_input(i) for i, t in enumerate(types)]
     environment = None if sizes is None else sizes.environment
-    fakes = FakeTensorMode(allow_non_fake_inputs=False, shape_env=environment)
+    fakes = fake_mode(allow_non_fake_inputs=False, shape_env=environment)
     recorder = CallRecorder(fakes, mark, checks, sizes)
     grads = list(requires_grad) or [False] * len(types)
     with torch.inference_mode(False), fakes:  # ops of inference tensors hide their parts

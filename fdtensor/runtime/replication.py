@@ -17,7 +17,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Replicate
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.layouts.torch_private import TorchDispatchMode, functional_collectives, storage_number
+from fdtensor.layouts.torch_private import (
+    TorchDispatchMode,
+    functional_collectives,
+    storage_number,
+    uncompiled,
+)
 from fdtensor.ops.transparent import recording
 
 __all__ = [
@@ -43,6 +48,7 @@ _DIFFERENT = {
 """Collectives that give each rank something else."""
 
 
+@uncompiled
 class _Known(TorchDispatchMode):
     """The mesh axes along which memories are the same, kept up with the ops that run."""
 

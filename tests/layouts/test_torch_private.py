@@ -1,6 +1,8 @@
 """Private names of torch are used in one place, which gives each a public name of ours."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -166,3 +168,55 @@ def test_a_private_name_is_seen(source):
 
 def test_names_of_our_own_and_of_ops_are_none():
     assert list(private_names("self._x; cls._y; super()._z(); torch.ops.aten._softmax")) == []
+
+
+WITHOUT_COMPILER = """
+import sys
+import torch
+import fdtensor as fd
+mesh = fd.Mesh(x=2)
+comm = fd.SimulatedComm(mesh)
+x = fd.distribute(torch.ones(4, 4), mesh.layout("x"), comm)
+step = fd.spmd(torch.func.grad(lambda x: torch.relu(x @ x.T).softmax(0).square().sum()))
+step(x)
+assert "torch._dynamo" not in sys.modules
+flags = sys.modules["torch._dynamo.config"]
+
+compiled = torch.compile(lambda x: torch.relu(x) + 1, backend="eager", fullgraph=True)
+assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+import torch._dynamo
+assert torch._dynamo is sys.modules["torch._dynamo"], torch._dynamo
+assert torch._dynamo.config is flags is sys.modules["torch._dynamo.config"]
+assert torch._dynamo.compiled_autograd is sys.modules["torch._dynamo.compiled_autograd"]
+
+again = fd.spmd(torch.func.grad(lambda x: torch.tanh(x @ x.T).le(0.5).float().mul(x).sum()))
+again(x)
+from torch._subclasses.fake_tensor import FakeTensorMode
+kept = FakeTensorMode.__torch_dispatch__.__wrapped__.__dynamo_disable
+assert "torch._dynamo" in repr(kept.__code__) or hasattr(kept, "_torchdynamo_disable"), kept
+assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0))
+"""
+
+
+def test_a_trace_imports_no_compiler_and_what_compiles_later_has_all_of_it():
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_COMPILER], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_names_of_the_compiler_are_those_of_its_modules_when_somebody_asks():
+    source = """
+import sys
+import torch
+from fdtensor.layouts.torch_private import fake_mode
+with fake_mode():
+    assert torch.ones(2).add(1).shape == (2,)
+assert "torch._dynamo" not in sys.modules
+assert torch._dynamo.is_compiling() is False  # which imports it
+assert torch._dynamo is sys.modules["torch._dynamo"]
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -33,6 +33,7 @@ from fdtensor.layouts.torch_private.distributed import (
     strided_shard,
     unregister_group,
 )
+from fdtensor.layouts.torch_private.fakes import fake_mode, uncompiled
 from fdtensor.layouts.torch_private.functional_tensors import (
     is_functional_tensor,
     of_functional_tensor,
@@ -196,6 +197,7 @@ __all__ = [
     "count_function_modes",
     "enable_python_dispatcher",
     "extract_tensor_metadata",
+    "fake_mode",
     "forget_fakes",
     "function_modes",
     "plain_dispatch",
@@ -282,5 +284,6 @@ __all__ = [
     "transforms_active",
     "maps_around",
     "transforms_around",
+    "uncompiled",
     "without_transforms",
 ]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from fdtensor.layouts.torch_private import TorchDispatchMode
+from fdtensor.layouts.torch_private import TorchDispatchMode, uncompiled
 from fdtensor.ops.randomness.numbers import Numbers
 from fdtensor.ops.randomness.of_torch import replacement
 from fdtensor.ops.randomness.refusal import is_quiet, refuse_random
@@ -35,6 +35,7 @@ _FUNCTIONS = {
 """Ops that write numbers in place, and those that return the same numbers."""
 
 
+@uncompiled
 class Drawing(TorchDispatchMode):
     """Replaces torch's random ops by draws from a key, as in recorded functions.
 

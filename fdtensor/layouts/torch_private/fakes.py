@@ -1,0 +1,136 @@
+"""Modes that do not import the compiler of torch, of which they need nothing: 2.11 to 2.13.
+
+Its import takes as long as that of torch. Fake tensors ask it for flags, and the first op that a
+mode sees asks it to leave that mode alone, which matters to those alone who compile.
+"""
+
+# pyright: reportPrivateUsage=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any, TypeVar
+
+import torch
+from torch._compile import _disable_dynamo
+from torch._decomp import global_decomposition_table
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = ["fake_mode", "uncompiled"]
+
+Mode = TypeVar("Mode", bound=type[TorchDispatchMode])
+
+_NAME = "torch._dynamo"
+_CONFIG = f"{_NAME}.config"
+_RUNS = "__dynamo_disable"
+
+_HOMES = (
+    "torch._decomp.decompositions",
+    "torch._meta_registrations",
+    "torch._prims",
+    "torch._refs",
+    "torch._refs.nn.functional",
+    "torch._refs.special",
+)
+"""Where torch has functions for the types of results."""
+
+
+def uncompiled(mode: Mode) -> Mode:
+    """The class of modes, which is kept from the compiler once that is imported, and not before."""
+    _ask_later([vars(mode).get("__torch_dispatch__")])
+    return mode
+
+
+def _ask_later(functions: Iterable[Any]) -> None:
+    """Lets functions that are kept from the compiler run without it, until it is imported.
+
+    Those too that such functions are wrapped around, and so read from where they were defined.
+    """
+    todo = [f for f in functions if isinstance(f, FunctionType)]
+    seen = set(todo)
+    while todo:
+        function = todo.pop()
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        read: dict[str, Any] = {name: _content(cell) for name, cell in cells}
+        if function.__code__ is _KEPT.__code__:
+            _let_run(function, read.get("fn"))
+        within = [f for f in read.values() if isinstance(f, FunctionType) and f not in seen]
+        seen.update(within)
+        todo += within
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is empty
+        return None
+
+
+_KEPT: Any = _disable_dynamo(lambda: None)
+"""A function that is kept from the compiler, which its first call asks for that."""
+
+
+def _let_run(asks: Any, function: Any) -> None:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if _NAME not in sys.modules:
+            return function(*args, **kwargs)
+        if getattr(function, _RUNS, None) is run:
+            delattr(function, _RUNS)  # so that it asks, and sets its own
+        return asks(*args, **kwargs)
+
+    if function is not None and not hasattr(function, _RUNS):
+        setattr(function, _RUNS, run)
+
+
+uncompiled(FakeTensorMode)
+
+
+def fake_mode(**options: Any) -> FakeTensorMode:
+    """A `FakeTensorMode` with these options."""
+    if _NAME not in sys.modules and _CONFIG not in sys.modules:
+        _read_flags()
+        _ask_later(_kernels())
+    return FakeTensorMode(**options)
+
+
+def _kernels() -> Iterator[Any]:
+    """The functions of torch for the types of results."""
+    for table in global_decomposition_table.values():
+        yield from table.values()
+    for name in _HOMES:
+        yield from vars(importlib.import_module(name)).values()
+
+
+class _Instead(ModuleType):
+    """A module until something imports it: it has a few names, and imports it for all others."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def _read_flags() -> None:
+    """Imports the module of the flags without the package, which takes the same one later."""
+    path = Path(torch.__file__).parent / "_dynamo" / "config.py"
+    spec = importlib.util.spec_from_file_location(_CONFIG, path)
+    assert spec is not None
+    assert spec.loader is not None
+    flags = importlib.util.module_from_spec(spec)
+    sys.modules[_CONFIG] = flags
+    try:
+        spec.loader.exec_module(flags)
+    except Exception:  # torch imports it with the package then, as it does on its own
+        del sys.modules[_CONFIG]
+        return
+    instead: Any = _Instead(_NAME)
+    instead.config = flags
+    idle: Any = _Instead(f"{_NAME}.compiled_autograd")
+    idle._disable = nullcontext  # `torch.func.grad` asks for it, and there is nothing to disable
+    instead.compiled_autograd = idle
+    torch.__dict__.setdefault("_dynamo", instead)
