@@ -49,10 +49,12 @@ def uncompiled(mode: Mode) -> Mode:
 
 
 def _ask_later(functions: Iterable[Any]) -> None:
-    """Lets functions that are kept from the compiler run without it, until it is imported.
+    """Lets functions that are kept from the compiler run without it, unless it is imported.
 
     Those too that such functions are wrapped around, and so read from where they were defined.
     """
+    if _NAME in sys.modules:
+        return
     todo = [f for f in functions if isinstance(f, FunctionType)]
     seen = set(todo)
     while todo:
@@ -60,7 +62,7 @@ def _ask_later(functions: Iterable[Any]) -> None:
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         read: dict[str, Any] = {name: _content(cell) for name, cell in cells}
         if function.__code__ is _KEPT.__code__:
-            _let_run(function, read.get("fn"))
+            _let_run(read.get("fn"))
         within = [f for f in read.values() if isinstance(f, FunctionType) and f not in seen]
         seen.update(within)
         todo += within
@@ -77,16 +79,34 @@ _KEPT: Any = _disable_dynamo(lambda: None)
 """A function that is kept from the compiler, which its first call asks for that."""
 
 
-def _let_run(asks: Any, function: Any) -> None:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if _NAME not in sys.modules:
-            return function(*args, **kwargs)
-        if getattr(function, _RUNS, None) is run:
-            delattr(function, _RUNS)  # so that it asks, and sets its own
-        return asks(*args, **kwargs)
-
+def _let_run(function: Any) -> None:
+    """What a kept function calls for itself in place of what the compiler would make of it."""
     if function is not None and not hasattr(function, _RUNS):
-        setattr(function, _RUNS, run)
+        setattr(function, _RUNS, function)
+        _LET_RUN.append(function)
+
+
+_LET_RUN: list[Any] = []
+"""The functions that run without the compiler, until it is imported."""
+
+
+class _Import:
+    """Sees that something is about to import the compiler, and leaves all as torch has it."""
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> None:
+        del path, target
+        if name == _NAME:
+            sys.meta_path.remove(self)
+            for function in _LET_RUN:
+                if getattr(function, _RUNS, None) is function:
+                    delattr(function, _RUNS)
+            _LET_RUN.clear()
+            if isinstance(torch.__dict__.get("_dynamo"), _Instead):
+                del torch.__dict__["_dynamo"]
+
+
+if _NAME not in sys.modules:
+    sys.meta_path.insert(0, _Import())
 
 
 uncompiled(FakeTensorMode)
