@@ -1,5 +1,6 @@
 """The bench on tiny tensors: what it counts, checks and shows; never how long something takes."""
 
+import io
 import json
 import multiprocessing
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import torch.distributed as dist
 from rich.console import Console
 
 from fdtensor.testing.pool import GlooPool, WorkerError
-from tests.bench import choice, estimates, main, overlap, pipelines, tables
+from tests.bench import choice, estimates, main, overlap, pipelines, simulated, tables
 from tests.bench.cases import CASES
 from tests.bench.choice_cases import CASES as CASES_OF_CHOICE
 from tests.bench.choice_cases import LAYERED
@@ -195,3 +196,14 @@ def test_the_pipeline_bench_runs_all_schedules(pool4):
 def test_the_choice_bench_knows_each_case_by_its_name():
     names = [case.name for case in (*CASES_OF_CHOICE, *LAYERED)]
     assert len(set(names)) == len(names)
+
+
+def test_the_simulator_bench_takes_many_ranks():
+    effort = simulated.Effort(((2, 2), (4, 2)), (), reducing=16, rounds=1)
+    found = simulated.measure(effort)
+    assert [(b.dp, b.tp) for b in found.blocks] == [(2, 2), (4, 2)]
+    console = Console(file=io.StringIO(), width=120)
+    simulated.show(console, found)
+    shown = console.file.getvalue()
+    assert "LocalTensorMode" in shown
+    assert "reduce_scatter" in shown
