@@ -21,7 +21,7 @@ from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.arguments import check_ends, check_prices
 from fdtensor.plans.bound import least_total, lower_bound
 from fdtensor.plans.check import check_steps
-from fdtensor.plans.collectives import Exchange, Step, by_exchange, is_local
+from fdtensor.plans.collectives import Step, by_exchange, is_local
 from fdtensor.plans.cost import NCCL, CostModel, seconds
 from fdtensor.plans.json import decode, encode
 from fdtensor.plans.memory import peak_at
@@ -243,20 +243,14 @@ def _within(found: Plan, max_bytes: int) -> Plan:
     """The plan itself, or the same exchanges in as many pieces as the budget asks for."""
     if found.peak_bytes <= max_bytes:
         return found
-    steps: list[Step] = []
-    for step in found.steps:
-        steps.append(step if is_local(step) else by_exchange(step.src, step.dst))
-    tried, pieces = [found], 1
-    longest = max([1, *found.src.shape])
-    while True:
-        cut = Plan(found.src, found.dst, tuple(_in_pieces(s, pieces) for s in steps), found.cost)
-        tried.append(cut)
+    longest, pieces = max([1, *found.src.shape]), 1
+    # cut once, what was contiguous may need a buffer; beyond that more pieces never hold more
+    least = min(p.peak_bytes for p in (found, _in_pieces(found, 1), _in_pieces(found, longest)))
+    while least <= max_bytes:
+        cut = _in_pieces(found, pieces)
         if cut.peak_bytes <= max_bytes:
             return cut
-        if pieces >= longest:
-            break
         pieces = min(2 * pieces, longest)
-    least = min(candidate.peak_bytes for candidate in tried)
     raise PlanError(
         f"no plan fits in {max_bytes} bytes per rank: the least is {least}.",
         src=found.src,
@@ -267,10 +261,10 @@ def _within(found: Plan, max_bytes: int) -> Plan:
     )
 
 
-def _in_pieces(step: Step, pieces: int) -> Step:
-    if not isinstance(step.collective, Exchange):
-        return step
-    return Step(attrs.evolve(step.collective, pieces=pieces), step.src, step.dst)
+def _in_pieces(found: Plan, pieces: int) -> Plan:
+    """The plan by exchanges of so many rounds."""
+    steps = [s if is_local(s) else by_exchange(s.src, s.dst, pieces=pieces) for s in found.steps]
+    return attrs.evolve(found, steps=tuple(steps))
 
 
 def _some(mesh: Mesh) -> Sequence[int]:

@@ -11,6 +11,7 @@ from fdtensor.plans.boxes import contiguous
 from fdtensor.plans.collectives.buffers import most_buffered
 from fdtensor.plans.collectives.exchange import by_exchange
 from fdtensor.plans.collectives.rounds import piece
+from fdtensor.plans.planner import _in_pieces
 from fdtensor.plans.routes import Message, Route, route
 from fdtensor.testing.strategies import redistributions
 
@@ -57,4 +58,27 @@ def test_a_budget_that_nothing_fits_in_is_refused_without_counting_each_round(mo
     src = TensorType((8200, 8192), torch.float32, pending)
     with pytest.raises(PlanError, match="the least is 2"):
         plan(src, mesh.layout("a", "b"), max_bytes=10**6)
-    assert 0 < len(calls) < 20_000  # of some 8 million pieces
+    assert 0 < len(calls) < 3_000  # of some 8 million pieces
+
+
+shapes = st.lists(st.integers(1, 24), min_size=1, max_size=3).map(tuple)
+
+
+@given(
+    redistributions()
+    | redistributions(cross_mesh=True)
+    | shapes.flatmap(lambda shape: redistributions(shape=shape))
+)
+@settings(max_examples=150)
+def test_beyond_one_round_more_of_them_never_hold_more(pair):
+    """So that the least budget is that of the plan, of one round or of the most there can be."""
+    found = plan(*pair)
+    longest = max([1, *found.src.shape])
+    counts = [1, *(2**i for i in range(1, longest.bit_length()) if 2**i < longest), longest]
+    peaks = [_in_pieces(found, pieces).peak_bytes for pieces in counts]
+    assert peaks[1:] == sorted(peaks[1:], reverse=True)
+    least = min(found.peak_bytes, *peaks)
+    assert plan(*pair, max_bytes=least).peak_bytes <= least
+    if least:
+        with pytest.raises(PlanError, match=f"the least is {least}"):
+            plan(*pair, max_bytes=least - 1)

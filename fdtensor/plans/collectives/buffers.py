@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fdtensor.layouts.blocks import Box, Intervals, length
+from fdtensor.layouts.remembered import remembered
 from fdtensor.plans.boxes import contiguous
 from fdtensor.plans.collectives.rounds import longest_dim, piece
 from fdtensor.plans.routes import Message, Route
@@ -47,19 +48,26 @@ def _of_rounds(message: Message, shape: Sequence[int] | None, pieces: int) -> Co
     """The elements of a message in each round that are not contiguous in a block of this shape."""
     d = longest_dim(message)
     size = length(message.box[d])
-    kind = np.int64 if size * pieces < 2**62 else object
-    lengths = np.diff(size * np.arange(pieces + 1, dtype=kind) // pieces)
+    lengths = _lengths(size, pieces)
     rest = prod(length(held) for k, held in enumerate(message.box) if k != d)
     if shape is None:
         return lengths * rest
     if len(message.box[d]) > 1:  # which intervals a piece takes differs
         boxes = [piece(message, i, pieces).box for i in range(pieces)]
         return lengths * rest * [not contiguous(box, shape) for box in boxes]
-    for n in set(lengths.tolist()):
+    buffered = lengths * rest
+    for n in {size // pieces, -(-size // pieces)}:
         at = int(np.argmax(lengths == n))
         if contiguous(piece(message, at, pieces).box, shape):
-            lengths[lengths == n] = 0
-    return lengths * rest
+            buffered[lengths == n] = 0
+    return buffered
+
+
+@remembered(256)
+def _lengths(size: int, pieces: int) -> Counts:
+    """How long each of so many pieces of a dim is, which are one of two lengths."""
+    kind = np.int64 if size * pieces < 2**62 else object
+    return np.diff(size * np.arange(pieces + 1, dtype=kind) // pieces)
 
 
 def _of_round(way: Route, i: int, pieces: int, source: Sequence[int], packed: bool) -> int:
