@@ -181,13 +181,13 @@ def test_what_rules_ask_of_torch_does_not_depend_on_settings(mode):
         torch.testing.assert_close(made.full(), F.interpolate(x.full(), [size], mode=mode))
 
 
-def flips_on_a_rank(names):
+def flips_on_a_rank(f, names):
     comm = connect(MESH)
-    for f in FUNCTIONS:
-        check_flips(comm, f, names, spmd(f))
-        check_flips(comm, f, names, lambda *args, f=f: call(f, *args))
+    check_flips(comm, f, names, spmd(f))
+    check_flips(comm, f, names, lambda *args: call(f, *args))
 
 
 @pytest.mark.mesh
-def test_real_ranks_run_under_the_settings_of_their_caller(pool4: GlooPool):
-    pool4.run(flips_on_a_rank, [*SETTINGS, "plain", *reversed(SETTINGS)])
+@pytest.mark.parametrize("f", FUNCTIONS)
+def test_real_ranks_run_under_the_settings_of_their_caller(f, pool4: GlooPool):
+    pool4.run(flips_on_a_rank, f, [*SETTINGS, "plain", *reversed(SETTINGS)])
