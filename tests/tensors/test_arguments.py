@@ -8,8 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from fdtensor import Mesh, SimulatedComm, call, distribute, spmd
+from fdtensor.tensors.calls.python_state import Reads
 
 MESH = Mesh(b=3)
 COMM = SimulatedComm(MESH)
@@ -297,3 +299,18 @@ def test_objects_that_hold_each_other_end():
     a.other, b.other = b, a
     g = spmd(lambda x, s: x * s.factor)
     assert g(X, a).full().tolist() == [2, 4, 6]
+
+
+def test_functions_of_torch_read_nothing_that_varies_but_what_they_are_around():
+    scale = 2.0
+
+    def scaled(x):
+        return (scale * x).sum()
+
+    assert not Reads(F.layer_norm)
+    assert not Reads(torch.einsum)
+    gradient = torch.func.grad(scaled)
+    around = Reads(gradient)
+    before = around.key()
+    scale = 3.0
+    assert around.key() != before

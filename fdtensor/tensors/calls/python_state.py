@@ -124,6 +124,11 @@ def _of_user(kind: type) -> bool:
     return kind.__module__.partition(".")[0] not in ("torch", "fdtensor", "numpy", "builtins")
 
 
+def _is_of_torch(f: FunctionType) -> bool:
+    """Whether a function is one of torch, and not around another: what it reads does not vary."""
+    return not f.__closure__ and (f.__module__ or "").partition(".")[0] == "torch"
+
+
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
     """The attributes of an object, those of `__slots__` included."""
     yield from getattr(value, "__dict__", {}).items()
@@ -164,6 +169,8 @@ class Reads:
                 self.bound.append(f.__self__)
                 f = f.__func__  # type: ignore[assignment]
             elif isinstance(f, FunctionType):
+                if _is_of_torch(f):
+                    break
                 space = f.__globals__
                 self.cells += f.__closure__ or ()
                 names = _names_in(f.__code__)
