@@ -13,9 +13,9 @@ from fdtensor.layouts.torch_private import OpOverload
 from fdtensor.ops.graph import Call, Var, is_view, op_by_name, tensors_in
 from fdtensor.ops.lift import RESHAPES
 from fdtensor.ops.saved_values import ALIAS
-from fdtensor.plans.collectives import Collective, Step, is_local
+from fdtensor.plans.collectives import Collective, Slice, Step, is_local
 
-__all__ = ["Eqn", "Together", "is_part_line", "is_view_line", "parts"]
+__all__ = ["Eqn", "Together", "is_part_line", "is_said", "is_view_line", "parts"]
 
 
 @attrs.frozen(eq=False)
@@ -86,8 +86,16 @@ class Eqn:
 
 
 def is_view_line(eqn: Eqn) -> bool:
-    """Whether a line is a view: an op that moves no elements."""
+    """Whether a line is a view: an op that moves no elements, or a step that only says so."""
+    if isinstance(eqn.op, Step):
+        return is_said(eqn.op)
     return not isinstance(eqn.op, (Step, Together)) and (eqn.op in RESHAPES or is_view(eqn.call))
+
+
+def is_said(step: Step) -> bool:
+    """Whether a step leaves all blocks as they are: layouts differ along axes of one rank alone."""
+    kind = step.collective
+    return isinstance(kind, Slice) and not kind.axes and step.src.mesh is step.dst.mesh
 
 
 def is_part_line(eqn: Eqn) -> bool:

@@ -25,7 +25,7 @@ from fdtensor.ops.loop_ops import (
 from fdtensor.ops.lowering import lowered, lowered_on_all
 from fdtensor.plans.collectives import Exchange, Step
 from fdtensor.programs.conditional import conditions
-from fdtensor.programs.eqn import parts
+from fdtensor.programs.eqn import is_said, parts
 from fdtensor.programs.loops import loops_of
 from fdtensor.programs.program import Eqn, Program, Together
 from fdtensor.runtime.lines import (
@@ -223,6 +223,9 @@ class _Writer:
                 self.lines.append(Line(Begun(eqn.op), ins, (), (begun,), number))
                 self.lines.append(Line(ended, (begun,), (), outs, number))
             self.names.update(zip(eqn.outs, outs, strict=True))  # type: ignore[arg-type]
+            return
+        if isinstance(eqn.op, Step) and is_said(eqn.op):
+            self.names.update(zip(eqn.outs, [self.names[v] for v in eqn.ins], strict=True))  # type: ignore[arg-type]
             return
         from fdtensor.runtime.funcol_lowering import lower_steps
 
