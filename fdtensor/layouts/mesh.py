@@ -199,6 +199,15 @@ class Mesh(Record):
             self.rank_at(_put(place, indices, self, axes)) for indices in self.indices(axes)
         )
 
+    def cosets(self, axes: Sequence[str]) -> Iterator[tuple[int, ...]]:
+        """Each set of ranks that differ in `axes` only, in the order of its first rank."""
+        seen: set[int] = set()
+        for rank in self.order:
+            if rank not in seen:
+                ranks = self.coset(axes, self.coord(rank) or ())
+                seen.update(ranks)
+                yield ranks
+
     def part(self, axes: Sequence[str], coord: Coord) -> Mesh:
         """The mesh of a coset: `axes` in their order, and their links."""
         sizes = tuple([self.axis_size(axis) for axis in axes])

@@ -27,7 +27,7 @@ def replicas(type: TensorType) -> tuple[tuple[int, ...], ...]:
     mesh = type.mesh
     places = zip(mesh.axes, type.layout.placements, strict=True)
     axes = tuple([axis for axis, placement in places if isinstance(placement, Replicate)])
-    sets = {tuple(sorted(mesh.coset(axes, mesh.coord(rank) or ()))) for rank in mesh.order}
+    sets = [tuple(sorted(ranks)) for ranks in mesh.cosets(axes)]
     return tuple(sorted(ranks for ranks in sets if len(ranks) > 1))
 
 

@@ -205,7 +205,7 @@ class _Ranks:
         """The next line of a group, once for all ranks with the same operands."""
         function, outs = group.functions[group.place], group.local.lines[group.place].outs
         if function.overwrites:
-            self._part(group, function.overwrites)
+            self._separate(group, function.overwrites)
         done: dict[tuple[int, ...], tuple[Any, Any]] = {}
         for env in group.envs:
             operands = [env[v] for v in function.reads]
@@ -217,7 +217,7 @@ class _Ranks:
                 if v is not None:
                     env[v] = tensor
 
-    def _part(self, group: _Group, overwritten: Sequence[Var]) -> None:
+    def _separate(self, group: _Group, overwritten: Sequence[Var]) -> None:
         """Copies what is about to be overwritten and is shared with another rank."""
         holders = Counter(
             storage

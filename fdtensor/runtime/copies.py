@@ -23,8 +23,7 @@ def is_smooth(dtype: torch.dtype) -> bool:
 
 def cosets(mesh: Mesh, axes: tuple[str, ...]) -> list[list[int]]:
     """The places of the mesh, those that differ only in `axes` together."""
-    groups = dict.fromkeys(mesh.coset(axes, mesh.coord(rank) or ()) for rank in mesh.order)
-    return [[mesh.position(rank) or 0 for rank in ranks] for ranks in groups]
+    return [[mesh.position(rank) or 0 for rank in ranks] for ranks in mesh.cosets(axes)]
 
 
 def refuse_different(

@@ -122,7 +122,7 @@ class SimulatedComm(Comm[tuple[torch.Tensor, ...]]):
 
 
 def unshared(values: Sequence[Tensors]) -> list[Tensors]:
-    """The values with memory of its own for each of their tensors, copied on the first write."""
+    """The values, each of whose tensors has memory of its own: copied on the first write."""
     seen: set[int] = set()
 
     def alone(local: torch.Tensor) -> torch.Tensor:

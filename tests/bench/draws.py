@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fdtensor import random
-from tests.bench.timing import interleaved, ratio
+from tests.bench.timing import interleaved, one_thread, ratio
 
 __all__ = ["FULL", "QUICK", "Drawn", "Effort", "Found", "measure", "show", "total"]
 
@@ -102,9 +102,7 @@ def total() -> int:
 def measure(effort: Effort, tick: Callable[..., None] = lambda *_: None) -> Found:
     """All draws; `tick(doing, done)` is called before each, and after it with done = 1."""
     found = []
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         for name, (ours, theirs) in DRAWS.items():
             tick(name, 0)
             calls = {
@@ -116,8 +114,6 @@ def measure(effort: Effort, tick: Callable[..., None] = lambda *_: None) -> Foun
             peak = _peak(name, effort.large) if effort.large else None
             found.append(Drawn(name, median(a), median(b), ratio(a, b), peak))
             tick(name, 1)
-    finally:
-        torch.set_num_threads(threads)
     return Found(tuple(found))
 
 

@@ -43,6 +43,9 @@ SHAPES = {
 MILLION = Mesh(dp=16, pp=64, tp=1024)
 """1,048,576 ranks."""
 
+OTHER = Mesh(a=512, b=2048)
+"""The same ones in another mesh."""
+
 Pair = tuple[TensorType, TensorType]
 
 
@@ -112,6 +115,7 @@ def million() -> list[Million]:
     R, S0, S1, P = Replicate(), Shard(0), Shard(1), Partial("sum")
     changes = [
         ((S0, S1, R), (S1, S0, R)),
+        ((S0, R, S1), (S1, S0)),
         ((S0, R, S1), (R, R, S1)),
         ((S0, S0, S1), (R, S0, S1)),
         ((P, S0, S1), (S0, S0, S1)),
@@ -121,7 +125,8 @@ def million() -> list[Million]:
     found = []
     for before, after in changes:
         src = TensorType(shape, torch.float32, Layout(MILLION, before))
-        dst = src.with_layout(Layout(MILLION, after))
+        mesh = MILLION if len(after) == MILLION.ndim else OTHER
+        dst = src.with_layout(Layout(mesh, after))
         _forget()
         start = time.process_time()
         made = plan(src, dst)

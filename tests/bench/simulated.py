@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -30,33 +29,53 @@ from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.tensors.distribution import distribute
 from fdtensor.tensors.spmd import spmd
 from tests.bench.models import BLOCK
+from tests.bench.timing import one_thread
 
-__all__ = ["FULL", "QUICK", "Block", "Effort", "Found", "Reduced", "measure", "show", "total"]
+__all__ = [
+    "FULL",
+    "QUICK",
+    "Block",
+    "Effort",
+    "Found",
+    "Reduced",
+    "Size",
+    "measure",
+    "show",
+    "total",
+]
+
+
+@attrs.frozen
+class Size:
+    """A mesh, and a block of `times` the widths on `times` the tokens."""
+
+    dp: int
+    tp: int
+    times: int = 1
+    beside: bool = False
+    """Whether `LocalTensorMode` is timed too."""
 
 
 @attrs.frozen
 class Effort:
     """How much a run measures."""
 
-    meshes: tuple[tuple[int, int], ...]
-    """Sizes of dp and tp."""
-    beside: tuple[tuple[int, int], ...]
-    """Those that `LocalTensorMode` is timed on."""
+    sizes: tuple[Size, ...]
     reducing: int
     """The ranks of the single collectives."""
     rounds: int
 
 
-FULL = Effort(((2, 2), (8, 8), (16, 16), (128, 8)), ((2, 2), (8, 8)), reducing=256, rounds=5)
-QUICK = Effort(((2, 2), (8, 8)), (), reducing=64, rounds=2)
+SMALL = Size(2, 2, beside=True), Size(8, 8, beside=True), Size(16, 16), Size(128, 8)
+FULL = Effort((*SMALL, Size(8, 8, times=4)), reducing=256, rounds=5)
+QUICK = Effort((Size(2, 2), Size(8, 8)), reducing=64, rounds=2)
 
 
 @attrs.frozen
 class Block:
     """The gradients of a block on a simulated mesh: the least seconds of CPU of some calls."""
 
-    dp: int
-    tp: int
+    size: Size
     alone: float
     """Of the same batch in one process."""
     first: float
@@ -85,32 +104,22 @@ class Found:
 
 def total(effort: Effort) -> int:
     """How many ticks a run has."""
-    return len(effort.meshes) + 1
+    return len(effort.sizes) + 1
 
 
 def measure(effort: Effort, tick: Callable[..., None] = lambda *_: None) -> Found:
     """All cases; `tick(doing, done)` is called before each, and after it with done = 1."""
     blocks = []
-    with _one_thread():
-        for dp, tp in effort.meshes:
-            tick(f"{dp * tp} ranks", 0)
-            theirs = _theirs(dp, tp, effort.rounds) if (dp, tp) in effort.beside else None
-            blocks.append(_block(dp, tp, effort.rounds, theirs))
+    with one_thread():
+        for size in effort.sizes:
+            tick(f"{size.dp * size.tp} ranks", 0)
+            theirs = _theirs(size, effort.rounds) if size.beside else None
+            blocks.append(_block(size, effort.rounds, theirs))
             tick("", 1)
         tick("collectives", 0)
         collectives = _collectives(effort.reducing, effort.rounds)
         tick("", 1)
     return Found(tuple(blocks), collectives)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _least(call: Callable[[], Any], rounds: int) -> float:
@@ -123,17 +132,21 @@ def _least(call: Callable[[], Any], rounds: int) -> float:
     return min(taken)
 
 
-def _tensors(dp: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+def _tensors(size: Size) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """Parameters, and a batch of two for each rank along dp."""
     generator = torch.Generator().manual_seed(0)
-    params = {n: 0.1 * torch.randn(s, generator=generator) for n, s in BLOCK.shapes.items()}
-    return params, torch.randn(2 * dp, *BLOCK.x[1:], generator=generator)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn([size.times * n for n in shape], generator=generator)
+
+    params = {name: 0.1 * normal(*shape) for name, shape in BLOCK.shapes.items()}
+    return params, normal(*BLOCK.x[1:]).expand(2 * size.dp, -1, -1).clone()
 
 
-def _block(dp: int, tp: int, rounds: int, theirs: float | None) -> Block:
-    params, x = _tensors(dp)
+def _block(size: Size, rounds: int, theirs: float | None) -> Block:
+    params, x = _tensors(size)
     gradients = torch.func.grad(BLOCK.loss)
-    mesh = Mesh(dp=dp, tp=tp)
+    mesh = Mesh(dp=size.dp, tp=size.tp)
     comm = SimulatedComm(mesh)
 
     def layout(name: str, ndim: int) -> Layout:
@@ -145,22 +158,23 @@ def _block(dp: int, tp: int, rounds: int, theirs: float | None) -> Block:
     step = spmd(gradients)
     first = _least(lambda: step(cut, rows), 1)
     alone = _least(lambda: gradients(params, x), rounds)
-    return Block(dp, tp, alone, first, _least(lambda: step(cut, rows), rounds), theirs)
+    return Block(size, alone, first, _least(lambda: step(cut, rows), rounds), theirs)
 
 
-def _theirs(dp: int, tp: int, rounds: int) -> float:
+def _theirs(size: Size, rounds: int) -> float:
     """What `LocalTensorMode` takes, in a process of its own, whose world is pretended."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_in_local_tensor_mode, (dp, tp, rounds))
+        return pool.apply(_in_local_tensor_mode, (size, rounds))
 
 
-def _in_local_tensor_mode(dp: int, tp: int, rounds: int) -> float:
+def _in_local_tensor_mode(size: Size, rounds: int) -> float:
     torch.set_num_threads(1)
     logging.getLogger("torch").setLevel(logging.ERROR)
-    params, x = _tensors(dp)
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=dp * tp)
-    with LocalTensorMode(dp * tp):
-        mesh = init_device_mesh("cpu", (dp, tp), mesh_dim_names=("dp", "tp"))
+    params, x = _tensors(size)
+    world = size.dp * size.tp
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+    with LocalTensorMode(world):
+        mesh = init_device_mesh("cpu", (size.dp, size.tp), mesh_dim_names=("dp", "tp"))
         cut = {}
         for name, p in params.items():
             dim = BLOCK.sharded.get(name)
@@ -196,12 +210,14 @@ def _collectives(ranks: int, rounds: int) -> tuple[Reduced, ...]:
 def show(console: Console, found: Found) -> None:
     """The cases as tables."""
     blocks = Table(title="gradients of a block, seconds of CPU, least", title_justify="left")
-    for heading in ("ranks", "one process", "simulated", "ratio", "first call", "LocalTensorMode"):
+    headings = "ranks", "d", "one process", "simulated", "ratio", "first call", "LocalTensorMode"
+    for heading in headings:
         blocks.add_column(heading, justify="right")
     for b in found.blocks:
         theirs = "" if b.theirs is None else f"{b.theirs:.2f}"
         times = f"{b.alone:.4f}", f"{b.simulated:.3f}", f"{b.simulated / b.alone:.1f}"
-        blocks.add_row(f"{b.dp} x {b.tp}", *times, f"{b.first:.1f}", theirs)
+        ranks, width = f"{b.size.dp} x {b.size.tp}", str(b.size.times * BLOCK.x[-1])
+        blocks.add_row(ranks, width, *times, f"{b.first:.1f}", theirs)
     console.print(blocks)
     collectives = Table(title="f32[512,64], seconds of CPU, least", title_justify="left")
     for heading in ("collective", "ranks", "seconds"):

@@ -83,7 +83,7 @@ def test_planning_is_measured_for_all_axes_and_dims(found):
         assert row.fdtensor.count == row.greedy.count == EFFORT.sample
         assert row.graph is not None
         assert 1 <= row.graph.count <= EFFORT.sample
-    assert len(found.million) == 5
+    assert len(found.million) == 6
 
 
 @pytest.mark.mesh
@@ -199,9 +199,9 @@ def test_the_choice_bench_knows_each_case_by_its_name():
 
 
 def test_the_simulator_bench_takes_many_ranks():
-    effort = simulated.Effort(((2, 2), (4, 2)), (), reducing=16, rounds=1)
+    effort = simulated.Effort((simulated.Size(2, 2), simulated.Size(4, 2)), reducing=16, rounds=1)
     found = simulated.measure(effort)
-    assert [(b.dp, b.tp) for b in found.blocks] == [(2, 2), (4, 2)]
+    assert [b.size for b in found.blocks] == list(effort.sizes)
     console = Console(file=io.StringIO(), width=120)
     simulated.show(console, found)
     shown = console.file.getvalue()

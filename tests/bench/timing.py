@@ -13,7 +13,7 @@ import torch
 from torch.distributed.tensor import DTensor as TorchDTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["Counted", "interleaved", "once", "ratio"]
+__all__ = ["Counted", "interleaved", "once", "one_thread", "ratio"]
 
 Call = Callable[[], Any]
 
@@ -52,6 +52,17 @@ def once(call: Call) -> float:
 def ratio(these: Sequence[float], those: Sequence[float]) -> float:
     """The median of the ratios of the rounds."""
     return median(a / b for a, b in zip(these, those, strict=True))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """With one thread of torch."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @contextmanager

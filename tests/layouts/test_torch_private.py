@@ -193,7 +193,8 @@ again = fd.spmd(torch.func.grad(lambda x: torch.tanh(x @ x.T).le(0.5).float().mu
 again(x)
 from torch._subclasses.fake_tensor import FakeTensorMode
 kept = FakeTensorMode.__torch_dispatch__.__wrapped__.__dynamo_disable
-assert "torch._dynamo" in repr(kept.__code__) or hasattr(kept, "_torchdynamo_disable"), kept
+assert kept is not FakeTensorMode.__torch_dispatch__.__wrapped__
+assert hasattr(kept, "_torchdynamo_disable"), kept
 assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0))
 """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import ClassVar
 
@@ -154,7 +154,7 @@ class Even(Collective):
     def simulate(self, step: Step, blocks: Blocks) -> tuple[dict[int, torch.Tensor], Counter[int]]:
         received: Counter[int] = Counter()
         after: dict[int, torch.Tensor] = {}
-        for ranks in _cosets(step.src.mesh, self.axes):
+        for ranks in map(sorted, step.src.mesh.cosets(self.axes)):
             calls = [self.call_among(step, rank, len(ranks), "") for rank in ranks]
             pairs = zip(ranks, calls, strict=True)
             given = [call.packed(blocks[rank]) for rank, call in pairs]
@@ -169,16 +169,6 @@ class Even(Collective):
     def arriving(self, given: torch.Tensor, count: int) -> int:
         """The bytes that come to a rank from the others, where each of `count` gives as much."""
         return (given.nbytes if self.gives_one else given.nbytes // count) * (count - 1)
-
-
-def _cosets(mesh: Mesh, axes: Axes) -> Iterator[list[int]]:
-    """The ranks of each call among those along axes, ascending."""
-    seen: set[int] = set()
-    for rank in mesh.order:
-        if rank not in seen:
-            ranks = sorted(mesh.coset(axes, mesh.coord(rank) or ()))
-            seen.update(ranks)
-            yield ranks
 
 
 def is_even(type: NormalType, dims: Sequence[int]) -> bool:

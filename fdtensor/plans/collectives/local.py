@@ -48,13 +48,13 @@ class Local(Collective):
         after: dict[int, torch.Tensor] = {}
         for rank in step.dst.mesh.order:
             block = blocks.get(rank, nothing)
-            key = id(block), self.part(step, rank) if rank in blocks else rank
+            key = id(block), self.depends_on(step, rank) if rank in blocks else rank
             if key not in done:
                 done[key] = local_step(step, rank, block)
             after[rank] = done[key]
         return after, Counter()
 
-    def part(self, step: Step, rank: int) -> Hashable:
+    def depends_on(self, step: Step, rank: int) -> Hashable:
         """What the new block of a rank in both meshes depends on, beside the old one."""
         del step
         return rank

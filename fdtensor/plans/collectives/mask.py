@@ -48,7 +48,7 @@ class Mask(Local):
     def facts(self) -> list[str]:
         return [*axes_fact(self.axes), f"reduce_op={self.reduce_op}"]
 
-    def part(self, step: Step, rank: int) -> Hashable:
+    def depends_on(self, step: Step, rank: int) -> Hashable:
         return self._is_first(step, rank), step.dst.local_shape(rank)
 
     def on_block(self, step: Step, rank: int, block: torch.Tensor) -> torch.Tensor:

@@ -62,7 +62,7 @@ class Slice(Local):
             return copied(cut(block, shared.boxes[0])[0][0])
         return copy_common(shared, block, block.new_empty(shared.shape))
 
-    def part(self, step: Step, rank: int) -> Hashable:
+    def depends_on(self, step: Step, rank: int) -> Hashable:
         before, after = step.src.mesh.coord(rank), step.dst.mesh.coord(rank)
         return before and after and (step.src.box(before), step.dst.box(after))
 
