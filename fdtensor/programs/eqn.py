@@ -14,6 +14,7 @@ from fdtensor.ops.graph import Call, Var, is_view, op_by_name, tensors_in
 from fdtensor.ops.lift import RESHAPES
 from fdtensor.ops.saved_values import ALIAS
 from fdtensor.plans.collectives import Collective, Slice, Step, is_local
+from fdtensor.plans.search import same_everywhere
 
 __all__ = ["Eqn", "Together", "is_part_line", "is_said", "is_view_line", "parts"]
 
@@ -95,7 +96,8 @@ def is_view_line(eqn: Eqn) -> bool:
 def is_said(step: Step) -> bool:
     """Whether a step leaves all blocks as they are: layouts differ along axes of one rank alone."""
     kind = step.collective
-    return isinstance(kind, Slice) and not kind.axes and step.src.mesh is step.dst.mesh
+    is_bare = isinstance(kind, Slice) and not kind.axes and step.src.mesh is step.dst.mesh
+    return is_bare and same_everywhere(step.src, step.dst)  # cuts in another order keep a part
 
 
 def is_part_line(eqn: Eqn) -> bool:

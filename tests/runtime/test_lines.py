@@ -1,10 +1,14 @@
 """The lines of a rank: what they copy, and what they do not."""
 
 import torch
+from hypothesis import given
 
-from fdtensor import Mesh, TensorType, trace
+from fdtensor import Layout, Mesh, Shard, StridedShard, TensorType, plan, trace
+from fdtensor.plans.collectives import Slice, Step
+from fdtensor.programs.eqn import is_said
 from fdtensor.runtime.local_program import Spelling, local_program
 from fdtensor.tensors.calls.halves import halves
+from fdtensor.testing.strategies import redistributions
 
 SPELLING = Spelling("gloo", "cpu", exchanges=False)
 
@@ -40,3 +44,21 @@ def test_nor_is_its_result_kept_for_the_backward():
     assert len(forward.outs) == 1
     assert kept == (0, 1)
     assert aten.clone.default not in [*ops(forward), *ops(backward)]
+
+
+def test_a_step_that_keeps_a_part_of_blocks_cut_in_another_order_is_written():
+    mesh = Mesh(dp=2, tp=2)
+    pieces = Layout(mesh, [Shard(0), StridedShard(0, 2)], {0: ["tp", "dp"]})
+    rows, pieces = (TensorType((4,), torch.int64, a) for a in (mesh.layout("dp"), pieces))
+    (step,) = plan(rows, pieces).steps
+    assert not step.collective.axes
+    assert not is_said(step)
+
+
+@given(redistributions())
+def test_a_step_that_only_says_so_leaves_the_block_of_every_rank(types):
+    src, dst = types
+    for step in (*plan(src, dst).steps, Step(Slice((), ()), src, dst)):
+        if is_said(step):
+            for coord in map(src.mesh.coord, src.mesh.order):
+                assert step.src.box(coord) == step.dst.box(coord)
