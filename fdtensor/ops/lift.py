@@ -9,29 +9,32 @@ where all axes cut evenly and the row holds for one axis of as many ranks.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
-
-import torch
 
 from fdtensor.layouts.errors import LayoutError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
-from fdtensor.layouts.placement import Cut, Partial, Placement, Ragged, Shard, Spans
+from fdtensor.layouts.placement import (
+    Cut,
+    Partial,
+    Placement,
+    Ragged,
+    Shard,
+    Spans,
+    StridedShard,
+)
 from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Call, Full
 from fdtensor.ops.notation.core import Row
+from fdtensor.ops.notation.reshape import RESHAPES
 from fdtensor.ops.rows import rows_of
 from fdtensor.ops.same_elements import same_elements
 
-__all__ = ["kept_cuts", "layout_of", "lifted", "rows_compose"]
-
-aten = torch.ops.aten
+__all__ = ["kept_cuts", "layout_of", "lifted", "rows_compose", "strided_first"]
 
 Types = tuple[tuple[TensorType, ...], tuple[TensorType | None, ...]]
-
-RESHAPES = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
 
 
 def rows_compose(
@@ -160,11 +163,26 @@ def _dims(layout: Layout) -> int:
     return 1 + max((d for d in map(_dim, layout.placements) if d is not None), default=-1)
 
 
+def strided_first(
+    axes: Iterable[str], placements: Mapping[str, Iterable[Placement]]
+) -> tuple[str, ...]:
+    """The axes in the order in which they cut a dim that is several merged into one.
+
+    The more segments an axis cuts, the earlier: those that cut each further come after it.
+    """
+    segments = {
+        a: max((p.split_factor for p in placements[a] if isinstance(p, StridedShard)), default=1)
+        for a in axes
+    }
+    return tuple(sorted(segments, key=lambda a: -segments[a]))
+
+
 @remembered(16384)
 def layout_of(mesh: Mesh, placements: tuple[Placement, ...], first: tuple[str, ...] = ()) -> Layout:
-    """The layout with these placements: ragged cuts first, then `first`, then as in the mesh."""
+    """The layout with these placements: ragged cuts first, then `first`, then strided cuts."""
     cuts: dict[int, list[str]] = {}
-    for axis in (*first, *(a for a in mesh.axes if a not in first)):
+    each = {a: (p,) for a, p in zip(mesh.axes, placements, strict=True)}
+    for axis in (*first, *strided_first([a for a in mesh.axes if a not in first], each)):
         p = placements[mesh.axis(axis)]
         if isinstance(p, (Ragged, Spans)):
             cuts.setdefault(p.dim, []).insert(0, axis)

@@ -25,9 +25,10 @@ from fdtensor.layouts.torch_private import schema_of
 from fdtensor.ops.graph import Call, Full, Var, substituted
 from fdtensor.ops.notation.core import Entries, Halo, P, R, Row, Units, Window, rule_of
 from fdtensor.ops.notation.dtypes import keeps_sums
+from fdtensor.ops.notation.reshape import RESHAPES, recut
 from fdtensor.ops.precision import ROUNDED
 
-__all__ = ["CallKey", "arguments", "rows_of", "variants"]
+__all__ = ["CallKey", "arguments", "recut_reshapes", "rows_of", "variants"]
 
 
 def arguments(call: Call, of: Callable[[Var], Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -186,6 +187,21 @@ def variants(row: Row, kinds: Iterable[Placement], shapes: Sequence[Full | None]
                 ins = tuple([swap.get(p, p) for p in row.ins])  # type: ignore[call-overload]
                 outs = tuple([swap.get(p, p) for p in row.outs])  # type: ignore[call-overload]
                 yield Row(ins, outs, row.exact, row.contiguous)
+
+
+def recut_reshapes(
+    call: Call, types: Sequence[Full], count: int, kinds: Iterable[Placement]
+) -> Iterator[Row]:
+    """The rows of a reshape that takes an operand as it is cut, in blocks of a dim: of `kinds`."""
+    if call.op not in RESHAPES:
+        return
+    ins, outs = (types[call.ins[0].index],), (types[call.outs[0].index],)  # type: ignore[union-attr]
+    for kind in kinds:
+        if isinstance(kind, StridedShard):
+            for pattern in recut(ins[0].shape, outs[0].shape, kind.dim, kind.split_factor):
+                row = _row(call.op, pattern, ins, outs, count, contiguous=False)
+                if row is not None:
+                    yield row
 
 
 @remembered(65536)

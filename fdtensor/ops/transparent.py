@@ -23,6 +23,7 @@ from fdtensor.layouts.torch_private import (
     FakeTensor,
     HigherOrderOperator,
     as_if_compiling,
+    folding,
     is_functional_tensor,
     is_functorch_wrapped_tensor,
     onednn_enabled,
@@ -102,7 +103,7 @@ def transparent(of_caller: bool) -> Iterator[None]:
         hooks.append(saving_hooks(True))
         pop_saving_hooks()
     try:
-        with as_if_compiling(of_caller), _Plain(), _as_written(), _without_masked():
+        with as_if_compiling(of_caller), _Plain(), _as_written(), _without_masked(), folding():
             yield
     finally:
         for pack, unpack in reversed(hooks):

@@ -13,7 +13,7 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Placement
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Call, Full, Graph, Var, substituted
-from fdtensor.ops.lift import kept_cuts, layout_of, lifted
+from fdtensor.ops.lift import kept_cuts, layout_of, lifted, strided_first
 from fdtensor.ops.loop_ops import LOOP_NEXT, TIE
 from fdtensor.ops.notation.core import Row
 from fdtensor.ops.pins import pinned
@@ -199,6 +199,7 @@ class Builder:
     def _order(self, call: Call, rows: Mapping[str, Row], env: dict[Var, Var]) -> tuple[str, ...]:
         """The order of axes that lets the largest operand stay, or be cut further where it is."""
         best: tuple[float, tuple[str, ...]] = (0, ())
+        cuts = {a: (*row.ins, *row.outs) for a, row in rows.items()}
         for i, v in enumerate(call.ins):
             if call.op is LOOP_NEXT and i != TIE:  # a tie says how it goes round
                 continue
@@ -206,9 +207,10 @@ class Builder:
             kept = kept_cuts(type.layout, {a: rows[a].ins[i] for a in self.mesh.axes})
             nbytes = self.values.nbytes(env[v])
             if kept and nbytes > best[0]:
-                best = (nbytes, (*kept, *(a for a in self.mesh.axes if a not in kept)))
+                others = strided_first([a for a in self.mesh.axes if a not in kept], cuts)
+                best = (nbytes, (*kept, *others))
         out = next((v for v in call.outs if v is not None), None)
-        return best[1] or self.orders.get(out, self.nesting)  # type: ignore[arg-type]
+        return best[1] or self.orders.get(out) or strided_first(self.nesting, cuts)  # type: ignore[arg-type]
 
     def _inline(
         self,
@@ -260,8 +262,9 @@ class Builder:
             return layout
         wanted = dict(zip(self.mesh.axes, placements, strict=True))
         kept = kept_cuts(layout, wanted)
-        first = (*kept, *(a for a in self.nesting if a not in kept))
-        return layout_of(self.mesh, tuple(placements), first)
+        each = {a: (p,) for a, p in wanted.items()}
+        others = strided_first([a for a in self.nesting if a not in kept], each)
+        return layout_of(self.mesh, tuple(placements), (*kept, *others))
 
     def outputs(
         self,

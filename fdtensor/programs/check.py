@@ -26,7 +26,7 @@ from fdtensor.ops.lift import lifted
 from fdtensor.ops.notation.core import Row, rule_of
 from fdtensor.ops.randomness import DRAW
 from fdtensor.ops.recorder import record
-from fdtensor.ops.rows import CallKey, arguments, rows_of, variants
+from fdtensor.ops.rows import CallKey, arguments, recut_reshapes, rows_of, variants
 from fdtensor.ops.saved_values import ALIAS, CONSTRAIN, SAVED, SAVED_AS
 from fdtensor.ops.value_checks import CHECK
 from fdtensor.plans.check import check_step
@@ -263,14 +263,14 @@ def _rows(
     before = tuple(t.layout[axis] for t in ins)
     after = tuple(None if t is None else t.layout[axis] for t in outs)
     count = ins[0].mesh.axis_size(axis) if ins else next(t for t in outs if t).mesh.axis_size(axis)
-    types = [fulls[v.index] for v in call.ins]
-    read = [None if v is None else fulls[v.index] for v in call.outs]
+    sides = [None if v is None else fulls[v.index] for v in (*call.ins, *call.outs)]
     kinds: dict[Placement, None] = dict.fromkeys(
         p for p in (*before, *after) if p is not None and not isinstance(p, (Replicate, Shard))
     )
     rows = list(rows_of(call, fulls, count))
     for row in list(rows):
-        rows += variants(row, kinds, [*types, *read])
+        rows += variants(row, kinds, sides)
+    rows += recut_reshapes(call, fulls, count, kinds)
     return [
         row
         for row in dict.fromkeys(rows)

@@ -11,7 +11,7 @@ from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.record import Record
 from fdtensor.layouts.torch_private import OpOverload
 from fdtensor.ops.graph import Call, Var, is_view, op_by_name, tensors_in
-from fdtensor.ops.lift import RESHAPES
+from fdtensor.ops.notation.reshape import RESHAPES
 from fdtensor.ops.saved_values import ALIAS
 from fdtensor.plans.collectives import Collective, Slice, Step, is_local
 from fdtensor.plans.search import same_everywhere

@@ -19,7 +19,7 @@ from fdtensor.ops.graph import Call, Full, Graph, Var
 from fdtensor.ops.lift import rows_compose
 from fdtensor.ops.notation.core import R, Row, rule_of
 from fdtensor.ops.pins import pinned
-from fdtensor.ops.rows import CallKey, rows_of, variants
+from fdtensor.ops.rows import CallKey, recut_reshapes, rows_of, variants
 from fdtensor.programs.as_if import no_such_row
 from fdtensor.programs.boundary import Boundary, boundary_of
 from fdtensor.programs.choices import Body, Choice, Constraints
@@ -174,11 +174,11 @@ class ProblemBuilder:
         kinds = [p for p in places if not isinstance(p, (Replicate, Shard))]
         if self.like is not None and isinstance(self.like.calls[i].note, Body):
             return self._constrained(i, call, self._repeated(call, self.like.calls[i]))
-        types = [graph.types[v.index] for v in call.ins]
-        read = [None if v is None else graph.types[v.index] for v in call.outs]
+        sides = [None if v is None else graph.types[v.index] for v in (*call.ins, *call.outs)]
         rows = list(rows_of(call, graph.types, self.count))
         for row in list(rows):
-            rows += variants(row, self._kinds(call, row, kinds), [*types, *read])
+            rows += variants(row, self._kinds(call, row, kinds), sides)
+        rows += recut_reshapes(call, graph.types, self.count, kinds)
         options: dict[tuple[tuple[Place, ...], tuple[Placement, ...]], Option] = {}
         past = [(axis, choice.calls[i]) for axis, choice in self.before.items()]
         bodies = self._bodies(call, rows, past) if self.like is None else ()

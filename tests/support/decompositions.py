@@ -11,8 +11,8 @@ import torch
 
 from fdtensor.ops.decompositions import decomposition_of
 from fdtensor.ops.graph import Call, Full, Graph, substituted
-from fdtensor.ops.lift import RESHAPES
 from fdtensor.ops.lowering import local_graph
+from fdtensor.ops.notation.reshape import RESHAPES
 from fdtensor.ops.recorder import record
 from fdtensor.ops.rows import arguments
 from fdtensor.testing.row_checks import call_of

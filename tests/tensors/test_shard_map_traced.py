@@ -233,6 +233,43 @@ def test_transforms_go_inside_and_around():
     assert torch.equal(tangent.full(), 2 * each(x).full())
 
 
+def attended(q, k, v, mask):
+    grouped = q.shape[1] != k.shape[1]
+    return F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=grouped)
+
+
+@pytest.mark.parametrize("heads", [2, 4])
+@pytest.mark.parametrize("mask", [None, (6, 6), (2, 1, 6, 6)])
+def test_attention_of_each_rank_is_one_of_all(heads, mask):
+    three = Mesh(dp=2, fs=2, tp=2)
+    batch = three.layout(("dp", "fs"), "tp")
+    shapes = (8, 4 * 2, 6, 4), (8, heads * 2, 6, 4)
+    q, k, v = (torch.rand(s, dtype=torch.float64) for s in (shapes[0], shapes[1], shapes[1]))
+    masks = () if mask is None else (torch.rand(mask, dtype=torch.float64),)
+
+    def inside(q, k, v, *masks):
+        return shard_map(
+            lambda q, k, v, *m: attended(q, k, v, *(m or (None,))).cos(),
+            three,
+            (batch, batch, batch, *[three.layout()] * len(masks)),
+            batch,
+        )(q, k, v, *masks)
+
+    def plain(q, k, v, *masks):
+        own = [m.repeat(4, 1, 1, 1) if m.dim() == 4 else m for m in masks]
+        return attended(q, k, v, *(own or (None,))).cos()
+
+    comm = SimulatedComm(three)
+    given = [distribute(t, batch, comm) for t in (q, k, v)]
+    masks_given = [distribute(m, three.layout(), comm) for m in masks]
+    assert not trace(inside, *given, *masks_given).collectives
+    torch.testing.assert_close(spmd(inside)(*given, *masks_given).full(), plain(q, k, v, *masks))
+    loss = func.grad(lambda *a: inside(*a).sum(), (0, 1, 2))
+    wanted = torch.func.grad(lambda *a: plain(*a).sum(), (0, 1, 2))(q, k, v, *masks)
+    for a, b in zip(spmd(loss)(*given, *masks_given), wanted, strict=True):
+        torch.testing.assert_close(a.full(), b)
+
+
 def test_random_numbers_differ_from_rank_to_rank():
     rows = LINE.layout("x")
     x = distribute(torch.zeros(8, 2), rows, ON_LINE)

@@ -34,6 +34,7 @@ from fdtensor.layouts.torch_private.distributed import (
     unregister_group,
 )
 from fdtensor.layouts.torch_private.fakes import fake_mode, uncompiled
+from fdtensor.layouts.torch_private.folded import folding
 from fdtensor.layouts.torch_private.functional_tensors import (
     is_functional_tensor,
     of_functional_tensor,
@@ -265,6 +266,7 @@ __all__ = [
     "version_of",
     "current_autograd_node",
     "current_graph_task",
+    "folding",
     "forward_active",
     "forward_grad_enabled",
     "forward_level",

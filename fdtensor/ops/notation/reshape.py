@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import gcd, lcm, prod
 
+import torch
+
 from fdtensor.ops.notation.core import S, Units
 
-__all__ = ["groups", "reshaped"]
+__all__ = ["RESHAPES", "groups", "recut", "reshaped"]
+
+aten = torch.ops.aten
+
+RESHAPES = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
 
 
 def groups(shape: Sequence[int], size: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
@@ -41,14 +47,40 @@ def reshaped(shape: Sequence[int], size: Sequence[int]):
         if len(before) == len(after) == 1:
             yield (S(before[0]),), S(after[0])
             continue
-        for i, low, high in _spans(before, shape):
-            for j, first, last in _spans(after, size):
-                unit, block = lcm(low, first), gcd(high, last)
-                if unit < block and block % unit == 0:
-                    yield (
-                        (Units(i, unit // low, high // block),),
-                        Units(j, unit // first, last // block),
-                    )
+        for i, low, high, j, first, last in _shared(before, after, shape, size):
+            unit, block = lcm(low, first), gcd(high, last)
+            yield (
+                (Units(i, unit // low, high // block),),
+                Units(j, unit // first, last // block),
+            )
+
+
+def recut(shape: Sequence[int], size: Sequence[int], dim: int, blocks: int):
+    """Those in which each of `blocks` blocks of dim `dim` is cut, more of them than of the factor.
+
+    A dim that several axes cut has such cuts where it is made of dims that each of them cuts.
+    """
+    if prod(shape) == 0:
+        return
+    for before, after in groups(shape, size):
+        if len(before) == len(after) == 1:
+            continue
+        for i, low, high, j, first, last in _shared(before, after, shape, size):
+            unit, block = lcm(low, first), high // blocks
+            is_finer = i == dim and high % blocks == 0 and gcd(high, last) % block == 0
+            if is_finer and unit < block < gcd(high, last) and block % unit == 0:
+                yield (Units(i, unit // low, blocks),), Units(j, unit // first, last // block)
+
+
+def _shared(
+    before: Sequence[int], after: Sequence[int], shape: Sequence[int], size: Sequence[int]
+) -> Iterator[tuple[int, int, int, int, int, int]]:
+    """Dims before and after that share a factor, each with the elements of one index and of all."""
+    for i, low, high in _spans(before, shape):
+        for j, first, last in _spans(after, size):
+            unit, block = lcm(low, first), gcd(high, last)
+            if unit < block and block % unit == 0:
+                yield i, low, high, j, first, last
 
 
 def _spans(dims: Sequence[int], shape: Sequence[int]) -> Iterator[tuple[int, int, int]]:

@@ -45,6 +45,7 @@ def numbered(mesh: Mesh) -> torch.Tensor:
 def stacked(x: torch.Tensor, layout: Layout) -> torch.Tensor:
     """The blocks of a full tensor in a layout, one for each rank."""
     mesh, x = layout.mesh, constrain(x, layout)
+    x = constrain(x, _as_merged(layout, x.dim()))
     labels: list[str | int] = []
     for d in range(x.dim()):
         axes = layout.cuts(d)

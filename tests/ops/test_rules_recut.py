@@ -1,0 +1,64 @@
+"""Reshapes of tensors that are cut in each of several blocks of a dim."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fdtensor import Layout, Mesh, Shard, StridedShard, TensorType, trace
+from fdtensor.ops.graph import Full
+from fdtensor.ops.lift import layout_of
+from fdtensor.ops.rows import recut_reshapes, rows_of
+from fdtensor.ops.same_elements import same_elements
+from fdtensor.testing.row_checks import call_of
+
+aten = torch.ops.aten
+
+
+def factored(draw, total):
+    shape = []
+    while total > 1:
+        shape.append(draw(st.sampled_from([n for n in range(2, total + 1) if total % n == 0])))
+        total //= shape[-1]
+    return tuple(draw(st.permutations(shape)))
+
+
+@st.composite
+def reshapes(draw):
+    total = draw(st.sampled_from([8, 16, 24, 32, 36, 48, 64, 72]))
+    before, after = factored(draw, total), factored(draw, total)
+    dim = draw(st.integers(0, len(before) - 1))
+    return before, after, StridedShard(dim, draw(st.sampled_from([2, 3, 4, 6, 8])))
+
+
+@given(reshapes(), st.integers(2, 4))
+def test_each_block_that_is_cut_stays_where_it_is(reshape, count):
+    before, after, kind = reshape
+    call, tensors, _ = call_of(aten.view.default, (torch.zeros(before), list(after)), {})
+    types = [Full(tuple(tensors[0].shape), torch.float32), Full(after, torch.float32)]
+    mesh = Mesh(x=count)
+    rows = [*recut_reshapes(call, types, count, [kind])]
+    for row in rows:
+        assert row.ins == (kind,)
+        src, dst = (
+            TensorType(shape, torch.float32, Layout(mesh, [p]))
+            for shape, p in ((before, row.ins[0]), (after, row.outs[0]))
+        )
+        assert same_elements(src, dst)
+    assert not {row.ins for row in rows} & {row.ins for row in rows_of(call, types, count)}
+
+
+def test_a_dim_of_three_that_each_cut_one_goes_into_a_larger_one():
+    mesh = Mesh(a=2, b=2, c=2)
+    cuts = Layout(mesh, [Shard(0), StridedShard(0, 2), StridedShard(0, 4)], {0: ["c", "b", "a"]})
+    x = TensorType((8, 2, 4), torch.float32, cuts)
+    program = trace(lambda x: x.flatten(0, 1).exp().unflatten(0, (8, 2)), x)
+    assert not program.collectives
+    assert program.out_types == (x,)
+
+
+def test_axes_that_cut_merged_dims_do_so_in_the_order_in_which_they_were_merged():
+    mesh = Mesh(a=2, b=2, c=2)
+    placements = (Shard(0), StridedShard(0, 2), StridedShard(0, 4))
+    assert layout_of(mesh, placements).cuts(0) == ("c", "b", "a")
+    assert layout_of(mesh, placements, ("a",)).cuts(0) == ("a", "c", "b")  # what is kept stays
+    assert layout_of(mesh, (Shard(0),) * 3).cuts(0) == mesh.axes
