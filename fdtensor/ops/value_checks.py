@@ -20,6 +20,7 @@ import torch
 
 from fdtensor.layouts.errors import IndexRangeError, OperandError
 from fdtensor.layouts.torch_private import packet_name
+from fdtensor.ops.batched_index import ADDED, TAKEN
 
 __all__ = [
     "BOUNDED",
@@ -201,6 +202,11 @@ def _wrapping(named: Arguments, _: int) -> tuple[float, float]:
     return -size, size
 
 
+def _in_batch(named: Arguments, _: int) -> tuple[float, float]:
+    size = named["self"].shape[1]
+    return -size if named["wraps"] else 0, size
+
+
 def _each_dim(named: Arguments, k: int) -> tuple[float, float]:
     return -named["self"].shape[k], named["self"].shape[k]
 
@@ -268,4 +274,5 @@ CHECKED: dict[Any, Bounds] = {
     )
     for op in _overloads(names)
 }
+CHECKED |= {op: Bounds("index", _in_batch) for op in (TAKEN, ADDED)}
 """Ops whose kernels check the values of an operand."""

@@ -26,6 +26,7 @@ __all__ = [
     "forward_grad_enabled",
     "forward_level",
     "get_unwrapped",
+    "is_batched",
     "is_functorch_wrapped_tensor",
     "is_gradtrackingtensor",
     "is_mapped",
@@ -76,6 +77,15 @@ def is_mapped(tensor: torch.Tensor, with_: torch.Tensor) -> bool:
     level = maybe_get_level(with_)
     while is_functorch_wrapped_tensor(tensor):
         if maybe_get_level(tensor) == level:
+            return True
+        tensor = get_unwrapped(tensor)
+    return False
+
+
+def is_batched(tensor: torch.Tensor) -> bool:
+    """Whether a `vmap` has a tensor of its own for each entry."""
+    while is_functorch_wrapped_tensor(tensor):
+        if _functorch.is_batchedtensor(tensor):
             return True
         tensor = get_unwrapped(tensor)
     return False

@@ -1,0 +1,131 @@
+"""`taken` and `added`: entries of tensors at indices, where `vmap` gives each its own.
+
+Torch's batching rules number the entries of all tensors, or take one tensor after the other; as ops
+of a batch these keep a cut of it. They are each other's transpose.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["ADDED", "TAKEN", "added", "taken"]
+
+Tensor = torch.Tensor
+
+
+def _flat(x: Tensor, index: Tensor) -> Tensor:
+    """The indices, as those of all entries of the batch in one dim."""
+    size = x.shape[1]
+    own = torch.where(index < 0, index + size, index)
+    if len(own) > 1:
+        own = own + size * torch.arange(len(own), device=own.device).unsqueeze(1)
+    return own.flatten()
+
+
+def _taken(x: Tensor, index: Tensor, _wraps: bool) -> Tensor:
+    return x.flatten(0, 1).index_select(0, _flat(x, index)).unflatten(0, index.shape)
+
+
+def _taken_like(x: Tensor, index: Tensor, _wraps: bool) -> Tensor:
+    return x.new_empty((*index.shape, *x.shape[2:]))
+
+
+def _added(x: Tensor, index: Tensor, source: Tensor, _wraps: bool) -> Tensor:
+    sums = x.flatten(0, 1).index_add(0, _flat(x, index), source.flatten(0, 1))
+    return sums.unflatten(0, x.shape[:2])
+
+
+def _added_like(x: Tensor, *_: Any) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+for _name, _operands, _run, _fake in (
+    ("index_select", "Tensor self, Tensor index", _taken, _taken_like),
+    ("index_add", "Tensor self, Tensor index, Tensor source", _added, _added_like),
+):
+    torch.library.define(f"fdtensor::{_name}", f"({_operands}, bool wraps) -> Tensor")
+    torch.library.impl(f"fdtensor::{_name}", "CompositeExplicitAutograd", _run)
+    torch.library.register_fake(f"fdtensor::{_name}", _fake)
+
+TAKEN = torch.ops.fdtensor.index_select.default
+"""`out[b, i] = x[b, index[b, i]]`; where it `wraps`, indices below 0 count from the end."""
+
+ADDED = torch.ops.fdtensor.index_add.default
+"""`out[b, j] = x[b, j] + sum_i source[b, i] * (index[b, i] == j)`"""
+
+
+def taken(x: Tensor, index: Tensor, wraps: bool) -> Tensor:
+    """`out[i] = x[index[i]]`, in which a `vmap` may have an index of its own for each entry."""
+    return _Taken.apply(x.unsqueeze(0), index.unsqueeze(0), wraps).squeeze(0)  # type: ignore[union-attr]
+
+
+def added(x: Tensor, index: Tensor, source: Tensor, wraps: bool) -> Tensor:
+    """`out[j] = x[j] + sum_i source[i] * (index[i] == j)`, likewise."""
+    operands = (x.unsqueeze(0), index.unsqueeze(0), source.unsqueeze(0))
+    return _Added.apply(*operands, wraps).squeeze(0)  # type: ignore[union-attr]
+
+
+def _merged(count: int, dims: tuple[int | None, ...], *tensors: Tensor) -> list[Tensor]:
+    """The tensors with the entries of a `vmap` in their batch."""
+    return [
+        (t.expand(count, *t.shape) if d is None else t.movedim(d, 0) if d else t).flatten(0, 1)
+        for d, t in zip(dims, tensors, strict=True)
+    ]
+
+
+class _Taken(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, index: Tensor, wraps: bool) -> Tensor:
+        return TAKEN(x, index, wraps)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        x, index, ctx.wraps = inputs
+        ctx.size = x.shape[1]
+        ctx.save_for_backward(index)
+        ctx.save_for_forward(index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        (index,) = ctx.saved_tensors
+        zeros = grad.new_zeros((len(grad), ctx.size, *grad.shape[2:]))
+        return _Added.apply(zeros, index, grad, ctx.wraps), None, None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Any:  # type: ignore[override]
+        return _Taken.apply(tangent, ctx.saved_tensors[0], ctx.wraps)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, index: Tensor, wraps: bool) -> Any:  # type: ignore[override]
+        out: Any = _Taken.apply(*_merged(info.batch_size, in_dims[:2], x, index), wraps)
+        return out.unflatten(0, (info.batch_size, -1)), 0
+
+
+class _Added(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, index: Tensor, source: Tensor, wraps: bool) -> Tensor:
+        return ADDED(x, index, source, wraps)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _, index, _, ctx.wraps = inputs
+        ctx.save_for_backward(index)
+        ctx.save_for_forward(index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        return grad, None, _Taken.apply(grad, ctx.saved_tensors[0], ctx.wraps), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None, of_source: Tensor, *__: None) -> Any:  # type: ignore[override]
+        return _Added.apply(tangent, ctx.saved_tensors[0], of_source, ctx.wraps)
+
+    @staticmethod
+    def vmap(  # type: ignore[override]
+        info: Any, in_dims: Any, x: Tensor, index: Tensor, source: Tensor, wraps: bool
+    ) -> Any:
+        operands = _merged(info.batch_size, in_dims[:3], x, index, source)
+        out: Any = _Added.apply(*operands, wraps)
+        return out.unflatten(0, (info.batch_size, -1)), 0

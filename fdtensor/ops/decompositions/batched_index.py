@@ -1,0 +1,72 @@
+"""Indices under `vmap`, of which each entry has its own."""
+
+from __future__ import annotations
+
+import torch
+
+from fdtensor.layouts.torch_private import is_batched
+from fdtensor.ops.batched_index import added, taken
+from fdtensor.ops.transparent import recorded_as
+
+Tensor = torch.Tensor
+
+
+@recorded_as(torch.Tensor.__getitem__)
+def getitem(x, key):
+    """`out[i, ...] = x[index[i], ...]`"""
+    place = _place_of_index(x, key)
+    if place is None:
+        return torch.Tensor.__getitem__(x, key)
+    dim, index = place
+    flat = index if index.ndim == 1 else index.flatten()
+    out = taken(_first(x, dim), flat, True)
+    if index.ndim > 1:
+        out = out.unflatten(0, index.shape)
+    return out.movedim([*range(index.ndim)], [*range(dim, dim + index.ndim)]) if dim else out
+
+
+def _first(x, dim):
+    """The tensor with a dim as its first one."""
+    return x.movedim(dim, 0) if dim else x
+
+
+def _back(x, dim):
+    return x.movedim(0, dim) if dim else x
+
+
+def _place_of_index(x, key):
+    """The dim and the index of a key that has one tensor of indices and else takes all."""
+    keys = key if isinstance(key, tuple) else (key,)
+    places = [k for k, entry in enumerate(keys) if isinstance(entry, Tensor)]
+    if len(places) != 1 or any(e is not keys[places[0]] and e != slice(None) for e in keys):
+        return None
+    index = keys[places[0]]
+    is_integer = not (index.is_floating_point() or index.is_complex() or index.dtype == torch.bool)
+    if not is_integer or index.dtype == torch.uint8 or not index.ndim:
+        return None
+    return (places[0], index) if is_batched(x) and is_batched(index) else None
+
+
+@recorded_as(torch.index_select, torch.Tensor.index_select)
+def index_select(input, dim, index):
+    """`out[i, ...] = x[index[i], ...]`"""
+    if not (input.ndim and index.ndim and is_batched(input) and is_batched(index)):
+        return torch.index_select(input, dim, index)
+    return _back(taken(_first(input, dim), index, False), dim)
+
+
+@recorded_as(torch.index_add, torch.Tensor.index_add)
+def index_add(input, dim, index, source, *, alpha=1):
+    """`out[j, ...] = x[j, ...] + sum_i source[i, ...] * (index[i] == j)`"""
+    if not (input.ndim and index.ndim and is_batched(index)):
+        return torch.index_add(input, dim, index, source, alpha=alpha)
+    source = source if alpha == 1 else alpha * source
+    return _back(added(_first(input, dim), index, _first(source, dim), False), dim)
+
+
+@recorded_as(torch.Tensor.index_add_)
+def index_add_(input, dim, index, source, *, alpha=1):
+    """The same in place."""
+    if not (input.ndim and index.ndim and is_batched(index)):
+        return input.index_add_(dim, index, source, alpha=alpha)
+    return input.copy_(index_add(input, dim, index, source, alpha=alpha))
