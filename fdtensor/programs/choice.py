@@ -14,7 +14,7 @@ import attrs
 import torch
 
 from fdtensor.layouts.mesh import Mesh
-from fdtensor.layouts.placement import Placement
+from fdtensor.layouts.placement import Cut, Placement
 from fdtensor.layouts.remembered import remembered
 from fdtensor.ops.decompositions import DECOMPOSITIONS, decomposition_of
 from fdtensor.ops.graph import Call, Full, Graph, Var, is_view
@@ -170,7 +170,10 @@ def _body_options(
     depth: int,
     within: Inside,
 ) -> tuple[Option, ...]:
-    """The cheapest option of a call's decomposition for each start that it has one for."""
+    """The cheapest option of a call's decomposition for each start that it has one for.
+
+    Where results that are small beside the operand come cut, also the one that gives them whole.
+    """
     split = decomposition_of(key.op)
     depth += 1 + bool(split and split.blocked)  # its pieces may be the op itself, on less
     options: list[Option] = []
@@ -181,17 +184,34 @@ def _body_options(
             continue
         ins: list[Place] = ["free"] * len(fulls)
         ins[i] = placement
-        boundary = (axis, Boundary(tuple(ins), ("free",) * len(graph.outs)))
         body = Body(graph, depth, blocks)
-        choice = inside(body, mesh, (*before, boundary), cost, within)[axis]
-        used = {v for c in graph.calls for v in c.ins} | set(graph.outs)
-        taken: tuple[Place, ...] = tuple(
-            p if v in used else "free" for v, p in zip(graph.inputs, choice.ins, strict=True)
+        outs: tuple[Place, ...] = ("free",) * len(graph.outs)
+        ends = (axis, Boundary(tuple(ins), outs))
+        choice = inside(body, mesh, (*before, ends), cost, within)[axis]
+        options.append(_option(body, read, choice))
+        least = fulls[i].nbytes // mesh.axis_size(axis)
+        sizes = [graph.types[v.index].nbytes for v in graph.outs]
+        pairs = zip(choice.outs, sizes, strict=True)
+        whole: tuple[Place, ...] = tuple(
+            [R if isinstance(p, Cut) and n <= least else "free" for p, n in pairs]
         )
-        outs = iter(choice.outs)
-        full_outs = tuple(next(outs) if r else R for r in read)
-        options.append(Option(taken, full_outs, choice.seconds, body))
+        if whole != outs:
+            ends = (axis, Boundary(tuple(ins), whole))
+            choice = inside(body, mesh, (*before, ends), cost, within)[axis]
+            options.append(_option(body, read, choice))
     return tuple(options)
+
+
+def _option(body: Body, read: Sequence[bool], choice: Choice) -> Option:
+    """The option of a call that a choice for its decomposition is."""
+    graph = body.graph
+    used = {v for c in graph.calls for v in c.ins} | set(graph.outs)
+    taken: tuple[Place, ...] = tuple(
+        p if v in used else "free" for v, p in zip(graph.inputs, choice.ins, strict=True)
+    )
+    outs = iter(choice.outs)
+    full_outs = tuple(next(outs) if r else R for r in read)
+    return Option(taken, full_outs, choice.seconds, body)
 
 
 def inside(

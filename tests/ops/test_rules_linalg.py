@@ -23,6 +23,7 @@ from fdtensor import (
 )
 from fdtensor.ops.decompositions.plain import corrcoef, cov
 from fdtensor.ops.graph import Full
+from fdtensor.ops.householder import SIGNS
 from fdtensor.ops.notation.core import P, R, S
 from fdtensor.ops.rows import rows_of
 from fdtensor.testing.row_checks import call_of, verify
@@ -275,3 +276,48 @@ def test_covariances_are_traced():
         assert torch.allclose(corrcoef(z), torch.corrcoef(z))
     wide = typed((8, 1 << 20), Shard(1))
     assert trace(torch.corrcoef, wide).received_bytes < 2 * 8 * 9 * 4
+
+
+@pytest.mark.parametrize("mode", ["reduced", "r"])
+@pytest.mark.parametrize("shape", [(16, 3), (13, 4), (2, 14, 3), (4, 1), (21, 5)])
+def test_a_qr_by_blocks_of_rows_is_that_of_the_whole(shape, mode):
+    """Signs too, which say which of all that are right a kernel gives."""
+    samples = []
+    for seed in range(20):
+        a = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        samples.append((a, mode))
+    eye = torch.eye(*shape[-2:], dtype=torch.float64).expand(shape)
+    samples += [(eye.clone(), mode), (-2 * eye, mode), (0 * eye, mode), (eye.flip(-2), mode)]
+    assert differences(aten.linalg_qr.default, samples) == []
+
+
+def test_the_rows_of_signs_are_right():
+    q = torch.linalg.qr(torch.randn(4, 6, 3, dtype=torch.float64))[0]
+    assert verify(SIGNS, [(q[:, :3], q[:, 0])], count=2) == []
+
+
+def test_a_tall_matrix_stays_cut_in_its_qr():
+    tall = TensorType((1 << 20, 64), torch.float64, MESH.layout("x"))
+    outs = MESH.layout("x"), MESH.layout()
+    program = trace(lambda a: tuple(torch.linalg.qr(a)), tall, out_layouts=outs)
+    triangle = 64 * 64 * 8
+    assert program.received_bytes == 3 * triangle + 2 * 3 * triangle // 4  # all, and the first
+
+    def loss(a):
+        q, r = torch.linalg.qr(a)
+        return (q**3).sum() + (r**2).sum()
+
+    a = torch.randn(400, 3, dtype=torch.float64)
+    held = distribute(a, MESH.layout("x"), SimulatedComm(MESH))
+    due = torch.func.grad(loss)(a)
+    assert torch.allclose(
+        spmd(torch.func.grad(loss), as_if=lambda s: (1 << 20, 3))(held).full(), due
+    )
+
+
+def test_a_qr_of_blocks_with_fewer_rows_than_columns_takes_the_whole():
+    for shape, dtype in [((8, 3), torch.float64), ((64, 3), torch.complex128)]:
+        a = torch.randn(shape, dtype=dtype)
+        held = distribute(a, MESH.layout("x"), SimulatedComm(MESH))
+        for got, due in zip(spmd(torch.linalg.qr)(held), torch.linalg.qr(a), strict=True):
+            assert torch.allclose(got.full(), due)

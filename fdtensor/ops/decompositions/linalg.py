@@ -1,10 +1,12 @@
-"""Transforms of several dims one by one, and distances as norms, so that any dim may be cut."""
+"""Transforms dim by dim, distances as norms, QR by blocks of rows, so that any dim may be cut."""
 
 from __future__ import annotations
 
 import torch
 
 from fdtensor.ops.decompositions.core import decomposition
+from fdtensor.ops.decompositions.scan import in_blocks, joined_blocks
+from fdtensor.ops.householder import SIGNS
 
 aten = torch.ops.aten
 
@@ -41,6 +43,27 @@ def fft_c2r(x, dim, normalization, last_dim_size):
     """The other dims, then the last one to real numbers."""
     x = _others(x, dim[:-1], normalization, False)
     return aten._fft_c2r(x, dim[-1:], normalization, last_dim_size)
+
+
+@decomposition(aten.linalg_qr.default, blocked=True)
+def qr(blocks, a, mode="reduced"):
+    """`a[b] = q[b] @ r[b]`, and so for the rows of all `r`; signs are those of one QR of `a`.
+
+    Demmel et al., "Communication-optimal Parallel and Sequential QR and LU Factorizations" (2012).
+    """
+    rows, columns = a.shape[-2:]
+    if mode == "complete" or a.is_complex() or not 0 < columns <= -(-rows // blocks):
+        raise NotImplementedError("blocks of fewer rows than columns have no triangle")
+    q, r = aten.linalg_qr(in_blocks(a, a.ndim - 2, blocks, 0.0))
+    outer, r = aten.linalg_qr(r.flatten(-3, -2))
+    outer = outer.unflatten(-2, (blocks, columns))
+    top = (q[..., :columns, :] @ outer)[..., 0, :, :]
+    signs = SIGNS(top, r.diagonal(dim1=-2, dim2=-1))
+    r = signs.unsqueeze(-1) * r
+    if mode == "r":
+        return a.new_empty([0]), r
+    q = q @ (outer * signs.unsqueeze(-2).unsqueeze(-2))
+    return joined_blocks(q, a.ndim - 2, rows), r
 
 
 @decomposition(aten.dist.default)

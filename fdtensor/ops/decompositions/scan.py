@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 Tensor = torch.Tensor
 
-__all__ = ["in_blocks", "placed_along"]
+__all__ = ["in_blocks", "joined_blocks", "placed_along"]
 
 
 def in_blocks(x: Tensor, dim: int, blocks: int, fill: float) -> Tensor:
@@ -38,7 +38,7 @@ def _shifted(t: Tensor, dim: int, by: int, fill: float) -> Tensor:
     return aten.constant_pad_nd(t, [0, 0] * (t.ndim - 1 - dim) + [by, -by], fill)
 
 
-def _whole(x: Tensor, dim: int, size: int) -> Tensor:
+def joined_blocks(x: Tensor, dim: int, size: int) -> Tensor:
     """The blocks in one dim again, without the padding after its end."""
     x = x.flatten(dim, dim + 1)
     return x if x.shape[dim] == size else x.narrow(dim, 0, size)
@@ -53,7 +53,7 @@ def _scanned(
     local = scan(in_blocks(x, dim, blocks, fill), dim + 1)
     last, by = (0, -1) if from_end else (-1, 1)
     others = _shifted(local.narrow(dim + 1, last, 1), dim, by, fill)
-    return _whole(join(scan(others, dim), local), dim, x.shape[dim])
+    return joined_blocks(join(scan(others, dim), local), dim, x.shape[dim])
 
 
 def _cast(x: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, torch.dtype]:
@@ -116,7 +116,7 @@ def _extreme(blocks: int, x: Tensor, dim: int, scan, reaches, fill: float):
     if x.is_floating_point():
         own = values.isnan() | (own & ~before.isnan())
     values, at = torch.where(own, values, before), torch.where(own, at, place)
-    return _whole(values, dim, n), _whole(at, dim, n)
+    return joined_blocks(values, dim, n), joined_blocks(at, dim, n)
 
 
 @decomposition(aten.cummax.default, blocked=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from fdtensor.ops.householder import SIGNS
 from fdtensor.ops.notation.core import P, R, S, rule
 from fdtensor.ops.notation.empty import unless_empty
 from fdtensor.ops.notation.formula import formula
@@ -76,6 +77,12 @@ def svd(a, full_matrices=False, compute_uv=True, *, driver=None):
 def qr(a, mode="reduced"):
     """`a = q @ r`: `q, r`"""
     yield from _rows(f"* M N -> {'0' if mode == 'r' else '* M K'}, * K N", a)
+
+
+@rule(SIGNS)
+def signs(top, diagonal):
+    """`s[k]` is the sign with which a reflector takes column k of what is left to an axis."""
+    yield from _rows("* N N, * N -> * N", top, diagonal)
 
 
 @rule(aten.linalg_lu.default)
