@@ -5,6 +5,7 @@ In them the entries are the tensors of the ranks. `same` and `first` are each ot
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -102,7 +103,11 @@ class _Exchanged(torch.autograd.Function):
         if all(arrives):
             return y
         shape = [count if d == dim else 1 for d in range(x.dim())]
-        kept = torch.stack([torch.full((), a, device=x.device) for a in arrives])
+        places = torch.arange(count, device=x.device)
+        is_few = 2 * sum(arrives) < count
+        named = [places == d for d, arrived in enumerate(arrives) if arrived == is_few]
+        named = functools.reduce(torch.Tensor.logical_or, named, torch.zeros_like(places) != 0)
+        kept = named if is_few else ~named
         return torch.where(kept.view(shape), y, torch.zeros((), dtype=x.dtype, device=x.device))
 
     @staticmethod

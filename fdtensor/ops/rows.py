@@ -28,7 +28,7 @@ from fdtensor.ops.notation.dtypes import keeps_sums
 from fdtensor.ops.notation.reshape import RESHAPES, recut
 from fdtensor.ops.precision import ROUNDED
 
-__all__ = ["CallKey", "arguments", "recut_reshapes", "rows_of", "variants"]
+__all__ = ["CallKey", "arguments", "recut_rows", "rows_of", "variants"]
 
 
 def arguments(call: Call, of: Callable[[Var], Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -131,9 +131,7 @@ def _row(
     contiguous: bool,
 ) -> Row | None:
     """The row that a rule yielded, with its units resolved and its dims checked."""
-    before, after = row
-    before = before if isinstance(before, (tuple, list)) else (before,)
-    after = after if isinstance(after, (tuple, list)) else (after,)
+    before, after = _as_tuples(row)
     if len(before) != len(ins) or len(after) != len(outs):
         raise RuleError(
             f"a row of the rule for {op} has {len(before)} -> {len(after)} placements, but the op "
@@ -189,19 +187,59 @@ def variants(row: Row, kinds: Iterable[Placement], shapes: Sequence[Full | None]
                 yield Row(ins, outs, row.exact, row.contiguous)
 
 
-def recut_reshapes(
+def recut_rows(
     call: Call, types: Sequence[Full], count: int, kinds: Iterable[Placement]
 ) -> Iterator[Row]:
-    """The rows of a reshape that takes an operand as it is cut, in blocks of a dim: of `kinds`."""
-    if call.op not in RESHAPES:
+    """The rows of an op that takes its operand as it is cut, and gives blocks of another kind.
+
+    These are reshapes of dims that are cut in each of several blocks, and slices and paddings of
+    dims that are cut in blocks of any sizes.
+    """
+    outs = tuple(None if v is None else types[v.index] for v in call.outs)
+    if len(call.ins) != 1 or not outs:
         return
-    ins, outs = (types[call.ins[0].index],), (types[call.outs[0].index],)  # type: ignore[union-attr]
+    full = types[call.ins[0].index]
     for kind in kinds:
-        if isinstance(kind, StridedShard):
-            for pattern in recut(ins[0].shape, outs[0].shape, kind.dim, kind.split_factor):
-                row = _row(call.op, pattern, ins, outs, count, contiguous=False)
-                if row is not None:
-                    yield row
+        match kind:
+            case StridedShard(d, blocks) if call.op in RESHAPES and outs[0] is not None:
+                for pattern in recut(full.shape, outs[0].shape, d, blocks):
+                    row = _row(call.op, pattern, (full,), outs, count, contiguous=False)
+                    if row is not None:
+                        yield row
+            case Ragged(d, sizes) if d < len(full.shape) and full.shape[d] == sum(sizes):
+                yield from _cut_on(CallKey.of(call), full, outs, kind)
+
+
+@remembered(65536)
+def _cut_on(
+    key: CallKey, full: Full, outs: tuple[Full | None, ...], kind: Ragged
+) -> tuple[Row, ...]:
+    """The rows that cut windows of a dim where blocks of the dim, of these sizes, end."""
+    rule = rule_of(key.op)
+    if rule is None:
+        return ()
+    call = Call(key.op, key.args, key.kwargs, (None,) * key.width)
+    args, kwargs = arguments(call, lambda _: full)
+    rows: list[Row] = []
+    for (before, *_), after in map(_as_tuples, rule.rows(*args, **kwargs)):
+        if before == Shard(kind.dim) and any(isinstance(w, Window) for w in after):
+            placed = [
+                w.of(out.shape[w.dim], len(kind.sizes), kind.sizes)
+                if isinstance(w, Window) and out is not None
+                else R
+                for w, out in zip(after, outs, strict=True)
+            ]
+            rows.append(Row((kind,), tuple(placed), True, rule.contiguous))
+    return tuple(rows)
+
+
+def _as_tuples(row: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+    """The placements of operands and of results."""
+    before, after = row
+    return (
+        before if isinstance(before, (tuple, list)) else (before,),
+        after if isinstance(after, (tuple, list)) else (after,),
+    )
 
 
 @remembered(65536)

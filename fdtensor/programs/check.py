@@ -26,7 +26,7 @@ from fdtensor.ops.lift import lifted
 from fdtensor.ops.notation.core import Row, rule_of
 from fdtensor.ops.randomness import DRAW
 from fdtensor.ops.recorder import record
-from fdtensor.ops.rows import CallKey, arguments, recut_reshapes, rows_of, variants
+from fdtensor.ops.rows import CallKey, arguments, recut_rows, rows_of, variants
 from fdtensor.ops.saved_values import ALIAS, CONSTRAIN, SAVED, SAVED_AS
 from fdtensor.ops.value_checks import CHECK
 from fdtensor.plans.check import check_step
@@ -270,7 +270,7 @@ def _rows(
     rows = list(rows_of(call, fulls, count))
     for row in list(rows):
         rows += variants(row, kinds, sides)
-    rows += recut_reshapes(call, fulls, count, kinds)
+    rows += recut_rows(call, fulls, count, kinds)
     return [
         row
         for row in dict.fromkeys(rows)

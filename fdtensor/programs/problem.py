@@ -19,7 +19,7 @@ from fdtensor.ops.graph import Call, Full, Graph, Var
 from fdtensor.ops.lift import rows_compose
 from fdtensor.ops.notation.core import R, Row, rule_of
 from fdtensor.ops.pins import pinned
-from fdtensor.ops.rows import CallKey, recut_reshapes, rows_of, variants
+from fdtensor.ops.rows import CallKey, recut_rows, rows_of, variants
 from fdtensor.programs.as_if import no_such_row
 from fdtensor.programs.boundary import Boundary, boundary_of
 from fdtensor.programs.choices import Body, Choice, Constraints
@@ -178,7 +178,7 @@ class ProblemBuilder:
         rows = list(rows_of(call, graph.types, self.count))
         for row in list(rows):
             rows += variants(row, self._kinds(call, row, kinds), sides)
-        rows += recut_reshapes(call, graph.types, self.count, kinds)
+        rows += recut_rows(call, graph.types, self.count, kinds)
         options: dict[tuple[tuple[Place, ...], tuple[Placement, ...]], Option] = {}
         past = [(axis, choice.calls[i]) for axis, choice in self.before.items()]
         bodies = self._bodies(call, rows, past) if self.like is None else ()

@@ -1,15 +1,16 @@
-"""Reshapes of tensors that are cut in each of several blocks of a dim."""
+"""Ops that take an operand as it is cut: in each of several blocks, or in blocks of any size."""
 
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fdtensor import Layout, Mesh, Shard, StridedShard, TensorType, trace
+from fdtensor import Layout, Mesh, Ragged, Shard, StridedShard, TensorType, trace
 from fdtensor.ops.graph import Full
 from fdtensor.ops.lift import layout_of
-from fdtensor.ops.rows import recut_reshapes, rows_of
+from fdtensor.ops.rows import recut_rows, rows_of
 from fdtensor.ops.same_elements import same_elements
-from fdtensor.testing.row_checks import call_of
+from fdtensor.testing.row_checks import call_of, verify
 
 aten = torch.ops.aten
 
@@ -36,7 +37,7 @@ def test_each_block_that_is_cut_stays_where_it_is(reshape, count):
     call, tensors, _ = call_of(aten.view.default, (torch.zeros(before), list(after)), {})
     types = [Full(tuple(tensors[0].shape), torch.float32), Full(after, torch.float32)]
     mesh = Mesh(x=count)
-    rows = [*recut_reshapes(call, types, count, [kind])]
+    rows = [*recut_rows(call, types, count, [kind])]
     for row in rows:
         assert row.ins == (kind,)
         src, dst = (
@@ -45,6 +46,49 @@ def test_each_block_that_is_cut_stays_where_it_is(reshape, count):
         )
         assert same_elements(src, dst)
     assert not {row.ins for row in rows} & {row.ins for row in rows_of(call, types, count)}
+
+
+@st.composite
+def windows(draw):
+    """A slice, padding, split or diagonal, and the sizes of blocks of a dim that it takes."""
+    sizes = draw(st.lists(st.integers(0, 5), min_size=2, max_size=4).filter(sum))
+    x = torch.arange(float(sum(sizes) * 3)).reshape(sum(sizes), 3)
+    start, end = draw(st.integers(-3, sum(sizes))), draw(st.integers(0, sum(sizes) + 2))
+    step, pads = draw(st.integers(1, 3)), draw(st.lists(st.integers(-2, 3), min_size=4, max_size=4))
+    op, args = draw(
+        st.sampled_from(
+            [
+                (aten.slice.Tensor, (0, start, end, step)),
+                (aten.constant_pad_nd.default, ([max(p, 0) for p in pads], 7.0)),
+                (aten.split.Tensor, (draw(st.integers(1, 4)),)),
+                (aten.diagonal_copy.default, (draw(st.integers(-2, 2)), 1, 0)),
+            ]
+        )
+    )
+    return op, (x, *args), Ragged(0, tuple(sizes))
+
+
+@given(windows())
+def test_windows_of_a_dim_are_cut_where_its_blocks_end(window):
+    op, args, kind = window
+    call, ins, outs = call_of(op, args, {})
+    types = [Full(tuple(t.shape), t.dtype) for t in (*ins, *outs)]
+    rows = [*recut_rows(call, types, len(kind.sizes), [kind])]
+    assert all(row.ins == (kind,) for row in rows)
+    assert verify(op, [args], rows, count=len(kind.sizes)) == []
+    if op is aten.slice.Tensor and types[1].shape[0] not in (0, types[0].shape[0]):
+        assert len(rows) == 1
+
+
+def test_a_stencil_between_walls_sends_a_row_to_each_side():
+    mesh = Mesh(x=4)
+
+    def stencil(u):
+        p = F.pad(u, (1, 1, 1, 1))
+        return p[2:, 1:-1] + p[:-2, 1:-1] + p[1:-1, 2:] + p[1:-1, :-2] - 4 * u
+
+    u = TensorType((1 << 14, 1 << 12), torch.float32, mesh.layout("x"))
+    assert trace(stencil, u, out_layouts=mesh.layout("x")).received_bytes == 2 * (1 << 12) * 4
 
 
 def test_a_dim_of_three_that_each_cut_one_goes_into_a_larger_one():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,13 +49,17 @@ class Window(Record):
     stop: int
     step: int = 1
 
-    def of(self, size: int, count: int) -> Placement:
-        """The placement of a dim of `size` over an axis of `count` ranks."""
+    def of(self, size: int, count: int, blocks: Sequence[int] | None = None) -> Placement:
+        """The placement of a dim of `size` over an axis of `count` ranks.
+
+        `blocks` are the sizes of those that the other dim is cut into, where it is not cut as S.
+        """
 
         def passed(end: int) -> int:
             return min(size, max(0, -(-(end - self.start) // self.step)))
 
-        ends = [passed(chunk(self.size, count, i)[1]) for i in range(count - 1)]
+        stops = [chunk(self.size, count, i)[1] for i in range(count - 1)]
+        ends = [*map(passed, stops if blocks is None else itertools.accumulate(blocks[:-1]))]
         plain = [chunk(size, count, i)[1] for i in range(count - 1)]
         last = passed(self.size)
         if all(a == b or min(a, b) >= last for a, b in zip(ends, plain, strict=True)):
