@@ -270,6 +270,25 @@ def test_attention_of_each_rank_is_one_of_all(heads, mask):
         torch.testing.assert_close(a.full(), b)
 
 
+def test_what_all_ranks_have_whole_is_one_tensor_unless_they_write_to_it():
+    whole, rows = MESH.layout(), MESH.layout(("dp", "tp"))
+    w, x = (distribute(torch.arange(64.0).reshape(8, 8) % n, rows, COMM) for n in (3, 5))
+
+    def product(w, x):
+        return x @ w
+
+    def written(w, x):
+        w[:2] += x
+        return w.sum() + x
+
+    for f, kept in ((product, False), (written, True)):
+        inside = shard_map(f, MESH, (whole, rows), rows)
+        alone = inside(w, x).full()
+        assert torch.equal(spmd(lambda w, x, g=inside: g(w, x))(w, x).full(), alone)
+        assert ("expand" in str(trace(inside, w, x))) == kept
+    assert torch.equal(w.full(), torch.arange(64.0).reshape(8, 8) % 3)
+
+
 def test_random_numbers_differ_from_rank_to_rank():
     rows = LINE.layout("x")
     x = distribute(torch.zeros(8, 2), rows, ON_LINE)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from math import prod
 from typing import Any
 
@@ -14,10 +15,12 @@ from fdtensor.layouts.callsite import user_line
 from fdtensor.layouts.errors import LayoutError, TraceError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.placement import Replicate
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.torch_private import is_mapped, only_batched_ops, transforms_around
 from fdtensor.layouts.tree import flatten, paths, unflatten
 from fdtensor.ops.decompositions.control_flow import unrolled
+from fdtensor.ops.pins import constrain
 from fdtensor.programs.closed_over import given_nothing
 from fdtensor.tensors.calls.inlined import as_records, as_tensors
 from fdtensor.tensors.dtensor import is_dtensor
@@ -85,10 +88,8 @@ def mapped_in_trace(f: Callable[..., Any], mesh: Mesh, ins: Any, outs: Any, args
     where = paths(spec, "args")
     wanted = prefixed(ins, spec, len(leaves), "in_layouts", "the arguments")
     places = [i for i, leaf in enumerate(leaves) if is_dtensor(leaf) or torch.is_tensor(leaf)]
-    blocks: list[torch.Tensor] = []
-    for i in places:
-        layout = _layout(leaves[i], wanted[i], where[i])
-        blocks.append(stacked(as_tensors(leaves[i]), layout))
+    layouts = [_layout(leaves[i], wanted[i], where[i]) for i in places]
+    tensors = [as_tensors(leaves[i]) for i in places]
     known: list[Any] = []
     depth = transforms_around()
 
@@ -104,9 +105,9 @@ def mapped_in_trace(f: Callable[..., Any], mesh: Mesh, ins: Any, outs: Any, args
         known[:] = [tree]
         return tuple(result)
 
-    results = _over_ranks(one, numbered(mesh), *blocks)
-    layouts = prefixed(outs, known[0], len(results), "out_layouts", "the result")
-    layouts = [mesh.layout() if layout is OPEN else layout for layout in layouts]
+    results = _over_ranks(one, mesh, tensors, layouts)
+    given = prefixed(outs, known[0], len(results), "out_layouts", "the result")
+    layouts = [mesh.layout() if layout is OPEN else layout for layout in given]
     full = [joined(x, layout) for x, layout in zip(results, layouts, strict=True)]
     if any(is_dtensor(leaf) for leaf in leaves) or not places:
         types = [
@@ -117,11 +118,46 @@ def mapped_in_trace(f: Callable[..., Any], mesh: Mesh, ins: Any, outs: Any, args
     return unflatten(known[0], full)
 
 
-def _over_ranks(one: Callable[..., Any], *blocks: torch.Tensor) -> Any:
-    """What a function gives on all ranks."""
+def _over_ranks(
+    one: Callable[..., Any],
+    mesh: Mesh,
+    tensors: Sequence[torch.Tensor],
+    layouts: Sequence[Layout],
+) -> Any:
+    """What a function of these tensors gives on all ranks."""
+    shared = [layout.placements == (Replicate(),) * mesh.ndim for layout in layouts]
+    with _explained():
+        try:
+            return _mapped(one, mesh, tensors, layouts, shared)
+        except RuntimeError:
+            if not any(shared):
+                raise
+        # a rank that writes to it needs a tensor of its own
+        return _mapped(one, mesh, tensors, layouts, [False] * len(layouts))
+
+
+def _mapped(
+    one: Callable[..., Any],
+    mesh: Mesh,
+    tensors: Sequence[torch.Tensor],
+    layouts: Sequence[Layout],
+    shared: Sequence[bool],
+) -> Any:
+    """The same, where ranks share some of the tensors, which all have whole."""
+    blocks = [
+        constrain(t, layout) if is_shared else stacked(t, layout)
+        for t, layout, is_shared in zip(tensors, layouts, shared, strict=True)
+    ]
+    dims = (0, *[None if is_shared else 0 for is_shared in shared])
+    with only_batched_ops():
+        return torch.func.vmap(one, dims, randomness="different")(numbered(mesh), *blocks)
+
+
+@contextlib.contextmanager
+def _explained() -> Generator[None]:
+    """A context in which errors of `vmap` say what one program cannot do on all ranks."""
     try:
-        with only_batched_ops():
-            return torch.func.vmap(one, randomness="different")(*blocks)
+        yield
     except RuntimeError as error:
         op = re.search(r"([\w:.]+) hit the vmap fallback|not implemented for ([\w:]+)", str(error))
         if op:
