@@ -8,6 +8,7 @@ other, on tensors of its own sizes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -15,15 +16,17 @@ import attrs
 from fdtensor.layouts.errors import FdtensorError, TraceError
 from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.placement import Ragged, Spans, StridedShard
 from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Call, Graph, Var
 from fdtensor.plans.cost import CostModel
+from fdtensor.programs.nodes import Option
 
 if TYPE_CHECKING:
     from fdtensor.programs.program import Program
 
-__all__ = ["Repeated", "Scale", "as_in", "at_scale", "dearer", "no_such_row"]
+__all__ = ["Repeated", "Scale", "as_in", "at_scale", "dearer", "kinds", "nearest"]
 
 Scale = Callable[[tuple[int, ...]], Sequence[int]]
 """A function from the shape of an argument to the one that it stands for."""
@@ -147,7 +150,50 @@ def _refuse_other_calls(program: Program, graph: Graph) -> None:
     )
 
 
-def no_such_row(call: Call, axis: str, chosen: tuple[Any, ...]) -> TraceError:
+def nearest(options: Sequence[Option], chosen: tuple[Any, ...], call: Call, axis: str) -> Option:
+    """The option with the placements that were chosen at other sizes, or with the closest ones.
+
+    How blocks are cut that follow a halo, a padding or several merged dims depends on sizes. Raises
+    `TraceError` where none is of that kind.
+    """
+    kind = kinds(chosen)
+    alike = [option for option in options if kinds(option.key) == kind]
+    if not alike:
+        raise _no_such_row(call, axis, chosen)
+    return min(alike, key=lambda o: (o.key != chosen, _distance(o.key, chosen)))
+
+
+def kinds(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The placements of an option, without what depends on sizes."""
+    return tuple([tuple(map(_kind, side)) for side in key])
+
+
+def _kind(p: Any) -> Any:
+    return (type(p), p.dim) if isinstance(p, (Ragged, Spans, StridedShard)) else p
+
+
+def _distance(own: tuple[Any, ...], chosen: tuple[Any, ...]) -> float:
+    """How far ends of blocks are from those that were chosen, as parts of their dims."""
+    placed: list[Any] = [*own[0], *own[1]]
+    others: list[Any] = [*chosen[0], *chosen[1]]
+    pairs = zip(placed, others, strict=True)
+    return sum(abs(a - b) for p, q in pairs for a, b in zip(_ends(p), _ends(q), strict=False))
+
+
+def _ends(p: Any) -> list[float]:
+    match p:
+        case Ragged(_, sizes):
+            return [end / max(1, sum(sizes)) for end in accumulate(sizes)]
+        case Spans(_, spans):
+            size = max([end for ranges in spans for _, end in ranges], default=1)
+            return [ranges[-1][1] / size if ranges else 0.0 for ranges in spans]
+        case StridedShard(_, blocks):
+            return [1 / blocks]
+        case _:
+            return []
+
+
+def _no_such_row(call: Call, axis: str, chosen: tuple[Any, ...]) -> TraceError:
     """The error for a call that cannot do at these sizes what was chosen at others."""
     return TraceError(
         f"{call.op} has no row at these sizes that is the one chosen at others.",

@@ -20,7 +20,7 @@ from fdtensor.ops.lift import rows_compose
 from fdtensor.ops.notation.core import R, Row, rule_of
 from fdtensor.ops.pins import pinned
 from fdtensor.ops.rows import CallKey, recut_rows, rows_of, variants
-from fdtensor.programs.as_if import no_such_row
+from fdtensor.programs.as_if import kinds, nearest
 from fdtensor.programs.boundary import Boundary, boundary_of
 from fdtensor.programs.choices import Body, Choice, Constraints
 from fdtensor.programs.decomposed import decomposed
@@ -194,8 +194,8 @@ class ProblemBuilder:
 
     def _as_like(self, i: int, rows: Sequence[Row]) -> Iterable[Row]:
         """The different rows of a call; that which was chosen at other sizes, where one was."""
-        past = None if self.like is None else self.like.calls[i]
-        return dict.fromkeys(r for r in rows if past is None or (r.ins, r.outs) == past.key)
+        kind = None if self.like is None else kinds(self.like.calls[i].key)
+        return dict.fromkeys(r for r in rows if kind in (None, kinds((r.ins, r.outs))))
 
     def _repeated(self, call: Call, past: Option) -> list[Option]:
         """The same decomposition as at other sizes, if there is one."""
@@ -218,10 +218,7 @@ class ProblemBuilder:
     def _constrained(self, i: int, call: Call, options: list[Option]) -> list[Option]:
         """The options that keep to the constraints."""
         if self.like is not None:
-            past = self.like.calls[i]
-            options = [o for o in options if o.key == past.key]
-            if not options:
-                raise no_such_row(call, self.axis, past.key)
+            options = [nearest(options, self.like.calls[i].key, call, self.axis)]
         uncut = self.constraints.uncut
         if not uncut:
             return options
