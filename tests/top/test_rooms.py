@@ -183,7 +183,7 @@ def test_a_long_function_is_seen():
     assert long_functions(f"# one table\n@cache\ndef f():\n{body}    pass\n") == []
 
 
-BESIDE = {"laws", "mesh", "support", "bench", "faults", "hunt", "operators", "pages"}
+BESIDE = {"laws", "mesh", "support", "bench", "faults", "hunt", "operators", "pages", "workloads"}
 """The folders of tests that are no rooms: laws across these, real ranks, helpers and measures."""
 
 

@@ -1,0 +1,1 @@
+"""Research at real size: plain functions beside the best programs by hand."""

@@ -1,0 +1,14 @@
+"""`EVERY`: all workloads, by name."""
+
+from __future__ import annotations
+
+from tests.workloads.experts import EXPERTS
+from tests.workloads.language import LANGUAGE
+from tests.workloads.optimizers import OPTIMIZERS
+from tests.workloads.science import SCIENCE
+from tests.workloads.sequences import SEQUENCES
+from tests.workloads.vision import VISION
+
+__all__ = ["EVERY"]
+
+EVERY = {w.name: w for w in (*LANGUAGE, *EXPERTS, *SEQUENCES, *OPTIMIZERS, *SCIENCE, *VISION)}

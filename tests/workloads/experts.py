@@ -1,0 +1,202 @@
+"""Mixtures of experts: capacity by einsums, expert and tensor parallel, experts that all share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+
+from fdtensor import Mesh
+from fdtensor.collectives import all_to_all, axis_size, psum
+from tests.workloads.language import halves
+from tests.workloads.workload import Laid, Workload, at, single
+
+__all__ = ["EXPERTS"]
+
+Tensor = torch.Tensor
+Tensors = Mapping[str, Tensor]
+
+LINE, SQUARE = Mesh(ep=8), Mesh(dp=2, ep=4)
+SPREAD = Mesh(ep=4, tp=2)
+
+
+def gates(x: Tensor, router: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
+    """Which tokens each slot of an expert has, and their weights: the two best experts of each.
+
+    Lepikhin et al., "GShard" (2020): groups of tokens are apart, and the tokens of a group beyond
+    the capacity of an expert are left out.
+    """
+    scores = single(x @ router).softmax(-1)
+    weights, chosen = scores.topk(2, -1)
+    weights = weights / weights.sum(-1, keepdim=True)
+    wanted = F.one_hot(chosen, scores.shape[-1]).to(scores.dtype)  # group, token, choice, expert
+    flat = wanted.transpose(1, 2).flatten(1, 2)  # first choices come first
+    place = ((flat.cumsum(1) - 1) * flat).unflatten(1, (2, -1)).transpose(1, 2)
+    kept = wanted * (place < capacity)
+    slot = F.one_hot((place * kept).sum(-1).long(), capacity).to(scores.dtype)
+    dispatch = torch.einsum("gtke,gtkc->gtec", kept, slot)
+    combine = torch.einsum("gtke,gtkc,gtk->gtec", kept, slot, weights)
+    return dispatch.to(x.dtype), combine.to(x.dtype)
+
+
+def experts(p: Tensors, h: Tensor) -> Tensor:
+    """Each expert on the tokens in its slots: `h[expert, slot, width]`."""
+    return torch.relu(torch.bmm(h, p["up"])) @ p["down"]
+
+
+def mixture(p: Tensors, x: Tensor) -> Tensor:
+    p = halves(p)
+    dispatch, combine = gates(x, p["router"], 2 * x.shape[1] // p["router"].shape[1])
+    held = torch.einsum("gtec,gtm->egcm", dispatch, x)
+    out = experts(p, held.flatten(1, 2)).unflatten(1, held.shape[1:3])
+    return torch.einsum("gtec,egcm->gtm", combine, out)
+
+
+def mixture_by_hand(p: Tensors, x: Tensor) -> Tensor:
+    p = halves(p)
+    dispatch, combine = gates(x, p["router"], 2 * x.shape[1] // p["router"].shape[1])
+    held = torch.einsum("gtec,gtm->egcm", dispatch, x)
+    held = all_to_all(held, "ep", 0, 1)
+    out = experts(p, held.flatten(1, 2)).unflatten(1, held.shape[1:3])
+    return torch.einsum("gtec,egcm->gtm", combine, all_to_all(out, "ep", 1, 0))
+
+
+def loss(p: Tensors, x: Tensor) -> Tensor:
+    return single(mixture(p, x)).square().mean()
+
+
+def mean_of_squares(out: Tensor, axes: str | tuple[str, ...]) -> Tensor:
+    """Over the blocks of the ranks along these axes."""
+    return psum(single(out).square().sum(), axes) / (out.numel() * axis_size(axes))
+
+
+def loss_by_hand(p: Tensors, x: Tensor) -> Tensor:
+    return mean_of_squares(mixture_by_hand(p, x), "ep")
+
+
+def spread_loss_by_hand(p: Tensors, x: Tensor) -> Tensor:
+    """Experts over dp and ep: each group of ep has all of them, for its own tokens."""
+    return mean_of_squares(mixture_by_hand(p, x), ("dp", "ep"))
+
+
+def tensors_by_hand(p: Tensors, x: Tensor) -> Tensor:
+    """Megatron within each expert: tp has parts of its hidden entries, and sums what leaves."""
+    p = halves(p)
+    dispatch, combine = gates(x, p["router"], 2 * x.shape[1] // p["router"].shape[1])
+    held = all_to_all(torch.einsum("gtec,gtm->egcm", dispatch, x), "ep", 0, 1)
+    out = psum(experts(p, held.flatten(1, 2)), "tp").unflatten(1, held.shape[1:3])
+    out = torch.einsum("gtec,egcm->gtm", combine, all_to_all(out, "ep", 1, 0))
+    return mean_of_squares(out, "ep")
+
+
+def shared(p: Tensors, x: Tensor) -> Tensor:
+    own = halves(p)
+    every = torch.relu(x @ own["shared_up"]) @ own["shared_down"]
+    return single(mixture(p, x) + every).square().mean()
+
+
+def shared_by_hand(p: Tensors, x: Tensor) -> Tensor:
+    own = halves(p)
+    every = torch.relu(x @ own["shared_up"]) @ own["shared_down"]
+    return mean_of_squares(mixture_by_hand(p, x) + every, "ep")
+
+
+def parameters(n: Mapping[str, int]) -> dict[str, Tensor]:
+    e, m, h = n["experts"], n["width"], n["hidden"]
+    return {
+        "router": torch.randn(m, e) / m**0.5,
+        "up": torch.randn(e, m, h) / m**0.5,
+        "down": torch.randn(e, h, m) / h**0.5,
+    }
+
+
+def arguments(n: Mapping[str, int]) -> tuple[dict[str, Tensor], Tensor]:
+    x = torch.randn(n["groups"], n["tokens"], n["width"], dtype=torch.bfloat16)
+    return parameters(n), x
+
+
+def with_shared(n: Mapping[str, int]) -> tuple[dict[str, Tensor], Tensor]:
+    p, x = arguments(n)
+    m, h = n["width"], n["hidden"]
+    more = {
+        "shared_up": torch.randn(m, h) / m**0.5,
+        "shared_down": torch.randn(h, m) / h**0.5,
+    }
+    return {**p, **more}, x
+
+
+REAL = {"groups": 8, "tokens": 2048, "width": 1024, "hidden": 4096, "experts": 64}
+SMALL = {"groups": 8, "tokens": 16, "width": 8, "hidden": 16, "experts": 8}
+
+
+def layouts(mesh: Mesh) -> dict[str, Laid]:
+    tp = "tp" if "tp" in mesh.axes else None
+    cut = {"up": at("ep", None, tp), "down": at("ep", tp)}
+    return {"router": at(), **cut}
+
+
+WHOLE = at()
+EXPERTS = (
+    Workload(
+        "top-2 of 64 experts, forward",
+        LINE,
+        mixture,
+        mixture_by_hand,
+        arguments,
+        (layouts(LINE), at("ep")),
+        at("ep"),
+        REAL,
+        SMALL,
+    ),
+    Workload(
+        "top-2 of 64 experts, gradient",
+        LINE,
+        loss,
+        loss_by_hand,
+        arguments,
+        (layouts(LINE), at("ep")),
+        layouts(LINE),
+        REAL,
+        SMALL,
+        grad=0,
+    ),
+    Workload(
+        "top-2 of 64 experts, dp and ep",
+        SQUARE,
+        loss,
+        spread_loss_by_hand,
+        arguments,
+        (layouts(SQUARE), at(("dp", "ep"))),
+        layouts(SQUARE),
+        REAL,
+        SMALL,
+        grad=0,
+    ),
+    Workload(
+        "top-2 of 64 experts, ep and tp",
+        SPREAD,
+        loss,
+        tensors_by_hand,
+        arguments,
+        (layouts(SPREAD), at("ep")),
+        layouts(SPREAD),
+        REAL,
+        SMALL,
+        grad=0,
+        at_most=1.2,
+        why="gates are cut by tp too, in an order of the axes in which tokens move once more",
+    ),
+    Workload(
+        "top-2 of 64 experts and a shared one",
+        LINE,
+        shared,
+        shared_by_hand,
+        with_shared,
+        ({**layouts(LINE), "shared_up": WHOLE, "shared_down": WHOLE}, at("ep")),
+        {**layouts(LINE), "shared_up": WHOLE, "shared_down": WHOLE},
+        REAL,
+        SMALL,
+        grad=0,
+    ),
+)
