@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.workloads.experts import EXPERTS
+from tests.workloads.generation import GENERATION
 from tests.workloads.language import LANGUAGE
 from tests.workloads.optimizers import OPTIMIZERS
 from tests.workloads.science import SCIENCE
@@ -11,4 +12,7 @@ from tests.workloads.vision import VISION
 
 __all__ = ["EVERY"]
 
-EVERY = {w.name: w for w in (*LANGUAGE, *EXPERTS, *SEQUENCES, *OPTIMIZERS, *SCIENCE, *VISION)}
+EVERY = {
+    w.name: w
+    for w in (*LANGUAGE, *GENERATION, *EXPERTS, *SEQUENCES, *OPTIMIZERS, *SCIENCE, *VISION)
+}
