@@ -37,6 +37,8 @@ def joins():
     ]:
         yield aten.cat.default, ([ints(*shape) for shape in shapes], dim)
     yield aten.cat.default, ([ints(3, 2), ints(3, 2, dtype=torch.int64)],)
+    yield aten.cat.default, ([ints(1, 2), ints(9, 2), ints(2, 2)],)
+    yield aten.cat.default, ([ints(2, 7), ints(0), ints(2, 1), ints(2, 2)], 1)
     for shape, dim in [((4, 3), 0), ((5, 2), -1), ((5, 2), 1), ((), 0), ((0, 3), 1)]:
         yield aten.stack.default, ([ints(*shape), ints(*shape)], dim)
 

@@ -1,11 +1,24 @@
 """Ops that take an operand as it is cut: in each of several blocks, or in blocks of any size."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fdtensor import Layout, Mesh, Ragged, Shard, StridedShard, TensorType, trace
+from fdtensor import (
+    Layout,
+    Mesh,
+    Ragged,
+    Shard,
+    SimulatedComm,
+    StridedShard,
+    TensorType,
+    distribute,
+    spmd,
+    trace,
+)
+from fdtensor.errors import FdtensorError
 from fdtensor.ops.graph import Full
 from fdtensor.ops.lift import layout_of
 from fdtensor.ops.rows import recut_rows, rows_of
@@ -89,6 +102,45 @@ def test_a_stencil_between_walls_sends_a_row_to_each_side():
 
     u = TensorType((1 << 14, 1 << 12), torch.float32, mesh.layout("x"))
     assert trace(stencil, u, out_layouts=mesh.layout("x")).received_bytes == 2 * (1 << 12) * 4
+
+
+@pytest.mark.parametrize("pad", [(1, 1, 1, 1), (0, 2, 3, 0), (0, 0, 0, 1), (1, 1), (-1, 1, 0, 0)])
+def test_a_circular_padding_is_that_of_torch(pad):
+    x = torch.arange(96.0).reshape(1, 1, 16, 6) if len(pad) > 2 else torch.arange(96.0).view(16, 6)
+    mesh = Mesh(x=4)
+    cut = mesh.layout(None, None, "x") if len(pad) > 2 else mesh.layout("x")
+    held = distribute(x, cut, SimulatedComm(mesh))
+
+    def f(x):
+        return F.pad(x, pad, mode="circular")
+
+    assert torch.equal(spmd(f)(held).full(), f(x))
+    gradient = torch.func.grad(lambda x: (f(x) ** 2).sum())
+    assert torch.equal(spmd(gradient)(held).full(), gradient(x))
+
+
+def test_a_padding_that_torch_refuses_is_refused():
+    held = distribute(torch.zeros(8, 4), Mesh(x=4).layout("x"), SimulatedComm(Mesh(x=4)))
+    for pad in ((5, 0), (1, 1, 1, 1, 1, 1), (1, 1, 1)):
+        with pytest.raises(FdtensorError):
+            spmd(lambda x, pad=pad: F.pad(x, pad, mode="circular"))(held)
+
+
+@pytest.mark.parametrize("of_slices", [True, False])
+def test_a_stencil_in_a_ring_sends_a_row_to_each_side(of_slices):
+    mesh = Mesh(x=4)
+
+    def stencil(u, kernel):
+        p = F.pad(u[None, None], (1, 1, 1, 1), mode="circular")
+        if not of_slices:
+            return F.conv2d(p, kernel)[0, 0]
+        p = p[0, 0]
+        return p[2:, 1:-1] + p[:-2, 1:-1] + p[1:-1, 2:] + p[1:-1, :-2] - 4 * u
+
+    u = TensorType((1 << 14, 1 << 12), torch.float32, mesh.layout("x"))
+    kernel = TensorType((1, 1, 3, 3), torch.float32, mesh.layout())
+    program = trace(stencil, u, kernel, out_layouts=mesh.layout("x"))
+    assert program.received_bytes <= 2 * ((1 << 12) + 2) * 4
 
 
 def test_a_dim_of_three_that_each_cut_one_goes_into_a_larger_one():

@@ -94,6 +94,31 @@ WAVE = Workload(
 )
 
 
+# --- a smoothing in a ring -----------------------------------------------------------------------
+
+
+def smooth(u: Tensor, kernel: Tensor) -> Tensor:
+    return F.conv3d(F.pad(u[None, None], (1,) * 6, mode="circular"), kernel)[0, 0]
+
+
+def smooth_by_hand(u: Tensor, kernel: Tensor) -> Tensor:
+    wide = F.pad(rows_around(u, True)[None, None], (1, 1, 1, 1, 0, 0), mode="circular")
+    return F.conv3d(wide, kernel)[0, 0]
+
+
+SMOOTH = Workload(
+    "a convolution with circular padding, 512^3",
+    LINE,
+    smooth,
+    smooth_by_hand,
+    lambda n: (torch.randn(n["n"], n["n"], n["n"]), torch.randn(1, 1, 3, 3, 3)),
+    (ROWS, WHOLE),
+    ROWS,
+    {"n": 512},
+    {"n": 16},
+)
+
+
 # --- transforms ----------------------------------------------------------------------------------
 
 
@@ -376,6 +401,7 @@ GRAPH = Workload(
 SCIENCE = (
     HEAT,
     WAVE,
+    SMOOTH,
     BLUR,
     PENCILS,
     CLUSTER,

@@ -1,4 +1,4 @@
-"""Functions of torch that read values only to check them, in ops that read none."""
+"""Functions of torch in other ops, where theirs read values to check them, or hide what moves."""
 
 from __future__ import annotations
 
@@ -17,6 +17,20 @@ def one_hot(x, num_classes=-1):
         return torch.nn.functional.one_hot(x, num_classes)
     require((x >= 0) & (x < num_classes), f"index of one_hot, 0 to {num_classes - 1}")
     return (x.unsqueeze(-1) == torch.arange(num_classes, device=x.device)).long()
+
+
+@recorded_as(torch.nn.functional.pad)
+def pad(input, pad, mode="constant", value=None):
+    """`out[i] = x[(i - before) % n]` where it is circular: torch writes parts of a new one."""
+    pairs = [*zip(pad[::2], pad[1::2], input.shape[::-1], strict=False)]
+    is_right = 2 * len(pairs) == len(pad) and len(pairs) in (input.ndim - 1, input.ndim - 2)
+    if mode != "circular" or not is_right or any(not 0 <= k <= n for *ks, n in pairs for k in ks):
+        return torch.nn.functional.pad(input, pad, mode, value)
+    for k, (before, after, size) in enumerate(pairs):
+        d = input.ndim - 1 - k
+        parts = input.narrow(d, size - before, before), input, input.narrow(d, 0, after)
+        input = torch.cat([t for t in parts if t.shape[d]], d)
+    return input
 
 
 @recorded_as(torch.cov, torch.Tensor.cov)

@@ -40,7 +40,7 @@ class Window(Record):
     """Positions `range(start, stop, step)` of a dim of `size` cut as S, each on its rank.
 
     They are dim `dim` of this tensor. Positions before the dim are on the rank of its first block,
-    those after it on that of the last one, or where they complete a plain S.
+    those after it on that of the last one, or, unless `beside`, where they complete a plain S.
     """
 
     dim: int
@@ -48,6 +48,7 @@ class Window(Record):
     start: int
     stop: int
     step: int = 1
+    beside: bool = False
 
     def of(self, size: int, count: int, blocks: Sequence[int] | None = None) -> Placement:
         """The placement of a dim of `size` over an axis of `count` ranks.
@@ -62,7 +63,9 @@ class Window(Record):
         ends = [*map(passed, stops if blocks is None else itertools.accumulate(blocks[:-1]))]
         plain = [chunk(size, count, i)[1] for i in range(count - 1)]
         last = passed(self.size)
-        if all(a == b or min(a, b) >= last for a, b in zip(ends, plain, strict=True)):
+        if not self.beside and all(
+            a == b or min(a, b) >= last for a, b in zip(ends, plain, strict=True)
+        ):
             return Shard(self.dim)
         sizes = [b - a for a, b in zip([0, *ends], [*ends, size], strict=True)]
         return _contiguous(self.dim, sizes)

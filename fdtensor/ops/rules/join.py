@@ -40,6 +40,22 @@ def cat(tensors, dim=0):
     for whole, pieces in _joined(tensors[kept[0]].ndim, dim, sizes):
         placed = dict(zip(kept, pieces, strict=True))
         yield tuple(placed.get(i, R) for i in range(len(tensors))), whole
+    largest = max(range(len(sizes)), key=lambda k: sizes[k])
+    if 2 * sizes[largest] > sum(sizes) > sizes[largest]:
+        whole, *pieces = _around(dim % tensors[kept[0]].ndim, sizes, largest)
+        placed = dict(zip(kept, pieces, strict=True))
+        yield tuple(placed.get(i, R) for i in range(len(tensors))), whole
+
+
+def _around(dim: int, sizes: list[int], k: int) -> list[Window]:
+    """The placements of a tensor and its pieces where piece `k` stays as it is cut.
+
+    Those before it are with its first block, those after it with the last one.
+    """
+    stops = [*accumulate(sizes)]
+    start = stops[k] - sizes[k]
+    ends = [(0, stops[-1]), *pairwise((0, *stops))]
+    return [Window(dim, sizes[k], a - start, b - start, beside=True) for a, b in ends]
 
 
 @on("stack")
