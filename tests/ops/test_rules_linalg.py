@@ -291,6 +291,37 @@ def test_a_qr_by_blocks_of_rows_is_that_of_the_whole(shape, mode):
     assert differences(aten.linalg_qr.default, samples) == []
 
 
+@pytest.mark.parametrize("shape", [(16, 3), (13, 4), (2, 14, 3), (4, 1), (40, 5)])
+def test_what_follows_from_a_qr_by_blocks_is_that_of_the_whole(shape):
+    several = [
+        torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        for seed in range(6)
+    ]
+    several.append(several[0] * torch.tensor([1e-30] + [1.0] * (shape[-1] - 1)))
+    flags = [(False, True), (False, False), (True, False)]
+    for full, vectors in flags:
+        assert differences(aten._linalg_svd.default, [(a, full, vectors) for a in several]) == []
+    tenth = torch.tensor(0.1, dtype=torch.float64)
+    for given in (
+        {},
+        {"rtol": tenth},
+        {"atol": tenth},
+        {"atol": 0 * tenth},
+        {"atol": tenth, "rtol": tenth},
+    ):
+        samples = [((a,), given) for a in several]
+        assert differences(aten.linalg_pinv.atol_rtol_tensor, samples) == []
+
+
+def test_singular_values_and_inverses_of_a_tall_matrix_move_triangles():
+    tall, many = TensorType((1 << 20, 64), torch.float64, MESH.layout("x")), 64 * 64 * 8 * 5
+    assert trace(torch.linalg.svdvals, tall).received_bytes <= many
+    assert trace(torch.linalg.pinv, tall, out_layouts=MESH.layout(None, "x")).received_bytes <= many
+    outs = MESH.layout("x"), MESH.layout(), MESH.layout()
+    program = trace(lambda a: tuple(torch.linalg.svd(a, False)), tall, out_layouts=outs)
+    assert program.received_bytes <= many
+
+
 def test_the_rows_of_signs_are_right():
     q = torch.linalg.qr(torch.randn(4, 6, 3, dtype=torch.float64))[0]
     assert verify(SIGNS, [(q[:, :3], q[:, 0])], count=2) == []

@@ -1,4 +1,4 @@
-"""Transforms dim by dim, distances as norms, QR by blocks of rows, so that any dim may be cut."""
+"""Transforms dim by dim, distances as norms, factors by blocks of rows: any dim may be cut."""
 
 from __future__ import annotations
 
@@ -64,6 +64,28 @@ def qr(blocks, a, mode="reduced"):
         return a.new_empty([0]), r
     q = q @ (outer * signs.unsqueeze(-2).unsqueeze(-2))
     return joined_blocks(q, a.ndim - 2, rows), r
+
+
+@decomposition(aten._linalg_svd.default, blocked=True)
+def svd(blocks, a, full_matrices=False, compute_uv=True, *, driver=None):
+    """`a = q @ r`, `r = u @ diag(s) @ v^H`, as kernels do with matrices that are tall enough."""
+    if full_matrices and compute_uv:
+        raise NotImplementedError("blocks of rows are not those of a square matrix")
+    q, r = qr(blocks, a, "reduced" if compute_uv else "r")
+    u, s, v = aten._linalg_svd(r, False, compute_uv, driver=driver)
+    return (q @ u if compute_uv else u), s, v
+
+
+@decomposition(aten.linalg_pinv.atol_rtol_tensor, blocked=True)
+def pinv(blocks, a, *, atol=None, rtol=None, hermitian=False):
+    """`a = q @ r`, `out = pinv(r) @ q^H`; small singular values are small beside those of `a`."""
+    if hermitian:
+        raise NotImplementedError("a symmetric matrix is not tall")
+    q, r = qr(blocks, a)
+    if rtol is None:
+        least = a.new_full((), torch.finfo(a.dtype).eps * max(a.shape[-2:]), dtype=torch.float64)
+        rtol = least if atol is None else torch.where(atol > 0, 0.0, least)
+    return aten.linalg_pinv.atol_rtol_tensor(r, atol=atol, rtol=rtol) @ q.mT
 
 
 @decomposition(aten.dist.default)
