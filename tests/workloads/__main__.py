@@ -11,17 +11,17 @@ import sys
 from tests.workloads.every import EVERY
 from tests.workloads.workload import Measured, measured
 
-HEAD = f"{'workload':<46}{'MB received':>21}{'ratio':>7}{'ms':>17}{'ratio':>7}{'GB at most':>13}"
+HEAD = f"{'workload':<53}{'MB received':>18}{'ratio':>6}{'ms':>16}{'ratio':>6}{'GB at most':>15}"
 
 
 def line(m: Measured) -> str:
     """A workload and its costs: automatic / by hand."""
     a, b = m.automatic, m.by_hand
     return (
-        f"{m.workload.name:<46}"
-        f"{f'{a.received / 1e6:.2f} / {b.received / 1e6:.2f}':>21}{m.of_bytes:>7.2f}"
-        f"{f'{a.seconds * 1e3:.2f} / {b.seconds * 1e3:.2f}':>17}{m.of_seconds:>7.2f}"
-        f"{f'{a.peak / 1e9:.2f} / {b.peak / 1e9:.2f}':>13}"
+        f"{m.workload.name:<53}"
+        f"{f'{a.received / 1e6:.2f} / {b.received / 1e6:.2f}':>18}{m.of_bytes:>6.2f}"
+        f"{f'{a.seconds * 1e3:.2f} / {b.seconds * 1e3:.2f}':>16}{m.of_seconds:>6.2f}"
+        f"{f'{a.peak / 1e9:.2f} / {b.peak / 1e9:.2f}':>15}"
     )
 
 
