@@ -309,3 +309,21 @@ def test_a_backward_has_checks_of_its_own():
         grads = [t.grad for t in x.local]
         gradient = torch.cat(grads) if layout.placements[0] == Shard(0) else grads[0]
         assert torch.allclose(gradient, due.grad)
+
+
+@pytest.mark.parametrize("weights", [None, torch.float32, torch.float16, torch.int64])
+def test_counts_of_a_known_number_are_taken_where_values_are(weights):
+    indices = torch.arange(24) ** 2 % 7
+    w = () if weights is None else (torch.arange(24).to(weights),)
+
+    def counted(i, *w):
+        return torch.bincount(i, *w, minlength=9), i.bincount(*w, minlength=7)
+
+    comm = SimulatedComm(MESH)
+    held = [distribute(t, MESH.layout("dp"), comm) for t in (indices, *w)]
+    for got, due in zip(spmd(counted)(*held), counted(indices, *w), strict=True):
+        assert got.dtype == due.dtype
+        assert torch.equal(got.full(), due)
+    for wrong in (indices + 6, indices - 1):
+        with pytest.raises(IndexRangeError):
+            spmd(lambda i: i.bincount(minlength=7))(distribute(wrong, MESH.layout("dp"), comm))

@@ -19,6 +19,18 @@ def one_hot(x, num_classes=-1):
     return (x.unsqueeze(-1) == torch.arange(num_classes, device=x.device)).long()
 
 
+@recorded_as(torch.bincount, torch.Tensor.bincount)
+def bincount(input, weights=None, minlength=0):
+    """`out[c] = sum_i w[i] * (x[i] == c)` for `c < minlength`; others are out of range."""
+    if minlength <= 0 or input.ndim != 1:  # as many as the values need
+        return torch.bincount(input, weights, minlength)
+    if weights is None:
+        weights = torch.ones_like(input, dtype=torch.int64)
+    elif weights.dtype != torch.float32:
+        weights = weights.double()
+    return weights.new_zeros(minlength).index_add(0, input, weights)
+
+
 @recorded_as(torch.nn.functional.pad)
 def pad(input, pad, mode="constant", value=None):
     """`out[i] = x[(i - before) % n]` where it is circular: torch writes parts of a new one."""
