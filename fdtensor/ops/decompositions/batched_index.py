@@ -14,7 +14,7 @@ Tensor = torch.Tensor
 @recorded_as(torch.Tensor.__getitem__)
 def getitem(x, key):
     """`out[i, ...] = x[index[i], ...]`"""
-    place = _place_of_index(x, key)
+    place = _place_of_index(key) if is_batched(x) else None
     if place is None:
         return torch.Tensor.__getitem__(x, key)
     dim, index = place
@@ -34,17 +34,19 @@ def _back(x, dim):
     return x.movedim(0, dim) if dim else x
 
 
-def _place_of_index(x, key):
-    """The dim and the index of a key that has one tensor of indices and else takes all."""
+def _place_of_index(key):
+    """The dim and the index of a key that has one tensor of indices of its own, and else takes all.
+
+    None for other keys.
+    """
     keys = key if isinstance(key, tuple) else (key,)
-    places = [k for k, entry in enumerate(keys) if isinstance(entry, Tensor)]
-    if len(places) != 1 or any(e is not keys[places[0]] and e != slice(None) for e in keys):
+    places = [k for k, entry in enumerate(keys) if not isinstance(entry, slice)]
+    if len(places) != 1 or any(e != slice(None) for e in keys if isinstance(e, slice)):
         return None
     index = keys[places[0]]
-    is_integer = not (index.is_floating_point() or index.is_complex() or index.dtype == torch.bool)
-    if not is_integer or index.dtype == torch.uint8 or not index.ndim:
+    if not isinstance(index, Tensor) or index.dtype not in (torch.int32, torch.int64):
         return None
-    return (places[0], index) if is_batched(x) and is_batched(index) else None
+    return (places[0], index) if index.ndim and is_batched(index) else None
 
 
 @recorded_as(torch.index_select, torch.Tensor.index_select)
