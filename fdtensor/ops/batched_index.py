@@ -1,7 +1,7 @@
-"""`taken` and `added`: entries of tensors at indices, where `vmap` gives each its own.
+"""`taken`, `added` and `copied`: entries at indices, where `vmap` gives each tensor its own.
 
 Torch's batching rules number the entries of all tensors, or take one tensor after the other; as ops
-of a batch these keep a cut of it. They are each other's transpose.
+of a batch these keep a cut of it. The first two are each other's transpose.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["ADDED", "TAKEN", "added", "taken"]
+__all__ = ["ADDED", "COPIED", "TAKEN", "added", "copied", "taken"]
 
 Tensor = torch.Tensor
 
@@ -37,13 +37,19 @@ def _added(x: Tensor, index: Tensor, source: Tensor, _wraps: bool) -> Tensor:
     return sums.unflatten(0, x.shape[:2])
 
 
-def _added_like(x: Tensor, *_: Any) -> Tensor:
+def _copied(x: Tensor, index: Tensor, source: Tensor, _wraps: bool) -> Tensor:
+    new = x.flatten(0, 1).index_copy(0, _flat(x, index), source.flatten(0, 1))
+    return new.unflatten(0, x.shape[:2])
+
+
+def _written_like(x: Tensor, *_: Any) -> Tensor:
     return x.new_empty(x.shape)
 
 
 for _name, _operands, _run, _fake in (
     ("index_select", "Tensor self, Tensor index", _taken, _taken_like),
-    ("index_add", "Tensor self, Tensor index, Tensor source", _added, _added_like),
+    ("index_add", "Tensor self, Tensor index, Tensor source", _added, _written_like),
+    ("index_copy", "Tensor self, Tensor index, Tensor source", _copied, _written_like),
 ):
     torch.library.define(f"fdtensor::{_name}", f"({_operands}, bool wraps) -> Tensor")
     torch.library.impl(f"fdtensor::{_name}", "CompositeExplicitAutograd", _run)
@@ -55,6 +61,9 @@ TAKEN = torch.ops.fdtensor.index_select.default
 ADDED = torch.ops.fdtensor.index_add.default
 """`out[b, j] = x[b, j] + sum_i source[b, i] * (index[b, i] == j)`"""
 
+COPIED = torch.ops.fdtensor.index_copy.default
+"""`out[b, index[b, i]] = source[b, i]`, and `x` elsewhere."""
+
 
 def taken(x: Tensor, index: Tensor, wraps: bool) -> Tensor:
     """`out[i] = x[index[i]]`, in which a `vmap` may have an index of its own for each entry."""
@@ -64,7 +73,13 @@ def taken(x: Tensor, index: Tensor, wraps: bool) -> Tensor:
 def added(x: Tensor, index: Tensor, source: Tensor, wraps: bool) -> Tensor:
     """`out[j] = x[j] + sum_i source[i] * (index[i] == j)`, likewise."""
     operands = (x.unsqueeze(0), index.unsqueeze(0), source.unsqueeze(0))
-    return _Added.apply(*operands, wraps).squeeze(0)  # type: ignore[union-attr]
+    return _Written.apply(ADDED, *operands, wraps).squeeze(0)  # type: ignore[union-attr]
+
+
+def copied(x: Tensor, index: Tensor, source: Tensor, wraps: bool) -> Tensor:
+    """`out[index[i]] = source[i]`, and `x` elsewhere, likewise."""
+    operands = (x.unsqueeze(0), index.unsqueeze(0), source.unsqueeze(0))
+    return _Written.apply(COPIED, *operands, wraps).squeeze(0)  # type: ignore[union-attr]
 
 
 def _merged(count: int, dims: tuple[int | None, ...], *tensors: Tensor) -> list[Tensor]:
@@ -91,7 +106,7 @@ class _Taken(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
         (index,) = ctx.saved_tensors
         zeros = grad.new_zeros((len(grad), ctx.size, *grad.shape[2:]))
-        return _Added.apply(zeros, index, grad, ctx.wraps), None, None
+        return _Written.apply(ADDED, zeros, index, grad, ctx.wraps), None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Any:  # type: ignore[override]
@@ -103,29 +118,34 @@ class _Taken(torch.autograd.Function):
         return out.unflatten(0, (info.batch_size, -1)), 0
 
 
-class _Added(torch.autograd.Function):
+class _Written(torch.autograd.Function):
     @staticmethod
-    def forward(x: Tensor, index: Tensor, source: Tensor, wraps: bool) -> Tensor:
-        return ADDED(x, index, source, wraps)
+    def forward(op: Any, x: Tensor, index: Tensor, source: Tensor, wraps: bool) -> Tensor:
+        return op(x, index, source, wraps)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        _, index, _, ctx.wraps = inputs
+        ctx.op, _, index, _, ctx.wraps = inputs
         ctx.save_for_backward(index)
         ctx.save_for_forward(index)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        return grad, None, _Taken.apply(grad, ctx.saved_tensors[0], ctx.wraps), None
+        (index,) = ctx.saved_tensors
+        of_source: Any = _Taken.apply(grad, index, ctx.wraps)
+        kept = grad
+        if ctx.op is COPIED:  # what was written over does not count
+            kept = _Written.apply(COPIED, grad, index, torch.zeros_like(of_source), ctx.wraps)
+        return None, kept, None, of_source, None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, _: None, of_source: Tensor, *__: None) -> Any:  # type: ignore[override]
-        return _Added.apply(tangent, ctx.saved_tensors[0], of_source, ctx.wraps)
+    def jvp(ctx: Any, _: None, tangent: Tensor, __: None, of_source: Tensor, *___: None) -> Any:  # type: ignore[override]
+        return _Written.apply(ctx.op, tangent, ctx.saved_tensors[0], of_source, ctx.wraps)
 
     @staticmethod
     def vmap(  # type: ignore[override]
-        info: Any, in_dims: Any, x: Tensor, index: Tensor, source: Tensor, wraps: bool
+        info: Any, in_dims: Any, op: Any, x: Tensor, index: Tensor, source: Tensor, wraps: bool
     ) -> Any:
-        operands = _merged(info.batch_size, in_dims[:3], x, index, source)
-        out: Any = _Added.apply(*operands, wraps)
+        operands = _merged(info.batch_size, in_dims[1:4], x, index, source)
+        out: Any = _Written.apply(op, *operands, wraps)
         return out.unflatten(0, (info.batch_size, -1)), 0

@@ -20,7 +20,7 @@ import torch
 
 from fdtensor.layouts.errors import IndexRangeError, OperandError
 from fdtensor.layouts.torch_private import packet_name
-from fdtensor.ops.batched_index import ADDED, TAKEN
+from fdtensor.ops.batched_index import ADDED, COPIED, TAKEN
 
 __all__ = [
     "BOUNDED",
@@ -274,5 +274,5 @@ CHECKED: dict[Any, Bounds] = {
     )
     for op in _overloads(names)
 }
-CHECKED |= {op: Bounds("index", _in_batch) for op in (TAKEN, ADDED)}
+CHECKED |= {op: Bounds("index", _in_batch) for op in (TAKEN, ADDED, COPIED)}
 """Ops whose kernels check the values of an operand."""

@@ -7,13 +7,27 @@ from hypothesis import strategies as st
 
 from fdtensor import Mesh, call, distribute, shard_map, spmd, trace
 from fdtensor.errors import IndexRangeError
-from fdtensor.ops.batched_index import ADDED, TAKEN
+from fdtensor.ops.batched_index import ADDED, COPIED, TAKEN
 from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.testing.row_checks import verify
+
+pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")  # of torch's own
 
 MESH = Mesh(x=4)
 COMM = SimulatedComm(MESH)
 CUT = MESH.layout("x")
+
+
+def own(i):
+    """Three places that differ, of indices."""
+    return (i[0] + torch.arange(3)) % 3
+
+
+def written(x, key, value):
+    x = x.clone()
+    x[key] = value
+    return x
+
 
 FORMS = {
     "x[i]": lambda x, i, s: x[i],
@@ -26,6 +40,11 @@ FORMS = {
     "index_add to zeros": lambda x, i, s: torch.zeros_like(x).index_add(0, i, s),
     "index_add, dim 1": lambda x, i, s: x.mT.index_add(1, i, s.mT),
     "index_add_": lambda x, i, s: x.clone().index_add_(0, i, s, alpha=2),
+    "index_copy": lambda x, i, s: x.index_copy(0, own(i), s[:3]),
+    "index_copy_, dim 1": lambda x, i, s: x.mT.clone().index_copy_(1, own(i)[:2], s[:2].mT),
+    "x[i] = s": lambda x, i, s: written(x, own(i)[:2], s[1:3]),
+    "x[:, i] = s": lambda x, i, s: written(x.mT, (slice(None), own(i)), s[:3].mT).mT,
+    "x[i] = number": lambda x, i, s: written(x, i, 3.0) * s[:3],
 }
 
 
@@ -84,11 +103,12 @@ def test_what_is_not_mapped_is_the_same_for_all(form, dims):
 
 
 def test_maps_within_maps():
-    x, index, source = (torch.stack([t, t + 1]) % 3 for t in tensors(3, 0))
+    args = [torch.stack([t, t + 1]) % 3 for t in tensors(3, 0)]
+    given = [distribute(t, MESH.layout(), COMM) for t in args]
     for f in FORMS.values():
-        mapped = torch.func.vmap(torch.func.vmap(f))
-        given = [distribute(t, MESH.layout(), COMM) for t in (x, index, source)]
-        assert torch.equal(call(mapped, *given).full(), mapped(x, index, source))
+        wanted = [[f(*[t[a, b] for t in args]) for b in range(3)] for a in range(2)]
+        got = call(torch.func.vmap(torch.func.vmap(f)), *given)
+        assert torch.equal(got.full(), torch.stack([*map(torch.stack, wanted)]))
 
 
 @pytest.mark.parametrize("form", ["x[i]", "index_select", "index_add"])
@@ -107,3 +127,5 @@ def test_the_rows_are_right(count, wraps):
     x, index, source = tensors(4, 0)
     assert verify(TAKEN, [(x, index, wraps)], count=count) == []
     assert verify(ADDED, [(x, index, source, wraps)], count=count) == []
+    places = torch.stack([torch.tensor([2, 0, 1]) for _ in x])
+    assert verify(COPIED, [(x, places, source[:, :3], wraps)], count=count) == []

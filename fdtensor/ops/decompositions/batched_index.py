@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from fdtensor.layouts.torch_private import is_batched
-from fdtensor.ops.batched_index import added, taken
+from fdtensor.ops.batched_index import added, copied, taken
 from fdtensor.ops.transparent import recorded_as
+from fdtensor.ops.writes import checked_write
 
 Tensor = torch.Tensor
 
@@ -16,13 +17,29 @@ def getitem(x, key):
     """`out[i, ...] = x[index[i], ...]`"""
     place = _place_of_index(key) if is_batched(x) else None
     if place is None:
-        return torch.Tensor.__getitem__(x, key)
+        return checked_write(torch.Tensor.__getitem__, (x, key), {})  # a view may be written to
     dim, index = place
     flat = index if index.ndim == 1 else index.flatten()
     out = taken(_first(x, dim), flat, True)
     if index.ndim > 1:
         out = out.unflatten(0, index.shape)
     return out.movedim([*range(index.ndim)], [*range(dim, dim + index.ndim)]) if dim else out
+
+
+@recorded_as(torch.Tensor.__setitem__)
+def setitem(x, key, value):
+    """`x[index[i], ...] = value[i, ...]`"""
+    place = _place_of_index(key) if is_batched(x) else None
+    if place is None:
+        return checked_write(torch.Tensor.__setitem__, (x, key, value), {})
+    dim, index = place
+    shape = (*x.shape[:dim], *index.shape, *x.shape[dim + 1 :])
+    source = torch.as_tensor(value, dtype=x.dtype, device=x.device).expand(shape)
+    if index.ndim > 1:
+        source, index = source.flatten(dim, dim + index.ndim - 1), index.flatten()
+    new = _back(copied(_first(x, dim), index, _first(source, dim), True), dim)
+    checked_write(torch.Tensor.copy_, (x, new), {})
+    return None
 
 
 def _first(x, dim):
@@ -70,5 +87,24 @@ def index_add(input, dim, index, source, *, alpha=1):
 def index_add_(input, dim, index, source, *, alpha=1):
     """The same in place."""
     if not (input.ndim and index.ndim and is_batched(index)):
-        return input.index_add_(dim, index, source, alpha=alpha)
-    return input.copy_(index_add(input, dim, index, source, alpha=alpha))
+        write = torch.Tensor.index_add_
+        return checked_write(write, (input, dim, index, source), {"alpha": alpha})
+    new = index_add(input, dim, index, source, alpha=alpha)
+    return checked_write(torch.Tensor.copy_, (input, new), {})
+
+
+@recorded_as(torch.index_copy, torch.Tensor.index_copy)
+def index_copy(input, dim, index, source):
+    """`out[index[i], ...] = source[i, ...]`, and `x` elsewhere"""
+    if not (input.ndim and index.ndim and is_batched(index)):
+        return torch.index_copy(input, dim, index, source)
+    return _back(copied(_first(input, dim), index, _first(source, dim), False), dim)
+
+
+@recorded_as(torch.Tensor.index_copy_)
+def index_copy_(input, dim, index, source):
+    """The same in place."""
+    if not (input.ndim and index.ndim and is_batched(index)):
+        return checked_write(torch.Tensor.index_copy_, (input, dim, index, source), {})
+    new = index_copy(input, dim, index, source)
+    return checked_write(torch.Tensor.copy_, (input, new), {})
