@@ -28,10 +28,6 @@ def _taken(x: Tensor, index: Tensor, _wraps: bool) -> Tensor:
     return x.flatten(0, 1).index_select(0, _flat(x, index)).unflatten(0, index.shape)
 
 
-def _taken_like(x: Tensor, index: Tensor, _wraps: bool) -> Tensor:
-    return x.new_empty((*index.shape, *x.shape[2:]))
-
-
 def _added(x: Tensor, index: Tensor, source: Tensor, _wraps: bool) -> Tensor:
     sums = x.flatten(0, 1).index_add(0, _flat(x, index), source.flatten(0, 1))
     return sums.unflatten(0, x.shape[:2])
@@ -42,18 +38,14 @@ def _copied(x: Tensor, index: Tensor, source: Tensor, _wraps: bool) -> Tensor:
     return new.unflatten(0, x.shape[:2])
 
 
-def _written_like(x: Tensor, *_: Any) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-for _name, _operands, _run, _fake in (
-    ("index_select", "Tensor self, Tensor index", _taken, _taken_like),
-    ("index_add", "Tensor self, Tensor index, Tensor source", _added, _written_like),
-    ("index_copy", "Tensor self, Tensor index, Tensor source", _copied, _written_like),
+for _name, _operands, _run in (
+    ("index_select", "Tensor self, Tensor index", _taken),
+    ("index_add", "Tensor self, Tensor index, Tensor source", _added),
+    ("index_copy", "Tensor self, Tensor index, Tensor source", _copied),
 ):
     torch.library.define(f"fdtensor::{_name}", f"({_operands}, bool wraps) -> Tensor")
     torch.library.impl(f"fdtensor::{_name}", "CompositeExplicitAutograd", _run)
-    torch.library.register_fake(f"fdtensor::{_name}", _fake)
+    torch.library.register_fake(f"fdtensor::{_name}", _run)  # it refuses what torch does
 
 TAKEN = torch.ops.fdtensor.index_select.default
 """`out[b, i] = x[b, index[b, i]]`; where it `wraps`, indices below 0 count from the end."""

@@ -273,6 +273,5 @@ CHECKED: dict[Any, Bounds] = {
         ),
     )
     for op in _overloads(names)
-}
-CHECKED |= {op: Bounds("index", _in_batch) for op in (TAKEN, ADDED, COPIED)}
+} | {op: Bounds("index", _in_batch) for op in (TAKEN, ADDED, COPIED)}
 """Ops whose kernels check the values of an operand."""

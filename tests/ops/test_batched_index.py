@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fdtensor import Mesh, call, distribute, shard_map, spmd, trace
-from fdtensor.errors import IndexRangeError
+from fdtensor.errors import FdtensorError, IndexRangeError
 from fdtensor.ops.batched_index import ADDED, COPIED, TAKEN
 from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.testing.row_checks import verify
@@ -119,6 +119,25 @@ def test_an_index_out_of_range_is_told_as_it_is_of_one_tensor(form):
     given = [distribute(t, CUT, COMM) for t in (x, index, source)]
     with pytest.raises(IndexRangeError, match="1 entry where it must not be: index of index_"):
         spmd(shard_map(lambda *own: f(*own), MESH, CUT, CUT))(*given)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x, i, s: x.index_add(0, i, s[:2]),
+        lambda x, i, s: x.index_copy(0, i, s[:, :2]),
+        lambda x, i, s: x.index_select(0, i[None]),
+        lambda x, i, s: x.index_add(0, i, s.float()),
+        lambda x, i, s: written(x, i, s.long()),
+    ],
+)
+def test_what_torch_refuses_is_refused(f):
+    given = [distribute(t.flatten(0, 1), CUT, COMM) for t in tensors(4, 0)]
+    mapped = shard_map(f, MESH, CUT, CUT)
+    with pytest.raises((RuntimeError, IndexError)):
+        mapped(*given)
+    with pytest.raises((FdtensorError, RuntimeError)):
+        spmd(lambda *args: mapped(*args))(*given)
 
 
 @pytest.mark.parametrize("count", [2, 3])

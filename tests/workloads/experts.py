@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from fdtensor import Mesh
 from fdtensor.collectives import all_to_all, axis_size, psum
 from tests.workloads.language import halves
-from tests.workloads.workload import Laid, Workload, at, single
+from tests.workloads.workload import Function, Laid, Workload, at, single
 
 __all__ = ["EXPERTS"]
 
@@ -136,7 +137,16 @@ def layouts(mesh: Mesh) -> dict[str, Laid]:
     return {"router": at(), **cut}
 
 
-WHOLE = at()
+def gradient(name: str, mesh: Mesh, by_hand: Function, rows: Any = "ep", **more: Any) -> Workload:
+    """The gradients of a mixture on a mesh, of which these axes cut the groups of tokens."""
+    cuts = {**layouts(mesh), **more.pop("also", {})}
+    given = {"f": loss, "args": arguments, **more}
+    sizes = {"real": REAL, "small": SMALL}
+    return Workload(
+        name, mesh, by_hand=by_hand, layouts=(cuts, at(rows)), outs=cuts, grad=0, **sizes, **given
+    )
+
+
 EXPERTS = (
     Workload(
         "top-2 of 64 experts, forward",
@@ -149,54 +159,21 @@ EXPERTS = (
         REAL,
         SMALL,
     ),
-    Workload(
-        "top-2 of 64 experts, gradient",
-        LINE,
-        loss,
-        loss_by_hand,
-        arguments,
-        (layouts(LINE), at("ep")),
-        layouts(LINE),
-        REAL,
-        SMALL,
-        grad=0,
-    ),
-    Workload(
-        "top-2 of 64 experts, dp and ep",
-        SQUARE,
-        loss,
-        spread_loss_by_hand,
-        arguments,
-        (layouts(SQUARE), at(("dp", "ep"))),
-        layouts(SQUARE),
-        REAL,
-        SMALL,
-        grad=0,
-    ),
-    Workload(
+    gradient("top-2 of 64 experts, gradient", LINE, loss_by_hand),
+    gradient("top-2 of 64 experts, dp and ep", SQUARE, spread_loss_by_hand, ("dp", "ep")),
+    gradient(
         "top-2 of 64 experts, ep and tp",
         SPREAD,
-        loss,
         tensors_by_hand,
-        arguments,
-        (layouts(SPREAD), at("ep")),
-        layouts(SPREAD),
-        REAL,
-        SMALL,
-        grad=0,
         at_most=1.2,
         why="gates are cut by tp too, in an order of the axes in which tokens move once more",
     ),
-    Workload(
+    gradient(
         "top-2 of 64 experts and a shared one",
         LINE,
-        shared,
         shared_by_hand,
-        with_shared,
-        ({**layouts(LINE), "shared_up": WHOLE, "shared_down": WHOLE}, at("ep")),
-        {**layouts(LINE), "shared_up": WHOLE, "shared_down": WHOLE},
-        REAL,
-        SMALL,
-        grad=0,
+        f=shared,
+        args=with_shared,
+        also={"shared_up": at(), "shared_down": at()},
     ),
 )

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from fdtensor import Mesh
-from fdtensor.collectives import all_gather, all_to_all, axis_size, psum, reduce_scatter
+from fdtensor.collectives import all_gather, all_to_all, axis_index, axis_size, psum, reduce_scatter
 from tests.workloads.workload import Workload, at, half, single
 
 __all__ = ["OPTIMIZERS"]
@@ -91,7 +91,7 @@ def moments_by_hand(p: Tensors, m: Tensors, v: Tensors, x: Tensor) -> Any:
     """ZeRO-1: moments alone are cut; what they make of a part of the gradients is gathered."""
     local = torch.func.grad(loss)(p, x)
     grads = {n: reduce_scatter(g, "dp") / axis_size("dp") for n, g in local.items()}
-    own = {n: reduce_scatter(t / axis_size("dp"), "dp") for n, t in p.items()}
+    own = {n: t.unflatten(0, (axis_size("dp"), -1))[axis_index("dp")] for n, t in p.items()}
     squares = sum((g.square().sum() for g in grads.values()), x.new_zeros(()))
     p, m, v = _stepped(own, m, v, grads, _scale(psum(squares, "dp")))
     return {n: all_gather(t, "dp") for n, t in p.items()}, m, v

@@ -220,7 +220,8 @@ def orthogonal_by_hand(a: Tensor) -> tuple[Tensor, Tensor]:
     q, r = torch.linalg.qr(a)
     outer, r = torch.linalg.qr(all_gather(r, "x"))
     k = a.shape[1]
-    return _unique(q @ outer.unflatten(0, (-1, k))[axis_index("x")], r)
+    (own,) = outer.unflatten(0, (-1, k))[axis_index("x")[None]]
+    return _unique(q @ own, r)
 
 
 QR = Workload(
@@ -233,6 +234,9 @@ QR = Workload(
     (ROWS, WHOLE),
     {"rows": 1 << 20, "columns": 64},
     {"rows": 128, "columns": 8},
+    at_most=1.3,
+    slower=1.15,
+    why="the first rows of Q tell the signs of one process, which the hand does without: 57 kB",
 )
 
 
@@ -262,6 +266,8 @@ SVD = Workload(
     (ROWS, WHOLE, WHOLE),
     {"rows": 1 << 20, "columns": 1024, "rank": 32},
     {"rows": 128, "columns": 16, "rank": 4},
+    at_most=1.15,
+    why="the signs of its QR, as above: 57 kB",
 )
 
 

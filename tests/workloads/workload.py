@@ -15,6 +15,7 @@ from fdtensor import Layout, Mesh, Program, TensorType, cost, func, shard_map, t
 
 __all__ = [
     "Cost",
+    "Function",
     "Laid",
     "Measured",
     "Workload",
@@ -94,8 +95,10 @@ class Workload:
     max_bytes: int | None = None
     at_most: float = 1.1
     """What the automatic program may receive for each byte of the one by hand."""
+    slower: float = 1.1
+    """What it may take for each second of that one."""
     why: str = ""
-    """Why that is more than 1.1."""
+    """Why one of these is more than 1.1."""
 
     @property
     def small_mesh(self) -> Mesh:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import torch
@@ -75,20 +75,19 @@ def level_of(tensor: torch.Tensor) -> int:
 def is_mapped(tensor: torch.Tensor, with_: torch.Tensor) -> bool:
     """Whether a tensor has an entry for each of those over which `with_` is mapped by a `vmap`."""
     level = maybe_get_level(with_)
-    while is_functorch_wrapped_tensor(tensor):
-        if maybe_get_level(tensor) == level:
-            return True
-        tensor = get_unwrapped(tensor)
-    return False
+    return any(maybe_get_level(t) == level for t in _wrapped(tensor))
 
 
 def is_batched(tensor: torch.Tensor) -> bool:
     """Whether a `vmap` has a tensor of its own for each entry."""
+    return any(map(_functorch.is_batchedtensor, _wrapped(tensor)))
+
+
+def _wrapped(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """A tensor as each transform sees it, the innermost first; none outside of all."""
     while is_functorch_wrapped_tensor(tensor):
-        if _functorch.is_batchedtensor(tensor):
-            return True
+        yield tensor
         tensor = get_unwrapped(tensor)
-    return False
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ def getitem(x, key):
 def setitem(x, key, value):
     """`x[index[i], ...] = value[i, ...]`"""
     place = _place_of_index(key) if is_batched(x) else None
-    if place is None:
+    if place is None or (isinstance(value, Tensor) and value.dtype != x.dtype):
         return checked_write(torch.Tensor.__setitem__, (x, key, value), {})
     dim, index = place
     shape = (*x.shape[:dim], *index.shape, *x.shape[dim + 1 :])
@@ -66,10 +66,15 @@ def _place_of_index(key):
     return (places[0], index) if index.ndim and is_batched(index) else None
 
 
+def _is_own(x, index):
+    """Whether the index of a dim of `x` is another one for each entry."""
+    return x.ndim > 0 and index.ndim == 1 and is_batched(index)
+
+
 @recorded_as(torch.index_select, torch.Tensor.index_select)
 def index_select(input, dim, index):
     """`out[i, ...] = x[index[i], ...]`"""
-    if not (input.ndim and index.ndim and is_batched(input) and is_batched(index)):
+    if not (_is_own(input, index) and is_batched(input)):
         return torch.index_select(input, dim, index)
     return _back(taken(_first(input, dim), index, False), dim)
 
@@ -77,7 +82,7 @@ def index_select(input, dim, index):
 @recorded_as(torch.index_add, torch.Tensor.index_add)
 def index_add(input, dim, index, source, *, alpha=1):
     """`out[j, ...] = x[j, ...] + sum_i source[i, ...] * (index[i] == j)`"""
-    if not (input.ndim and index.ndim and is_batched(index)):
+    if not _is_own(input, index):
         return torch.index_add(input, dim, index, source, alpha=alpha)
     source = source if alpha == 1 else alpha * source
     return _back(added(_first(input, dim), index, _first(source, dim), False), dim)
@@ -86,7 +91,7 @@ def index_add(input, dim, index, source, *, alpha=1):
 @recorded_as(torch.Tensor.index_add_)
 def index_add_(input, dim, index, source, *, alpha=1):
     """The same in place."""
-    if not (input.ndim and index.ndim and is_batched(index)):
+    if not _is_own(input, index):
         write = torch.Tensor.index_add_
         return checked_write(write, (input, dim, index, source), {"alpha": alpha})
     new = index_add(input, dim, index, source, alpha=alpha)
@@ -96,7 +101,7 @@ def index_add_(input, dim, index, source, *, alpha=1):
 @recorded_as(torch.index_copy, torch.Tensor.index_copy)
 def index_copy(input, dim, index, source):
     """`out[index[i], ...] = source[i, ...]`, and `x` elsewhere"""
-    if not (input.ndim and index.ndim and is_batched(index)):
+    if not _is_own(input, index):
         return torch.index_copy(input, dim, index, source)
     return _back(copied(_first(input, dim), index, _first(source, dim), False), dim)
 
@@ -104,7 +109,7 @@ def index_copy(input, dim, index, source):
 @recorded_as(torch.Tensor.index_copy_)
 def index_copy_(input, dim, index, source):
     """The same in place."""
-    if not (input.ndim and index.ndim and is_batched(index)):
+    if not _is_own(input, index):
         return checked_write(torch.Tensor.index_copy_, (input, dim, index, source), {})
     new = index_copy(input, dim, index, source)
     return checked_write(torch.Tensor.copy_, (input, new), {})

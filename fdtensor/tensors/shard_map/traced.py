@@ -107,12 +107,12 @@ def mapped_in_trace(f: Callable[..., Any], mesh: Mesh, ins: Any, outs: Any, args
 
     results = _over_ranks(one, mesh, tensors, layouts)
     given = prefixed(outs, known[0], len(results), "out_layouts", "the result")
-    layouts = [mesh.layout() if layout is OPEN else layout for layout in given]
-    full = [joined(x, layout) for x, layout in zip(results, layouts, strict=True)]
+    out_layouts = [mesh.layout() if layout is OPEN else layout for layout in given]
+    full = [joined(x, layout) for x, layout in zip(results, out_layouts, strict=True)]
     if any(is_dtensor(leaf) for leaf in leaves) or not places:
         types = [
             TensorType(tuple(x.shape), x.dtype, layout)
-            for x, layout in zip(full, layouts, strict=True)
+            for x, layout in zip(full, out_layouts, strict=True)
         ]
         full = as_records(full, mesh, types)
     return unflatten(known[0], full)
