@@ -8,7 +8,7 @@ HiGHS solves it (Huangfu and Hall, 2018, Parallelizing the dual revised simplex 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,16 +16,17 @@ from numpy.typing import NDArray
 
 __all__ = ["IntegerProgram"]
 
-NEAR = 1e-2
-"""The part of the cost that a solution may be above the relaxation before all is searched."""
-
 LARGE = 8000
 """The number of variables from which on a solution near the best will do."""
 
-NODES = 100
-"""The branches after which the search of a large program ends: not seconds, as ranks differ in
-them and must choose alike.
-"""
+ROUNDED = 0.25
+"""The part of the undecided groups that a step rounds."""
+
+WORSE = 1.05
+"""How many times the cost of the step before a step may have; above, it rounds fewer groups."""
+
+WINDOW = 128
+"""The number of groups that are searched together, all others staying as they are."""
 
 
 class IntegerProgram:
@@ -59,24 +60,58 @@ class IntegerProgram:
     def solve(self) -> NDArray[np.float64]:
         """The variables of the least cost; of a large program, of a cost near it.
 
-        The relaxation is mostly whole as it is. Where that of a large program is not, what is whole
-        in it stays, and the rest is searched; where that costs `NEAR` more, all is searched.
+        The relaxation is mostly whole as it is. Where that of a large program is not, groups of
+        alternatives are rounded step by step, and the result is searched for better ones window by
+        window: a search of all takes minutes, of which mostly nothing comes.
         """
-        least = self._solved()
-        whole = np.array(self.whole) > 0
-        apart = np.abs(least.x - np.round(least.x)) > 1e-6
-        if not np.any(apart[whole]):
-            return least.x
-        if len(whole) < LARGE:
-            return self._solved(whole=whole).x
-        low, high = np.zeros(len(whole)), np.full(len(whole), np.inf)
-        for group in self._alternatives():
-            if not np.any(apart[group]):
-                low[group] = high[group] = np.round(least.x[group])
-        best = self._solved(low, high, whole)
-        if best.fun > least.fun * (1 + NEAR):
-            best = min(best, self._solved(whole=whole), key=lambda result: result.fun)
-        return best.x
+        relaxed = self._least()
+        if not np.any(_is_apart(relaxed.x)[np.array(self.whole) > 0]):
+            return relaxed.x
+        if len(self.whole) >= LARGE:
+            rounded = self._rounded(relaxed)
+            if rounded is not None:
+                return self._searched(rounded, self._apart(relaxed.x)).x
+        return self._least(whole=True).x
+
+    def _rounded(self, relaxed: Any) -> Any:
+        """A whole solution: the most decided of the undecided groups are rounded, and so on.
+
+        None where a group cannot be rounded. After each step the rest is relaxed again.
+        """
+        result, bounds = relaxed, _Bounds(len(self.whole))
+        while apart := self._apart(result.x):
+            for group in self._alternatives():
+                if not np.any(_is_apart(result.x[group])):
+                    bounds.fix(group, np.round(result.x[group]))
+            apart.sort(key=lambda group: (-result.x[group].max(), group[0]))
+            count = max(1, int(len(apart) * ROUNDED))
+            while True:
+                tried = bounds.copy()
+                for group in apart[:count]:
+                    tried.fix(group, np.arange(len(group)) == np.argmax(result.x[group]))
+                step = self._solved(tried)
+                if step.x is not None and (count == 1 or step.fun <= result.fun * WORSE):
+                    break
+                if count == 1:
+                    return None
+                count = max(1, count // 4)
+            result, bounds = step, tried
+        return result
+
+    def _searched(self, best: Any, apart: Sequence[NDArray[np.int64]]) -> Any:
+        """A solution at least as good as `best`, each window of the groups `apart` searched."""
+        for i in range(0, len(apart), WINDOW // 2):
+            bounds = _Bounds(len(self.whole))
+            for group in self._alternatives():
+                bounds.fix(group, np.round(best.x[group]))
+            for group in apart[i : i + WINDOW]:
+                bounds.free(group)
+            best = min(best, self._least(bounds, whole=True), key=lambda result: result.fun)
+        return best
+
+    def _apart(self, x: NDArray[np.float64]) -> list[NDArray[np.int64]]:
+        """The groups of alternatives of which none is taken whole."""
+        return [group for group in self._alternatives() if np.any(_is_apart(x[group]))]
 
     def _alternatives(self) -> list[NDArray[np.int64]]:
         """The whole variables of each constraint that takes one of them."""
@@ -86,13 +121,13 @@ class IntegerProgram:
                 rows.setdefault(row, []).append(column)
         return [np.array(columns) for columns in rows.values()]
 
-    def _solved(
-        self,
-        low: NDArray[np.float64] | float = 0.0,
-        high: NDArray[np.float64] | float = np.inf,  # rows keep all below 1, and bounds take time
-        whole: NDArray[np.bool_] | None = None,
-    ) -> Any:
-        """A solution within bounds; where `whole` is given, those are integers."""
+    def _least(self, bounds: _Bounds | None = None, whole: bool = False) -> Any:
+        result = self._solved(bounds, whole)
+        assert result.x is not None, result.message
+        return result
+
+    def _solved(self, bounds: _Bounds | None = None, whole: bool = False) -> Any:
+        """What HiGHS says of the program within bounds; with `whole`, of integers."""
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
 
@@ -100,17 +135,33 @@ class IntegerProgram:
         indices = np.array([self.rows, self.columns], np.int32)  # scipy 1.11 takes no others
         matrix = csr_array((self.values, tuple(indices)), shape=shape)
         rows = LinearConstraint(matrix, self.low, self.high)  # type: ignore[arg-type]
-        costs, bounds = np.array(self.costs) * 1e6, Bounds(low, high)  # type: ignore[arg-type]
-        integers = None if whole is None else whole.astype(int)
+        within = bounds or _Bounds(len(self.costs))
+        return milp(
+            np.array(self.costs) * 1e6,
+            integrality=np.array(self.whole) if whole else None,
+            bounds=Bounds(within.low, within.high),  # type: ignore[arg-type]
+            constraints=rows,
+        )
 
-        def searched(options: Mapping[str, float] | None) -> Any:
-            return milp(
-                costs, integrality=integers, bounds=bounds, constraints=rows, options=options
-            )
 
-        large = whole is not None and len(costs) >= LARGE
-        result = searched({"mip_rel_gap": 1e-3, "node_limit": NODES} if large else None)
-        if result.x is None:  # none was met so far
-            result = searched(None)
-        assert result.x is not None, result.message
-        return result
+class _Bounds:
+    """What each variable is at least and at most; rows keep all below 1, and bounds take time."""
+
+    def __init__(self, count: int) -> None:
+        self.low, self.high = np.zeros(count), np.full(count, np.inf)
+
+    def fix(self, group: NDArray[np.int64], values: NDArray[Any]) -> None:
+        self.low[group] = self.high[group] = values
+
+    def free(self, group: NDArray[np.int64]) -> None:
+        self.low[group], self.high[group] = 0, np.inf
+
+    def copy(self) -> _Bounds:
+        other = _Bounds(0)
+        other.low, other.high = self.low.copy(), self.high.copy()
+        return other
+
+
+def _is_apart(x: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Where a variable is not a whole number."""
+    return np.abs(x - np.round(x)) > 1e-6

@@ -42,6 +42,7 @@ def example_lines(value):
 def test_an_example_shows_what_it_says(name):
     space = {"torch": torch, "fd": fdtensor}
     exec("from fdtensor import *", space)
+    torch.manual_seed(0)
     text = inspect.getdoc(EXAMPLES[name])
     example = doctest.DocTestParser().get_doctest(text, space, name, None, None)
     flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
