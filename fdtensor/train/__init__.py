@@ -1,4 +1,4 @@
-"""The proof on a real model: a GPT in plain torch, trained on any mesh.
+"""The proof on a real model: a GPT in plain torch, or a published one, trained on any mesh.
 
 The model, the loss and the optimizer know nothing of meshes; `layouts` says how they are laid out.
 """
@@ -6,7 +6,9 @@ The model, the loss and the optimizer know nothing of meshes; `layouts` says how
 from fdtensor.train.gpt import GPT, Size, initial
 from fdtensor.train.job import Job, plain_losses
 from fdtensor.train.layouts import activation_layout, tokens_layout, weight_layouts
+from fdtensor.train.model import Model
 from fdtensor.train.optimizer import AdamW, clipped
+from fdtensor.train.pretrained import Pretrained
 from fdtensor.train.step import training
 from fdtensor.train.text import batches
 
@@ -14,6 +16,8 @@ __all__ = [
     "GPT",
     "AdamW",
     "Job",
+    "Model",
+    "Pretrained",
     "Size",
     "batches",
     "clipped",

@@ -8,9 +8,11 @@ import os
 import platform
 import time
 from collections.abc import Iterator
+from math import prod
 from typing import Any
 
 import attrs
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -21,17 +23,17 @@ from fdtensor.plans.cost import GLOO, NCCL
 from fdtensor.programs.program import Program
 from fdtensor.train.gpt import Size
 from fdtensor.train.job import Job, steps
-from fdtensor.train.layouts import tokens_layout
+from fdtensor.train.model import Model
 from fdtensor.train.optimizer import AdamW
+from fdtensor.train.pretrained import Pretrained
 from fdtensor.train.saves import Saves
-from fdtensor.train.text import corpus
 
 __all__ = ["add_arguments", "train"]
 
 ABOUT = """\
-Trains a GPT of a million parameters on the sources of Python's standard library. An axis does what
-its name says: dp (data parallel), fsdp (ZeRO-3), tp (tensor parallel), sp (tp with the sequence
-sharded between attention and MLP)."""
+Trains a GPT of a million parameters, or the causal model in a Hugging Face folder, on the sources
+of Python's standard library. An axis does what its name says: dp (data parallel), fsdp (ZeRO-3), tp
+(tensor parallel), sp (tp with the sequence sharded between attention and MLP)."""
 
 _WEEK = 7 * 86400.0
 
@@ -49,6 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--simulate", action="store_true", help="all ranks in this process")
     add("--steps", type=int, default=job.steps, help=f"(default {job.steps})")
+    add("--model", metavar="FOLDER", help="a causal model as save_pretrained writes it")
+    add("--save", metavar="FOLDER", help="write the trained model there, for from_pretrained")
+    add("--bf16", action="store_true", help="compute in bf16; parameters and optimizer in f32")
+    add("--cosine", action="store_true", help="the rate falls to a tenth by the last step")
     add("--batch", type=int, default=job.batch, help=f"excerpts a step (default {job.batch})")
     add("--length", type=int, default=size.length, help=f"of each excerpt (default {size.length})")
     add("--layers", type=int, default=size.layers, help=f"(default {size.layers})")
@@ -70,10 +76,9 @@ def train(mesh: Mesh, options: argparse.Namespace) -> int:
 
     On the simulated mesh, on the ranks of torchrun, or else on gloo processes of its own.
     """
-    tokens_layout(mesh)  # refuses other names of axes before any process starts
-    size = Size(options.layers, options.width, options.heads, options.length, options.dropout)
-    job = Job(size, AdamW(lr=options.lr), options.steps, options.batch, options.seed)
-    show = _Show(max(1, options.every), options.program, options.regather)
+    job = _job(options)
+    job.layouts(mesh)  # refuses what cannot be before any process starts
+    show = _Show(max(1, options.every), options.program, options.regather, options.save)
     if options.checkpoint:
         show = attrs.evolve(show, saves=Saves(options.checkpoint, options.save_every, options.keep))
     if options.simulate:
@@ -87,6 +92,19 @@ def train(mesh: Mesh, options: argparse.Namespace) -> int:
     return 0
 
 
+def _job(options: argparse.Namespace) -> Job:
+    if options.model is None and options.save is not None:
+        raise FdtensorError("only a model of a folder is saved.", hint="Give --model FOLDER.")
+    model: Model = (
+        Size(options.layers, options.width, options.heads, options.length, options.dropout)
+        if options.model is None
+        else Pretrained(options.model, options.length)
+    )
+    numbers = AdamW(lr=options.lr, until=options.steps if options.cosine else None)
+    precision = torch.bfloat16 if options.bf16 else None
+    return Job(model, numbers, options.steps, options.batch, options.seed, precision=precision)
+
+
 @attrs.frozen
 class _Show:
     """The run and its print: `every` steps a line, and the program in full or in short."""
@@ -94,13 +112,20 @@ class _Show:
     every: int
     in_full: bool
     regather: bool
+    folder: str | None = None
+    """Where the trained model is written."""
     saves: Saves | None = None
 
-    def steps(self, job: Job, comm: Any, device: str, **show: Any) -> Iterator[tuple[int, float]]:
+    def steps(self, job: Job, comm: Any, **show: Any) -> Iterator[tuple[int, float]]:
         """Those of the job, run as it is to be."""
-        return steps(job, comm, device, regather=self.regather, saves=self.saves, **show)
 
-    def run(self, job: Job, comm: Any, device: str = "cpu") -> None:
+        def end(params: Any) -> None:
+            if self.folder is not None and isinstance(job.model, Pretrained):
+                job.model.save(params, self.folder, comm)
+
+        return steps(job, comm, regather=self.regather, saves=self.saves, end=end, **show)
+
+    def run(self, job: Job, comm: Any) -> None:
         """Trains and prints."""
         console = Console(highlight=False, soft_wrap=True)
         console.print(_title(job, comm.mesh), markup=False)
@@ -121,7 +146,7 @@ class _Show:
         done, loss = 0, float("nan")
         with busy(), bar:
             task = bar.add_task("", total=job.steps, loss=loss)
-            for i, loss in self.steps(job, comm, device, show=show):
+            for i, loss in self.steps(job, comm, show=show):
                 if not done and i:
                     console.print(f"goes on at step {i}, from {self.saves and self.saves.folder}")
                 done += 1
@@ -133,9 +158,9 @@ class _Show:
 
 
 def _title(job: Job, mesh: Mesh) -> str:
-    count = sum(p.numel() for p in job.start()[0].values())
-    text = f"{len(corpus()):,} bytes of Python {platform.python_version()}'s standard library"
-    return f"a GPT of {count:,} parameters, {text}, on {mesh!r}"
+    count = sum(map(prod, job.shapes.values()))
+    text = f"{len(job.model.text()):,} tokens of Python {platform.python_version()}'s library"
+    return f"{job.model.title} of {count:,} parameters, {text}, on {mesh!r}"
 
 
 def _under_torchrun(job: Job, mesh: Mesh, show: _Show) -> None:
@@ -166,9 +191,9 @@ def _on_this_rank(job: Job, mesh: Mesh, show: _Show) -> None:
     device = default_device()
     comm = FuncolComm(mesh, device, cost=GLOO if device == "cpu" else NCCL)
     if dist.get_rank() == 0:
-        show.run(job, comm, device)
+        show.run(job, comm)
     else:
-        collections.deque(show.steps(job, comm, device), maxlen=0)
+        collections.deque(show.steps(job, comm), maxlen=0)
 
 
 def _on_processes(job: Job, mesh: Mesh, show: _Show) -> None:

@@ -6,7 +6,8 @@ first, the head is tied to the embedding.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
 
 import attrs
 import torch
@@ -14,17 +15,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from fdtensor.layouts.errors import FdtensorError
-from fdtensor.train.text import VOCABULARY
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.placement import Placement
+from fdtensor.runtime.comm import Comm
+from fdtensor.tensors.distribution import distribute
+from fdtensor.train.layouts import megatron
+from fdtensor.train.model import Params, Pin
+from fdtensor.train.text import VOCABULARY, corpus
 
-__all__ = ["GPT", "Pin", "Size", "initial"]
-
-Pin = Callable[[torch.Tensor, str], torch.Tensor]
-"""A function of an activation and its name that gives it back; a caller may pin its layout.
-
-    residual  (batch, length, width)
-    heads     (batch, heads, length, width / heads): query, key and value
-    hidden    (batch, length, 4 width), in the MLP
-"""
+__all__ = ["GPT", "Size", "initial"]
 
 
 @attrs.frozen
@@ -56,6 +55,27 @@ class Size:
                 f"{self.heads} heads cannot share a width of {self.width}.",
                 hint="Choose a width that is a multiple of the number of heads.",
             )
+
+    @property
+    def title(self) -> str:
+        return "a GPT"
+
+    def module(self, pin: Pin | None = None) -> GPT:
+        with torch.device("meta"):  # only the shape of the computation: the numbers are passed in
+            return GPT(self, pin)
+
+    def logits(self, module: nn.Module, params: Params, tokens: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(module, params, (tokens,))
+
+    def placement(self, name: str) -> Placement:
+        return megatron(name)
+
+    def initial(self, seed: int, layouts: Mapping[str, Layout], comm: Comm[Any]) -> dict[str, Any]:
+        drawn = {name: p.to(comm.device or "cpu") for name, p in initial(self, seed).items()}
+        return distribute(drawn, dict(layouts), comm)
+
+    def text(self) -> torch.Tensor:
+        return corpus()
 
 
 class GPT(nn.Module):
@@ -143,8 +163,7 @@ def initial(size: Size, seed: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     deep = (2 * size.layers) ** -0.5
     params = {}
-    with torch.device("meta"):
-        shapes = {name: p.shape for name, p in GPT(size).named_parameters()}
+    shapes = {name: p.shape for name, p in size.module().named_parameters()}
     for name, shape in shapes.items():
         if len(shape) == 1:
             params[name] = torch.zeros(shape) if name.endswith("bias") else torch.ones(shape)

@@ -9,21 +9,26 @@ import attrs
 import torch
 
 from fdtensor.layouts.errors import FdtensorError
+from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.tree import flatten, unflatten
 from fdtensor.ops.pins import constrain
 from fdtensor.ops.random_bits import fold_in, key
 from fdtensor.plans.cost import CostModel
 from fdtensor.programs.program import Program
 from fdtensor.programs.tracer import trace
 from fdtensor.runtime.comm import Comm
+from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.tensors.distribution import distribute
+from fdtensor.tensors.dtensor import DTensor
 from fdtensor.tensors.spmd import spmd
-from fdtensor.train.gpt import Pin, Size, initial
+from fdtensor.train.gpt import Size
 from fdtensor.train.layouts import activation_layout, tokens_layout, weight_layouts
+from fdtensor.train.model import Model, Pin
 from fdtensor.train.optimizer import AdamW
 from fdtensor.train.saves import Saves
-from fdtensor.train.step import training
+from fdtensor.train.step import TrainStep, training
 from fdtensor.train.text import batches
 
 __all__ = ["Job", "losses", "pin", "plain_losses", "program", "steps", "types"]
@@ -31,14 +36,17 @@ __all__ = ["Job", "losses", "pin", "plain_losses", "program", "steps", "types"]
 
 @attrs.frozen
 class Job:
-    """A GPT, its optimizer, and the text it sees: the same on every mesh."""
+    """A model, its optimizer, and the text it sees: the same on every mesh."""
 
-    size: Size = attrs.field(factory=Size)
+    model: Model = attrs.field(factory=Size)
     numbers: AdamW = attrs.field(factory=AdamW)
     steps: int = 200
     batch: int = 16
     seed: int = 0
     dtype: torch.dtype = torch.float32
+    """The dtype of parameters, gradients and optimizer."""
+    precision: torch.dtype | None = None
+    """The dtype in which the model computes; None for that of the parameters."""
 
     def __attrs_post_init__(self) -> None:
         for name in ("steps", "batch"):
@@ -48,10 +56,29 @@ class Job:
                     hint="Give an int, 1 or more.",
                 )
 
-    def start(self) -> tuple[Any, Any]:
-        """The parameters and the optimizer's state before the first step, as plain tensors."""
-        params = {name: p.to(self.dtype) for name, p in initial(self.size, self.seed).items()}
+    def start(self, comm: Comm[Any]) -> tuple[Any, Any]:
+        """The parameters and the optimizer's state before the first step, on the mesh."""
+        stored = self.model.initial(self.seed, self.layouts(comm.mesh), comm)
+        params = {
+            name: p if p.dtype == self.dtype else p.to(self.dtype) for name, p in stored.items()
+        }
         return params, self.numbers.optimizer(params).init(params)
+
+    def start_alone(self) -> tuple[Any, Any]:
+        """The same, as plain tensors."""
+        leaves, spec = flatten(
+            self.start(SimulatedComm(Mesh())), is_leaf=lambda x: isinstance(x, DTensor)
+        )
+        return unflatten(spec, [x.full() for x in leaves])
+
+    def layouts(self, mesh: Mesh) -> dict[str, Layout]:
+        """The layouts of the parameters on a mesh. Raises `MeshError` for axes of other names."""
+        return weight_layouts(mesh, self.shapes, self.model.placement)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the parameters by name."""
+        return {name: tuple(p.shape) for name, p in self.model.module().named_parameters()}
 
     @property
     def about(self) -> str:
@@ -60,7 +87,13 @@ class Job:
 
     def text(self) -> Iterator[torch.Tensor]:
         """The tokens of each step."""
-        return batches(self.seed, self.steps, self.batch, self.size.length)
+        length, text = self.model.length, self.model.text()
+        return batches(self.seed, self.steps, self.batch, length, text)
+
+    def step(self, mesh: Mesh | None = None) -> TrainStep:
+        """A step of training; with a mesh, activations are pinned to their layouts on it."""
+        pins = None if mesh is None else pin(mesh)
+        return training(self.model, self.numbers, pins, self.precision)
 
 
 def plain_losses(job: Job) -> Iterator[float]:
@@ -68,8 +101,8 @@ def plain_losses(job: Job) -> Iterator[float]:
 
     What is dropped, torch's own generator says.
     """
-    step = training(job.size, job.numbers)
-    params, state = job.start()
+    step = job.step()
+    params, state = job.start_alone()
     for i, tokens in enumerate(job.text()):
         params, state, loss = step(params, state, tokens, job.numbers.rate(i))
         yield loss.item()
@@ -83,21 +116,21 @@ def losses(job: Job, comm: Comm[Any], *, regather: bool = False) -> Iterator[flo
 def steps(
     job: Job,
     comm: Comm[Any],
-    device: str = "cpu",
     *,
     regather: bool = False,
     show: Callable[[Program], None] | None = None,
     saves: Saves | None = None,
+    end: Callable[[Any], None] | None = None,
 ) -> Iterator[tuple[int, float]]:
     """Each step and the loss before it, on the mesh of `comm`; every rank gets all of them.
 
     With `regather`, gathered parameters are freed after use and gathered again in the backward.
-    `show` is called with the program of a step before it runs. With `saves` the first step is the
-    one after the last that was saved.
+    `show` is called with the program of a step before it runs, `end` with the parameters after the
+    last. With `saves` the first step is the one after the last that was saved.
     """
-    mesh, first = comm.mesh, 0
-    step = spmd(training(job.size, job.numbers, pin(mesh)), regather=regather)
-    params, state = _placed(job, comm, device)
+    mesh, first, device = comm.mesh, 0, comm.device or "cpu"
+    step = spmd(job.step(mesh), regather=regather)
+    params, state = job.start(comm)
     if saves is not None:
         first, (params, state) = saves.last((params, state), job.about, comm)
     for i, tokens in enumerate(job.text()):
@@ -106,7 +139,7 @@ def steps(
         here = distribute(tokens.to(device), tokens_layout(mesh), comm)
         number = torch.tensor(job.numbers.rate(i), dtype=torch.float64, device=device)
         rate = distribute(number, mesh.layout(), comm)
-        keys: dict[str, Any] = {"key": fold_in(key(job.seed), i)} if job.size.dropout else {}
+        keys: dict[str, Any] = {"key": fold_in(key(job.seed), i)} if job.model.dropout else {}
         if show is not None:
             show(step.trace(params, state, here, rate, **keys))
             show = None
@@ -116,35 +149,28 @@ def steps(
             saves.after(i + 1, (params, state), job.about, comm)
     if saves is not None:
         saves.end(comm)
+    if end is not None:
+        end(params)
 
 
 def program(
     job: Job, mesh: Mesh, *, cost: CostModel | None = None, regather: bool = False
 ) -> Program:
     """The program of one step: what every rank computes and sends. No processes needed."""
-    step = training(job.size, job.numbers, pin(mesh))
-    keys: dict[str, Any] = {"key": key(job.seed)} if job.size.dropout else {}
+    step = job.step(mesh)
+    keys: dict[str, Any] = {"key": key(job.seed)} if job.model.dropout else {}
     return trace(step, *types(job, mesh), cost=cost, regather=regather, **keys)
 
 
 def types(job: Job, mesh: Mesh) -> tuple[Any, Any, TensorType, TensorType]:
     """The types of the parameters, the optimizer's state, the tokens and the learning rate."""
-    start, _ = job.start()
-    layouts = weight_layouts(mesh, {name: tuple(p.shape) for name, p in start.items()})
-    params = {name: TensorType(p.shape, p.dtype, layouts[name]) for name, p in start.items()}
+    shapes, layouts = job.shapes, job.layouts(mesh)
+    params = {name: TensorType(shape, job.dtype, layouts[name]) for name, shape in shapes.items()}
     state = job.numbers.optimizer(params).init(params)
-    tokens = TensorType((job.batch, job.size.length + 1), torch.int64, tokens_layout(mesh))
+    tokens = TensorType((job.batch, job.model.length + 1), torch.int64, tokens_layout(mesh))
     return params, state, tokens, TensorType((), torch.float64, mesh.layout())
 
 
 def pin(mesh: Mesh) -> Pin:
     """The function that the model calls on its activations, to pin their layouts."""
     return lambda x, name: constrain(x, activation_layout(mesh, name))
-
-
-def _placed(job: Job, comm: Comm[Any], device: str) -> tuple[Any, Any]:
-    """The parameters and the optimizer's state before the first step, on the mesh."""
-    start, _ = job.start()
-    layouts = weight_layouts(comm.mesh, {name: tuple(p.shape) for name, p in start.items()})
-    params = {name: distribute(p.to(device), layouts[name], comm) for name, p in start.items()}
-    return params, job.numbers.optimizer(params).init(params)

@@ -1,4 +1,4 @@
-"""How a GPT is laid out on a mesh: what each axis does is told by its name.
+"""How a model is laid out on a mesh: what each axis does is told by its name.
 
     dp    the batch is sharded, parameters are replicated
     fsdp  the batch is sharded, and so is every parameter (ZeRO-3)
@@ -12,7 +12,7 @@ Recomputation in Large Transformer Models" (2022), arXiv:2205.05198. Rajbhandari
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 
 from fdtensor.layouts.errors import MeshError
@@ -20,7 +20,7 @@ from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Placement, Replicate, Shard
 
-__all__ = ["STYLES", "activation_layout", "tokens_layout", "weight_layouts"]
+__all__ = ["STYLES", "activation_layout", "megatron", "tokens_layout", "weight_layouts"]
 
 COLWISE, ROWWISE = Shard(0), Shard(1)  # nn.Linear keeps the transpose, (out, in)
 
@@ -50,21 +50,32 @@ STYLES = ("dp", "fsdp", "tp", "sp")
 _BATCH = ("dp", "fsdp")
 
 
-def weight_layouts(mesh: Mesh, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Layout]:
+def megatron(name: str) -> Placement:
+    """The placement of a parameter of the GPT on tp and sp."""
+    return next(p for glob, p in MEGATRON.items() if fnmatchcase(name, glob))
+
+
+def weight_layouts(
+    mesh: Mesh,
+    shapes: Mapping[str, tuple[int, ...]],
+    placement: Callable[[str], Placement] = megatron,
+) -> dict[str, Layout]:
     """The layout of each parameter, for their full shapes by name.
 
-    Raises `MeshError` for an axis whose name is not one of `STYLES`.
+    `placement` says how a parameter lies on tp and sp. Raises `MeshError` for an axis whose name is
+    not one of `STYLES`.
     """
     _known(mesh)
-    return {name: _weight(mesh, name, tuple(shape)) for name, shape in shapes.items()}
+    return {name: _weight(mesh, name, tuple(shape), placement) for name, shape in shapes.items()}
 
 
-def _weight(mesh: Mesh, name: str, shape: tuple[int, ...]) -> Layout:
+def _weight(
+    mesh: Mesh, name: str, shape: tuple[int, ...], placement: Callable[[str], Placement]
+) -> Layout:
     layout = Layout(mesh, [Replicate()] * mesh.ndim)
     for axis in mesh.axes:
         if axis in ("tp", "sp"):
-            placement = next(p for glob, p in MEGATRON.items() if fnmatchcase(name, glob))
-            layout = layout.placed(axis, placement)
+            layout = layout.placed(axis, placement(name))
     if "fsdp" in mesh.axes:  # the innermost cut: gathering it gives what the other axes left
         layout = layout.split("fsdp", _zero_dim(layout, shape))
     return layout

@@ -1,11 +1,13 @@
 """The numbers of AdamW for the GPT, and clipping by global norm as a plain function.
 
 Loshchilov and Hutter, "Decoupled Weight Decay Regularization" (2019), arXiv:1711.05101.
+Loshchilov and Hutter, "SGDR" (2016), arXiv:1608.03983, has the schedule.
 Pascanu et al., "On the difficulty of training recurrent neural networks" (2013), arXiv:1211.5063.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,7 +27,9 @@ class AdamW:
 
     lr: float = 1e-3
     warmup: int = 10
-    """The rate grows linearly over this many steps, then stays."""
+    """The rate grows linearly over this many steps."""
+    until: int | None = None
+    """Afterwards it falls to a tenth, along half a cosine, by this step; None: it stays."""
     betas: tuple[float, float] = (0.9, 0.99)
     eps: float = 1e-8
     decay: float = 0.1
@@ -34,7 +38,10 @@ class AdamW:
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
-        return self.lr * min(1.0, (step + 1) / self.warmup)
+        if self.until is None or step < self.warmup:
+            return self.lr * min(1.0, (step + 1) / self.warmup)
+        fallen = min(1.0, (step - self.warmup) / max(1, self.until - self.warmup))
+        return self.lr * (0.55 + 0.45 * math.cos(math.pi * fallen))
 
     def optimizer(self, params: Mapping[str, Any]) -> optim.Optimizer:
         """The optimizer of parameters of these shapes."""

@@ -7,31 +7,39 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.func import functional_call, grad_and_value
+from torch.func import grad_and_value
 
-from fdtensor.train.gpt import GPT, Pin, Size
+from fdtensor.train.model import Model, Params, Pin
 from fdtensor.train.optimizer import AdamW, clipped
 
-__all__ = ["Params", "TrainStep", "training"]
+__all__ = ["TrainStep", "training"]
 
-Params = dict[str, torch.Tensor]
 State = dict[str, dict[str, torch.Tensor]]
 
 TrainStep = Callable[[Params, State, torch.Tensor, Any], tuple[Params, State, torch.Tensor]]
 
 
-def training(size: Size, numbers: AdamW, pin: Pin | None = None) -> TrainStep:
+def training(
+    model: Model,
+    numbers: AdamW,
+    pin: Pin | None = None,
+    precision: torch.dtype | None = None,
+) -> TrainStep:
     """The function `train_step(params, state, tokens, rate) -> (params, state, loss)`, pure.
 
     Tokens have shape (batch, length + 1); the rate is that of learning, a number or a 0-d tensor.
-    The loss is the mean over all predictions, in nats.
+    The loss is the mean over all predictions, in nats. With `precision` the model computes in that
+    dtype, while parameters, gradients, loss and optimizer stay as they are.
     """
-    with torch.device("meta"):  # only the shape of the computation: the numbers are passed in
-        model = GPT(size, pin)
-    optimizer = numbers.optimizer(dict(model.named_parameters()))
+    module = model.module(pin)
+    optimizer = numbers.optimizer(dict(module.named_parameters()))
 
     def loss_of(params: Params, tokens: torch.Tensor) -> torch.Tensor:
-        logits = functional_call(model, params, (tokens[:, :-1],))
+        if precision is not None:
+            params = {name: p.to(precision) for name, p in params.items()}
+        logits = model.logits(module, params, tokens[:, :-1])
+        if precision is not None:
+            logits = logits.float()
         return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
     def train_step(params: Params, state: State, tokens: torch.Tensor, rate: Any):

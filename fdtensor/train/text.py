@@ -36,13 +36,15 @@ def corpus() -> torch.Tensor:
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 
 
-def batches(seed: int, steps: int, batch: int, length: int) -> Iterator[torch.Tensor]:
+def batches(
+    seed: int, steps: int, batch: int, length: int, text: torch.Tensor | None = None
+) -> Iterator[torch.Tensor]:
     """The tokens of each step: int64 of shape (batch, length + 1), excerpts drawn at random.
 
     They depend on the seed and the step only: every rank, and a longer run, draws the same.
     Token `i + 1` is the one to predict from those up to `i`.
     """
-    text = corpus()
+    text = corpus() if text is None else text
     ahead = torch.arange(length + 1)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):

@@ -21,8 +21,7 @@ from fdtensor.programs.tracer import is_typed, trace, type_of
 from fdtensor.runtime.funcol import FuncolComm
 from fdtensor.runtime.runner import compiled
 from fdtensor.train.gpt import Size
-from fdtensor.train.job import Job, pin, types
-from fdtensor.train.step import training
+from fdtensor.train.job import Job, types
 
 __all__ = ["MESHES", "TraceTimes", "trace_times"]
 
@@ -51,7 +50,7 @@ class TraceTimes:
 def trace_times(mesh: Mesh, layers: int) -> TraceTimes:
     """A step of a GPT of width 128 on a mesh whose axes are named as `fdtensor.train` wants."""
     job = Job(Size(layers=layers, width=128, heads=4, length=64))
-    step = training(job.size, job.numbers, pin(mesh))
+    step = job.step(mesh)
     args = types(job, mesh)
     leaves, spec = flatten((args, {}), is_leaf=is_typed)
     given = [type_of(leaf) for leaf in leaves]

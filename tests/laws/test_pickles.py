@@ -32,7 +32,7 @@ from fdtensor.tensors.calls.function import Spmd
 from fdtensor.testing import Strides
 from fdtensor.testing.discovery import SampleGroup
 from fdtensor.testing.row_checks import Wrong
-from fdtensor.train import GPT, AdamW, Job, Size
+from fdtensor.train import GPT, AdamW, Job, Model, Pretrained, Size
 
 aten = torch.ops.aten
 MODULES = (
@@ -176,6 +176,7 @@ example(Size, Size())
 example(GPT, lambda: GPT(Size(layers=1, width=8, heads=2)))
 example(AdamW, AdamW())
 example(Job, Job())
+example(Pretrained, Pretrained("a/folder"))
 example(Strides, Strides((1, 0)))
 
 WRONG = [Row((fd.Shard(0),), (fd.Shard(0),))]
@@ -187,6 +188,7 @@ def options() -> Spmd[..., Any]:
 
 NO_VALUES = {
     fd.Comm: "a protocol",
+    Model: "a protocol",
     Entry: "what an spmd function keeps of a call, for itself",
     Rule: "functions in the registry",
     fd.io.Saving: "a thread of this process",

@@ -88,8 +88,8 @@ def test_a_prediction_depends_on_earlier_tokens_only():
 
 
 def test_the_initial_parameters_fit_the_model_and_follow_from_the_seed():
-    model = GPT(TINY.size)
-    a, b, c = initial(TINY.size, 1), initial(TINY.size, 1), initial(TINY.size, 2)
+    model = GPT(TINY.model)
+    a, b, c = initial(TINY.model, 1), initial(TINY.model, 1), initial(TINY.model, 2)
     model.load_state_dict(a)
     assert all(torch.equal(a[name], b[name]) for name in a)
     assert not torch.equal(a["token.weight"], c["token.weight"])
@@ -164,10 +164,31 @@ def test_the_rate_warms_up():
     assert [numbers.rate(i) for i in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
 
 
+def test_the_rate_falls_to_a_tenth_along_half_a_cosine():
+    numbers = AdamW(lr=1.0, warmup=2, until=10)
+    assert [numbers.rate(i) for i in range(3)] == [0.5, 1.0, 1.0]
+    assert numbers.rate(6) == pytest.approx(0.55)
+    assert numbers.rate(10) == numbers.rate(99) == pytest.approx(0.1)
+
+
+def test_a_step_in_bf16_keeps_parameters_state_and_loss_in_f32():
+    job = attrs.evolve(TINY, dtype=torch.float32, precision=torch.bfloat16)
+    params, state = job.start_alone()
+    params, state, loss = job.step()(params, state, next(job.text()), 0.01)
+    kept = [
+        *params.values(),
+        *itertools.chain(*(s.values() for s in state.values() if isinstance(s, dict))),
+    ]
+    assert {t.dtype for t in kept if t.is_floating_point()} == {torch.float32} == {loss.dtype}
+    halves, singles = list(plain_losses(job)), list(plain_losses(attrs.evolve(TINY)))
+    assert halves != singles
+    assert halves == pytest.approx(singles, abs=0.05)
+
+
 def test_a_step_changes_nothing_in_place():
-    params, state = TINY.start()
+    params, state = TINY.start_alone()
     before = {name: p.clone() for name, p in params.items()}
-    after, _, loss = training(TINY.size, TINY.numbers)(params, state, next(TINY.text()), 1.0)
+    after, _, loss = training(TINY.model, TINY.numbers)(params, state, next(TINY.text()), 1.0)
     assert all(torch.equal(before[name], p) for name, p in params.items())
     assert all(not torch.equal(before[name], p) for name, p in after.items())
     assert loss.shape == ()
@@ -297,7 +318,7 @@ def test_the_losses_are_right_where_blocks_are_uneven(mesh):
     assert found == pytest.approx(list(plain_losses(TINY)), rel=1e-9)
 
 
-DROPPING = attrs.evolve(TINY, size=attrs.evolve(TINY.size, dropout=0.3))
+DROPPING = attrs.evolve(TINY, model=attrs.evolve(TINY.model, dropout=0.3))
 
 
 @pytest.mark.few(2)

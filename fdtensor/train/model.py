@@ -1,0 +1,64 @@
+"""`Model`: what a job asks of the model that it trains; the GPT and published models answer it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.placement import Placement
+from fdtensor.runtime.comm import Comm
+
+__all__ = ["Model", "Params", "Pin"]
+
+Params = dict[str, torch.Tensor]
+
+Pin = Callable[[torch.Tensor, str], torch.Tensor]
+"""A function of an activation and its name that gives it back; a caller may pin its layout.
+
+    residual  (batch, length, width)
+    heads     (batch, heads, length, width / heads): query, key and value
+    hidden    (batch, length, columns), that of a matrix which leads from the width
+"""
+
+
+class Model(Protocol):
+    """A decoder of tokens: the same on every mesh, and known on every rank."""
+
+    @property
+    def length(self) -> int:
+        """How many tokens it sees at once."""
+        ...
+
+    @property
+    def dropout(self) -> float:
+        """The part of activations that is dropped in training."""
+        ...
+
+    @property
+    def title(self) -> str:
+        """What it is, as in `a GPT`."""
+        ...
+
+    def module(self, pin: Pin | None = None) -> nn.Module:
+        """The module without numbers, which calls `pin` on the activations that `Pin` names."""
+        ...
+
+    def logits(self, module: nn.Module, params: Params, tokens: torch.Tensor) -> torch.Tensor:
+        """The logits of tokens of shape (batch, length), for the parameters of the module."""
+        ...
+
+    def placement(self, name: str) -> Placement:
+        """The placement of a parameter along an axis of tensor parallelism."""
+        ...
+
+    def initial(self, seed: int, layouts: Mapping[str, Layout], comm: Comm[Any]) -> dict[str, Any]:
+        """The parameters to start from as DTensors; those that are drawn follow from the seed."""
+        ...
+
+    def text(self) -> torch.Tensor:
+        """The tokens of the text to learn from, 1-d."""
+        ...
