@@ -2,7 +2,8 @@
 
 Derivatives of scans flip a tensor, scan it and flip it back: as one op, a scan from the end, a rank
 needs no elements of other ranks but the totals of their blocks. That of a cross entropy sums, over
-the classes, what is not 0 for one of them: as one op it is known without a sum.
+the classes, what is not 0 for one of them: as one op it is known without a sum. That of a `silu` is
+eight ops where it could be derived again, as always under `torch.func.grad`, and else one.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ CROSS_ENTROPY_BACKWARD: Any = torch.ops.fdtensor.cross_entropy_backward.default
 def rewritten(graph: Graph) -> Graph:
     """The graph with `flip(scan(flip(x)))` as a scan from the end, cast counts as float sums.
 
-    And with both parts of the backward of a cross entropy as one.
+    And with both parts of the backward of a cross entropy as one, and so that of `silu`.
     """
     makers = {v: call for call in graph.calls for v in call.outs if v is not None}
     types = graph.types
@@ -72,6 +73,7 @@ def rewritten(graph: Graph) -> Graph:
         _from_end(call, makers)
         or _count(call, makers, types)
         or _cross_entropy(call, makers, types)
+        or _silu(call, makers)
         or call
         for call in graph.calls
     ]
@@ -121,6 +123,28 @@ def _cross_entropy(call: Call, makers: dict[Var, Call], types: Sequence[Full]) -
         return None
     args = ct, out, target, weight, reduction, ignored, total, dtype
     return Call(CROSS_ENTROPY_BACKWARD, args, (), call.outs, call.mark)
+
+
+def _silu(call: Call, makers: dict[Var, Call]) -> Call | None:
+    """The backward of `silu` that a call completes: `(g * s) * (x * (1 - s) + 1)`, or None."""
+
+    def made(v: Any, op: Any) -> tuple[Any, ...]:
+        maker = makers.get(v) if isinstance(v, Var) else None
+        fits = maker is not None and maker.op is op and not maker.kwargs
+        return maker.args if fits else (None, None)  # type: ignore[union-attr]
+
+    if call.op is not aten.mul.Tensor:
+        return None
+    ct, s = made(call.args[0], aten.mul.Tensor)
+    product, one = made(call.args[1], aten.add.Scalar)
+    x, rest = made(product, aten.mul.Tensor)
+    ones, subtracted = made(rest, aten.sub.Tensor)
+    full, filled = made(ones, aten.fill.Scalar)
+    like = makers.get(full) if isinstance(full, Var) else None
+    is_one = one == filled == 1 and like is not None and like.op is aten.empty_like.default
+    if not is_one or subtracted != s or made(s, aten.sigmoid.default) != (x,):
+        return None
+    return Call(aten.silu_backward.default, (ct, x), (), call.outs, call.mark)
 
 
 _LIKELIHOODS = {aten.nll_loss_backward.default, aten.nll_loss2d_backward.default}

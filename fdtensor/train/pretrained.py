@@ -6,7 +6,8 @@ Its own class computes, and the plan of tensor parallelism that it has says how 
 from __future__ import annotations
 
 import functools
-from collections.abc import Generator, Mapping
+import inspect
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -72,7 +73,9 @@ class Pretrained:
         return module
 
     def logits(self, module: nn.Module, params: Params, tokens: torch.Tensor) -> torch.Tensor:
-        given = {"input_ids": tokens, "use_cache": False}
+        names = inspect.signature(module.forward).parameters
+        cache = "cache" if "cache" in names else "past_key_values"  # until transformers 5.24
+        given = {"input_ids": tokens, cache: _uncached()()}
         return torch.func.functional_call(module, params, (), given).logits
 
     def placement(self, name: str) -> Placement:
@@ -183,6 +186,22 @@ def _without_numbers() -> Generator[None]:
         yield
     finally:
         handle.remove()
+
+
+@functools.cache
+def _uncached() -> Callable[[], Any]:
+    """An empty cache that keeps nothing.
+
+    With one a model does not look for several texts in a row, which it finds in any while it is
+    traced, and then has no mask to make: attention is causal, by the fastest kernel.
+    """
+    from transformers import DynamicCache
+
+    class Uncached(DynamicCache):
+        def update(self, key_states: Any, value_states: Any, *_args: Any, **_kwargs: Any) -> Any:
+            return key_states, value_states
+
+    return Uncached
 
 
 @functools.cache

@@ -34,6 +34,7 @@ from tests.bench import (
     planning,
     simulated,
     tables,
+    training,
 )
 from tests.bench import overhead as overheads
 from tests.bench.cases import CASES, LARGE, SMALL, Shape
@@ -89,7 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "choice with a textbook and others; estimate with what a calibrated cost model says; "
         "overlap with the same lines in the order of the function; checkpoint with torch's own; "
         "control with a Comm whose ranks do not watch each other; pipeline with those of torch; "
-        "by-op counts what runs op by op, with DTensor; simulator takes many ranks in one process.",
+        "by-op counts what runs op by op, with DTensor; simulator takes many ranks in one process; "
+        "train takes a Llama, beside torch's own parallelism.",
     )
     parser.add_argument("what", choices=["redistribute", *_BENCHES], help="what to measure")
     parser.add_argument("--json", metavar="FILE", help="write all that was measured")
@@ -167,6 +169,11 @@ def _pipeline(options: argparse.Namespace) -> int:
     return _ran(options, effort, total, pipelines.measure, pipelines.show, ranks=4)
 
 
+def _train(options: argparse.Namespace) -> int:
+    effort = _effort(options, training, "calls")
+    return _ran(options, effort, len(effort.meshes), training.measure, training.show, ranks=4)
+
+
 def _by_op(options: argparse.Namespace) -> int:
     return _ran(options, by_op.Effort(), by_op.total(), by_op.measure, by_op.show, ranks=1)
 
@@ -187,6 +194,7 @@ _BENCHES: dict[str, Callable[[argparse.Namespace], int]] = {
     "pipeline": _pipeline,
     "by-op": _by_op,
     "simulator": _simulator,
+    "train": _train,
 }
 """What is measured, but for `redistribute`."""
 

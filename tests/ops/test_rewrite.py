@@ -14,6 +14,8 @@ from fdtensor.ops.rewrite import BACKWARD_SCANS, CROSS_ENTROPY_BACKWARD, rewritt
 from fdtensor.programs.tracer import trace
 from fdtensor.runtime.all_ranks import run_lines
 from fdtensor.runtime.simulator import SimulatedComm
+from fdtensor.tensors.distribution import distribute
+from fdtensor.tensors.spmd import spmd
 from fdtensor.testing.row_checks import verify
 from fdtensor.testing.values import block, scatter
 from tests.support.decompositions import differences
@@ -160,3 +162,47 @@ def test_other_gradients_of_log_softmax_stay():
     types = [Full((4, 3), torch.float32), Full((4,), torch.int64)]
     graph = rewritten(record(lambda x: [torch.func.grad(f)(*x)], types))
     assert CROSS_ENTROPY_BACKWARD not in [call.op for call in graph.calls]
+
+
+def ops_of(f, *shapes):
+    types = [Full(shape, torch.float64) for shape in shapes]
+    return [call.op for call in rewritten(record(lambda x: [f(*x)], types)).calls]
+
+
+def gate(x, w):
+    return (F.silu(x) * w).square().sum()
+
+
+def test_the_gradient_of_silu_is_one_op():
+    ops = ops_of(torch.func.grad(gate), (4, 3), (4, 3))
+    assert ops.count(aten.silu_backward.default) == 1
+    assert aten.sigmoid.default not in ops
+
+
+def test_that_of_its_gradient_is_right_too():
+    def curved(x, w):
+        return torch.func.grad(gate)(x, w).square().sum()
+
+    mesh = Mesh(x=2)
+    comm = SimulatedComm(mesh)
+    x, w = (torch.randn(4, 3, dtype=torch.float64) for _ in "xw")
+    args = [distribute(t, mesh.layout("x"), comm) for t in (x, w)]
+    for f in (torch.func.grad(gate), torch.func.grad(curved)):
+        torch.testing.assert_close(spmd(f)(*args).full(), f(x, w))
+
+
+def test_what_only_looks_like_the_gradient_of_silu_stays():
+    def alike(x, w, one=1.0):
+        s = x.sigmoid()
+        ones = torch.ones_like(s)
+        return w * s * (x * (ones - s) + one)
+
+    shapes = (4, 3), (4, 3)
+    for other in (2.0, 0.5):
+        ops = ops_of(lambda x, w, o=other: alike(x, w, o), *shapes)
+        assert aten.silu_backward.default not in ops
+
+    def another_tensor(x, w):
+        return w * x.sigmoid() * (w * (torch.ones_like(x) - x.sigmoid()) + 1.0)
+
+    assert aten.silu_backward.default not in ops_of(another_tensor, *shapes)

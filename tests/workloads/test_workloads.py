@@ -83,6 +83,7 @@ def on_rank(programs: list[Program], args: Any, wanted: Any) -> list[float]:
     return worsts
 
 
+@pytest.mark.few(20)
 @pytest.mark.mesh
 @NAMES
 def test_and_on_real_ones(name, pool4):
