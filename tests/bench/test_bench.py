@@ -12,7 +12,7 @@ import torch.distributed as dist
 from rich.console import Console
 
 from fdtensor.testing.pool import GlooPool, WorkerError
-from tests.bench import choice, estimates, main, overlap, pipelines, simulated, tables
+from tests.bench import choice, estimates, main, overlap, pipelines, simulated, tables, training
 from tests.bench.cases import CASES
 from tests.bench.choice_cases import CASES as CASES_OF_CHOICE
 from tests.bench.choice_cases import LAYERED
@@ -191,6 +191,20 @@ def test_the_pipeline_bench_runs_all_schedules(pool4):
     console = Console(width=200, record=True)
     pipelines.show(console, found)
     assert "4 gloo processes" in console.export_text()
+
+
+@pytest.mark.mesh
+@pytest.mark.filterwarnings("ignore::UserWarning:transformers.*")
+def test_the_training_bench_goes_as_one_process_does(pool4):
+    pytest.importorskip("transformers")
+    meshes = training.MESHES[:3]
+    effort = training.Effort(width=32, layers=1, length=16, batch=4, calls=4, meshes=meshes)
+    found = training.measure(pool4, effort)
+    assert [row.mesh for row in found.trained] == [repr(mesh) for mesh in meshes]
+    assert all(row.apart < 1e-4 and row.torchs_apart < 1e-4 for row in found.trained)
+    console = Console(width=200, record=True)
+    training.show(console, found)
+    assert "tokens a second on 4 gloo processes" in console.export_text()
 
 
 def test_the_choice_bench_knows_each_case_by_its_name():

@@ -206,7 +206,7 @@ def _clip(grads: list[torch.Tensor], limit: float) -> None:
                 for name, p in zip(
                     grad.device_mesh.mesh_dim_names or (), grad.placements, strict=True
                 )
-                if p.is_shard()
+                if not p.is_replicate()  # a strided shard says no to is_shard()
             )
             groups.setdefault((grad.device_mesh, cutting), []).append(grad.to_local())
         else:
