@@ -9,6 +9,7 @@ import platform
 import time
 from collections.abc import Iterator
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -95,6 +96,8 @@ def train(mesh: Mesh, options: argparse.Namespace) -> int:
 def _job(options: argparse.Namespace) -> Job:
     if options.model is None and options.save is not None:
         raise FdtensorError("only a model of a folder is saved.", hint="Give --model FOLDER.")
+    if options.save is not None and any(Path(options.save).glob("*.safetensors")):
+        raise FdtensorError(f"{options.save!r} has a model already.", hint="Give another folder.")
     model: Model = (
         Size(options.layers, options.width, options.heads, options.length, options.dropout)
         if options.model is None

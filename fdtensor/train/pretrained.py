@@ -108,7 +108,7 @@ class Pretrained:
 
     def save(self, params: Mapping[str, Any], folder: str, comm: Comm[Any]) -> None:
         """Writes a folder like the first, with other numbers. Collective."""
-        save_safetensors(dict(params), folder, comm, overwrite=True)
+        save_safetensors(dict(params), folder, comm)
         for path in Path(self.folder).iterdir():
             kept = path.suffix in (".json", ".txt", ".model", ".jinja")
             if kept and not path.name.endswith(".index.json"):

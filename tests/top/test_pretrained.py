@@ -127,6 +127,11 @@ def test_what_cannot_be_trained_is_refused(arguments, sentence):
     assert sentence in str(error.value)
 
 
+def test_a_model_is_not_written_over_another(llama):
+    with pytest.raises(FdtensorError, match="has a model already"):
+        run(Mesh(dp=2), "--model", llama, "--save", llama)
+
+
 def test_a_model_without_a_plan_is_cut_by_data_alone(tmp_path):
     sizes = {"vocab_size": 256, "n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 16}
     tf.GPT2LMHeadModel(tf.GPT2Config(**sizes)).save_pretrained(tmp_path)
