@@ -73,7 +73,7 @@ def rewritten(graph: Graph) -> Graph:
         _from_end(call, makers)
         or _count(call, makers, types)
         or _cross_entropy(call, makers, types)
-        or _silu(call, makers)
+        or _silu(call, makers, types)
         or call
         for call in graph.calls
     ]
@@ -125,24 +125,27 @@ def _cross_entropy(call: Call, makers: dict[Var, Call], types: Sequence[Full]) -
     return Call(CROSS_ENTROPY_BACKWARD, args, (), call.outs, call.mark)
 
 
-def _silu(call: Call, makers: dict[Var, Call]) -> Call | None:
+def _silu(call: Call, makers: dict[Var, Call], types: Sequence[Full]) -> Call | None:
     """The backward of `silu` that a call completes: `(g * s) * (x * (1 - s) + 1)`, or None."""
 
-    def made(v: Any, op: Any) -> tuple[Any, ...]:
+    def operands(v: Any, op: Any) -> tuple[Any, Any]:
         maker = makers.get(v) if isinstance(v, Var) else None
-        fits = maker is not None and maker.op is op and not maker.kwargs
-        return maker.args if fits else (None, None)  # type: ignore[union-attr]
+        fits = maker is not None and maker.op is op and not maker.kwargs and len(maker.args) == 2
+        return maker.args if fits else (None, None)  # type: ignore[union-attr, return-value]
 
     if call.op is not aten.mul.Tensor:
         return None
-    ct, s = made(call.args[0], aten.mul.Tensor)
-    product, one = made(call.args[1], aten.add.Scalar)
-    x, rest = made(product, aten.mul.Tensor)
-    ones, subtracted = made(rest, aten.sub.Tensor)
-    full, filled = made(ones, aten.fill.Scalar)
-    like = makers.get(full) if isinstance(full, Var) else None
-    is_one = one == filled == 1 and like is not None and like.op is aten.empty_like.default
-    if not is_one or subtracted != s or made(s, aten.sigmoid.default) != (x,):
+    ct, s = operands(call.args[0], aten.mul.Tensor)
+    product, one = operands(call.args[1], aten.add.Scalar)
+    x, rest = operands(product, aten.mul.Tensor)
+    ones, subtracted = operands(rest, aten.sub.Tensor)
+    full, filled = operands(ones, aten.fill.Scalar)
+    like, sigmoid = (makers.get(v) if isinstance(v, Var) else None for v in (full, s))
+    if like is None or like.op is not aten.empty_like.default or not one == filled == 1:
+        return None
+    if sigmoid is None or sigmoid.op is not aten.sigmoid.default or sigmoid.args != (x,):
+        return None
+    if subtracted != s or not isinstance(ct, Var) or types[ct.index] != types[x.index]:
         return None
     return Call(aten.silu_backward.default, (ct, x), (), call.outs, call.mark)
 

@@ -8,9 +8,10 @@ HiGHS solves it (Huangfu and Hall, 2018, Parallelizing the dual revised simplex 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import attrs
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,6 +28,9 @@ WORSE = 1.05
 
 WINDOW = 128
 """The number of groups that are searched together, all others staying as they are."""
+
+Group = NDArray[np.int64]
+"""The variables of alternatives, one of which is taken."""
 
 
 class IntegerProgram:
@@ -62,86 +66,31 @@ class IntegerProgram:
 
         The relaxation is mostly whole as it is. Where that of a large program is not, groups of
         alternatives are rounded step by step, and the result is searched for better ones window by
-        window: a search of all takes minutes, of which mostly nothing comes.
+        window, as a search of all may take minutes.
         """
-        relaxed = self._least()
-        if not np.any(_is_apart(relaxed.x)[np.array(self.whole) > 0]):
+        solver = self._solver()
+        relaxed = solver.least()
+        apart = solver.apart(relaxed.x)
+        if not apart:
             return relaxed.x
-        if len(self.whole) >= LARGE:
-            rounded = self._rounded(relaxed)
-            if rounded is not None:
-                return self._searched(rounded, self._apart(relaxed.x)).x
-        return self._least(whole=True).x
+        rounded = solver.rounded(relaxed) if len(self.whole) >= LARGE else None
+        best = solver.least(whole=True) if rounded is None else solver.searched(rounded, apart)
+        return best.x
 
-    def _rounded(self, relaxed: Any) -> Any:
-        """A whole solution: the most decided of the undecided groups are rounded, and so on.
-
-        None where a group cannot be rounded. After each step the rest is relaxed again.
-        """
-        result, bounds = relaxed, _Bounds(len(self.whole))
-        while apart := self._apart(result.x):
-            for group in self._alternatives():
-                if not np.any(_is_apart(result.x[group])):
-                    bounds.fix(group, np.round(result.x[group]))
-            apart.sort(key=lambda group: (-result.x[group].max(), group[0]))
-            count = max(1, int(len(apart) * ROUNDED))
-            while True:
-                tried = bounds.copy()
-                for group in apart[:count]:
-                    tried.fix(group, np.arange(len(group)) == np.argmax(result.x[group]))
-                step = self._solved(tried)
-                if step.x is not None and (count == 1 or step.fun <= result.fun * WORSE):
-                    break
-                if count == 1:
-                    return None
-                count = max(1, count // 4)
-            result, bounds = step, tried
-        return result
-
-    def _searched(self, best: Any, apart: Sequence[NDArray[np.int64]]) -> Any:
-        """A solution at least as good as `best`, each window of the groups `apart` searched."""
-        for i in range(0, len(apart), WINDOW // 2):
-            bounds = _Bounds(len(self.whole))
-            for group in self._alternatives():
-                bounds.fix(group, np.round(best.x[group]))
-            for group in apart[i : i + WINDOW]:
-                bounds.free(group)
-            best = min(best, self._least(bounds, whole=True), key=lambda result: result.fun)
-        return best
-
-    def _apart(self, x: NDArray[np.float64]) -> list[NDArray[np.int64]]:
-        """The groups of alternatives of which none is taken whole."""
-        return [group for group in self._alternatives() if np.any(_is_apart(x[group]))]
-
-    def _alternatives(self) -> list[NDArray[np.int64]]:
-        """The whole variables of each constraint that takes one of them."""
-        rows: dict[int, list[int]] = {}
-        for row, column in zip(self.rows, self.columns, strict=True):
-            if self.low[row] == 1:
-                rows.setdefault(row, []).append(column)
-        return [np.array(columns) for columns in rows.values()]
-
-    def _least(self, bounds: _Bounds | None = None, whole: bool = False) -> Any:
-        result = self._solved(bounds, whole)
-        assert result.x is not None, result.message
-        return result
-
-    def _solved(self, bounds: _Bounds | None = None, whole: bool = False) -> Any:
-        """What HiGHS says of the program within bounds; with `whole`, of integers."""
-        from scipy.optimize import Bounds, LinearConstraint, milp
+    def _solver(self) -> _Solver:
+        from scipy.optimize import LinearConstraint
         from scipy.sparse import csr_array
 
         shape = (len(self.low), len(self.costs))
         indices = np.array([self.rows, self.columns], np.int32)  # scipy 1.11 takes no others
         matrix = csr_array((self.values, tuple(indices)), shape=shape)
         rows = LinearConstraint(matrix, self.low, self.high)  # type: ignore[arg-type]
-        within = bounds or _Bounds(len(self.costs))
-        return milp(
-            np.array(self.costs) * 1e6,
-            integrality=np.array(self.whole) if whole else None,
-            bounds=Bounds(within.low, within.high),  # type: ignore[arg-type]
-            constraints=rows,
-        )
+        columns: dict[int, list[int]] = {}
+        for row, column in zip(self.rows, self.columns, strict=True):
+            if self.low[row] == 1:
+                columns.setdefault(row, []).append(column)
+        groups = [np.array(group) for group in columns.values()]
+        return _Solver(np.array(self.costs) * 1e6, np.array(self.whole), rows, groups)
 
 
 class _Bounds:
@@ -150,18 +99,90 @@ class _Bounds:
     def __init__(self, count: int) -> None:
         self.low, self.high = np.zeros(count), np.full(count, np.inf)
 
-    def fix(self, group: NDArray[np.int64], values: NDArray[Any]) -> None:
+    def fix(self, group: Group, values: NDArray[Any]) -> None:
         self.low[group] = self.high[group] = values
 
-    def free(self, group: NDArray[np.int64]) -> None:
+    def free(self, group: Group) -> None:
         self.low[group], self.high[group] = 0, np.inf
 
-    def copy(self) -> _Bounds:
-        other = _Bounds(0)
-        other.low, other.high = self.low.copy(), self.high.copy()
-        return other
 
+@attrs.frozen(eq=False)
+class _Solver:
+    """An integer program as arrays."""
 
-def _is_apart(x: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Where a variable is not a whole number."""
-    return np.abs(x - np.round(x)) > 1e-6
+    costs: NDArray[np.float64]
+    whole: NDArray[np.int64]
+    rows: Any
+    groups: Sequence[Group]
+    """The whole variables of each constraint that takes one of them."""
+
+    def rounded(self, relaxed: Any) -> Any:
+        """A whole solution: the most decided of the undecided groups are rounded, and so on.
+
+        None where a group cannot be rounded. After each step the rest is relaxed again.
+        """
+        result, fixed = relaxed, dict[int, NDArray[Any]]()
+        while apart := self.apart(result.x):
+            undecided = {group[0] for group in apart}
+            for group in self.groups:
+                if group[0] not in undecided:
+                    fixed[group[0]] = np.round(result.x[group])
+            apart.sort(key=lambda group: (-result.x[group].max(), group[0]))
+            result = self._step(result, apart, fixed)
+            if result is None:
+                return None
+        return result
+
+    def _step(self, result: Any, apart: Sequence[Group], fixed: dict[int, NDArray[Any]]) -> Any:
+        """The relaxation with the first of the groups `apart` rounded and `fixed`; None for none.
+
+        They are fewer where many cost too much.
+        """
+        count = max(1, int(len(apart) * ROUNDED))
+        while count:
+            rounded = {g[0]: np.arange(len(g)) == np.argmax(result.x[g]) for g in apart[:count]}
+            bounds = self._bounds({**fixed, **rounded})
+            step = self._solved(bounds)
+            if step.x is not None and (count == 1 or step.fun <= result.fun * WORSE):
+                fixed.update(rounded)
+                return step
+            count = max(1, count // 4) if count > 1 else 0
+        return None
+
+    def searched(self, best: Any, apart: Sequence[Group]) -> Any:
+        """A solution at least as good as `best`, each window of the groups `apart` searched."""
+        for i in range(0, len(apart), WINDOW // 2):
+            bounds = self._bounds({group[0]: np.round(best.x[group]) for group in self.groups})
+            for group in apart[i : i + WINDOW]:
+                bounds.free(group)
+            best = min(best, self.least(bounds, whole=True), key=lambda result: result.fun)
+        return best
+
+    def apart(self, x: NDArray[np.float64]) -> list[Group]:
+        """The groups of which no variable is taken whole."""
+        return [g for g in self.groups if np.any(np.abs(x[g] - np.round(x[g])) > 1e-6)]
+
+    def least(self, bounds: _Bounds | None = None, whole: bool = False) -> Any:
+        """The solution of the least cost within bounds; with `whole`, of integers."""
+        result = self._solved(bounds, whole)
+        assert result.x is not None, result.message
+        return result
+
+    def _bounds(self, fixed: Mapping[int, NDArray[Any]]) -> _Bounds:
+        """Bounds that fix groups at values, which are by the first variable of a group."""
+        bounds = _Bounds(len(self.costs))
+        for group in self.groups:
+            if group[0] in fixed:
+                bounds.fix(group, fixed[group[0]])
+        return bounds
+
+    def _solved(self, bounds: _Bounds | None = None, whole: bool = False) -> Any:
+        from scipy.optimize import Bounds, milp
+
+        within = bounds or _Bounds(len(self.costs))
+        return milp(
+            self.costs,
+            integrality=self.whole if whole else None,
+            bounds=Bounds(within.low, within.high),  # type: ignore[arg-type]
+            constraints=self.rows,
+        )

@@ -28,7 +28,7 @@ from fdtensor.train.text import VOCABULARY, corpus, files
 
 __all__ = ["Pretrained"]
 
-STYLES: Mapping[str, Placement] = {
+PLACEMENTS: Mapping[str, Placement] = {
     "embedding_rowwise": Shard(0),  # the vocabulary
     "colwise*": Shard(0),  # nn.Linear keeps the transpose, (out, in)
     "local_colwise": Shard(0),
@@ -61,12 +61,12 @@ class Pretrained:
 
     def module(self, pin: Pin | None = None) -> nn.Module:
         """The class of the model, with its buffers, but without the numbers of its parameters."""
-        module = _empty(self.folder)
         if pin is None:
-            return module
+            return _known(self.folder)
+        module, plan = _empty(self.folder), _plan(self.folder)
         head, columns = module.get_output_embeddings(), ("colwise", "local_colwise")
         for name, part in module.named_modules():
-            if part is head or _style(self._plan, name) in columns:
+            if part is head or _style(plan, name) in columns:
                 _pin_output(part, pin, "hidden")
         for part in [module.get_input_embeddings(), *_blocks(module)]:
             _pin_output(part, pin, "residual")
@@ -80,15 +80,16 @@ class Pretrained:
 
     def placement(self, name: str) -> Placement:
         """What the model's own plan says. Raises `FdtensorError` where it says nothing known."""
-        if not self._plan:
+        plan = _plan(self.folder)
+        if not plan:
             raise FdtensorError(
                 f"{type(_known(self.folder)).__name__} has no plan of tensor parallelism.",
                 folder=self.folder,
                 hint="Train it on axes dp and fsdp.",
             )
         module, _, kind = name.rpartition(".")
-        style = _style(self._plan, module)
-        for pattern, placement in STYLES.items():
+        style = _style(plan, module)
+        for pattern, placement in PLACEMENTS.items():
             if fnmatchcase(style, pattern):
                 return Replicate() if kind == "bias" and placement == Shard(1) else placement
         raise FdtensorError(
@@ -113,20 +114,6 @@ class Pretrained:
             kept = path.suffix in (".json", ".txt", ".model", ".jinja")
             if kept and not path.name.endswith(".index.json"):
                 (Path(folder) / path.name).write_bytes(path.read_bytes())
-
-    @property
-    def _plan(self) -> Mapping[str, str]:
-        """The words of the model's plan by patterns of module names; those of both ends too."""
-        module = _known(self.folder)
-        plan = getattr(module.config, "base_model_tp_plan", None)
-        if not plan:
-            return {}
-        names = {id(part): name for name, part in module.named_modules()}
-        ends = {
-            names[id(module.get_input_embeddings())]: "embedding_rowwise",
-            names[id(module.get_output_embeddings())]: "colwise_gather_output",
-        }
-        return {f"{module.base_model_prefix}.{name}": style for name, style in plan.items()} | ends
 
 
 def _style(plan: Mapping[str, str], module: str) -> str:
@@ -172,6 +159,21 @@ _known = functools.cache(_empty)
 """One module for all that is asked of it; it must not be changed."""
 
 
+@functools.cache
+def _plan(folder: str) -> Mapping[str, str]:
+    """The words of the model's plan by patterns of module names; those of both ends too."""
+    module = _known(folder)
+    plan = getattr(module.config, "base_model_tp_plan", None)
+    if not plan:
+        return {}
+    names = {id(part): name for name, part in module.named_modules()}
+    ends = {
+        names[id(module.get_input_embeddings())]: "embedding_rowwise",
+        names[id(module.get_output_embeddings())]: "colwise_gather_output",
+    }
+    return {f"{module.base_model_prefix}.{name}": style for name, style in plan.items()} | ends
+
+
 @contextmanager
 def _without_numbers() -> Generator[None]:
     """A context in which parameters are on the meta device, and buffers are not."""
@@ -210,7 +212,7 @@ def _tokens(folder: str) -> torch.Tensor:
     if path.exists():
         from tokenizers import Tokenizer
 
-        texts = [path.read_text(errors="replace") for path in files()]
+        texts = [path.read_text("utf-8", errors="replace") for path in files()]
         encoded = Tokenizer.from_file(str(path)).encode_batch(texts, add_special_tokens=False)
         return torch.tensor([token for one in encoded for token in one.ids])
     if size < VOCABULARY:

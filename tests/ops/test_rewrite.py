@@ -192,17 +192,17 @@ def test_that_of_its_gradient_is_right_too():
 
 
 def test_what_only_looks_like_the_gradient_of_silu_stays():
-    def alike(x, w, one=1.0):
-        s = x.sigmoid()
-        ones = torch.ones_like(s)
-        return w * s * (x * (ones - s) + one)
+    def is_one_op(one=1.0, filled=1.0, x_of=lambda x, w: x, w_shape=(4, 3), **alpha):
+        def alike(x, w):
+            s = x.sigmoid()
+            rest = aten.fill.Scalar(torch.empty_like(s), filled) - s
+            return w * s * aten.add.Scalar(x_of(x, w) * rest, one, **alpha)
 
-    shapes = (4, 3), (4, 3)
-    for other in (2.0, 0.5):
-        ops = ops_of(lambda x, w, o=other: alike(x, w, o), *shapes)
-        assert aten.silu_backward.default not in ops
+        return aten.silu_backward.default in ops_of(alike, (4, 3), w_shape)
 
-    def another_tensor(x, w):
-        return w * x.sigmoid() * (w * (torch.ones_like(x) - x.sigmoid()) + 1.0)
-
-    assert aten.silu_backward.default not in ops_of(another_tensor, *shapes)
+    assert is_one_op()
+    assert not is_one_op(one=2.0)
+    assert not is_one_op(filled=2.0)
+    assert not is_one_op(x_of=lambda x, w: w)
+    assert not is_one_op(w_shape=(3,))
+    assert not is_one_op(alpha=2)

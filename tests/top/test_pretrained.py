@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from fdtensor import FdtensorError, Mesh, Replicate, Shard, SimulatedComm
 from fdtensor.train import Job, Pretrained, plain_losses
 from fdtensor.train.command import add_arguments, train
 from fdtensor.train.job import losses
-from tests.support.llama import small_llama
+from tests.support.llama import SIZES, small_llama
 
 tf = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:transformers.*")
@@ -125,6 +126,34 @@ def test_what_cannot_be_trained_is_refused(arguments, sentence):
     with pytest.raises(FdtensorError) as error:
         run(Mesh(dp=2), *arguments)
     assert sentence in str(error.value)
+
+
+def test_the_text_is_in_the_tokens_of_the_folder(tmp_path, monkeypatch):
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.models.WordLevel({"?": 0, "import": 1, "torch": 2}, unk_token="?")
+    tokenizer = tokenizers.Tokenizer(words)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    folder = small_llama(tmp_path / "llama", vocab_size=3)
+    source = tmp_path / "source.py"
+    source.write_text("import torch as torch")
+    monkeypatch.setattr("fdtensor.train.pretrained.files", lambda: [source, source])
+    with pytest.raises(FdtensorError, match="has 3 tokens, too few for one a byte"):
+        Pretrained(folder).text()
+    tokenizer.save(f"{folder}/tokenizer.json")
+    assert Pretrained(folder).text().tolist() == [1, 2, 0, 2] * 2
+
+
+def test_a_plan_that_is_not_known_is_refused(tmp_path):
+    sizes = {**SIZES, "num_local_experts": 2, "num_hidden_layers": 1}
+    tf.MixtralForCausalLM(tf.MixtralConfig(**sizes)).save_pretrained(tmp_path)
+    with pytest.raises(FdtensorError, match=r"experts' as '.*', which is not known"):
+        Job(Pretrained(str(tmp_path))).layouts(Mesh(tp=2))
+
+
+def test_without_transformers_it_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(FdtensorError, match="needs transformers"):
+        Pretrained(str(tmp_path)).module()
 
 
 def test_a_model_is_not_written_over_another(llama):
