@@ -14,6 +14,7 @@ import re
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from datetime import datetime
@@ -31,6 +32,8 @@ from nbformat.v4.rwbase import split_lines
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "notebooks"
 FAILS = "raises-exception"  # the tag of a cell that is meant to fail
+ANSWER = "answer"  # the tag of a cell that answers an exercise; JupyterLab folds it
+SVG = "image/svg+xml"
 
 
 def notebooks(names: Iterable[str] = ()) -> list[Path]:
@@ -70,6 +73,7 @@ def executed(notebook: NotebookNode, allow_errors: bool = False) -> NotebookNode
                 "PYTHONPATH": os.pathsep.join(filter(None, paths)),
                 "IPYTHONDIR": folder,  # nobody's own start-up files
                 "OMP_NUM_THREADS": "1",
+                "PYTHONWARNINGS": "ignore:IProgress not found",  # tqdm, without widgets
             },
         )
     return client.nb
@@ -98,13 +102,16 @@ def executed_together(some: Sequence[NotebookNode]) -> list[NotebookNode]:
 
 
 def plain(notebook: NotebookNode) -> NotebookNode:
-    """`notebook` without counts, ids, versions, images and HTML: what is stored of it."""
+    """`notebook` without counts, ids, versions and HTML: what is stored of it."""
     cells = []
     for cell in notebook.cells:
         tags = cell.metadata.get("tags", [])
         kept = {
             "cell_type": cell.cell_type,
-            "metadata": {"tags": list(tags)} if tags else {},
+            "metadata": {
+                **({"tags": list(tags)} if tags else {}),
+                **({"jupyter": {"source_hidden": True}} if ANSWER in tags else {}),
+            },
             "source": cell.source.strip("\n"),
         }
         if cell.cell_type == "code":
@@ -147,6 +154,8 @@ def _plain_output(output: NotebookNode) -> dict[str, object]:
             }
         case kind:
             kept = {"text/plain": output.data.get("text/plain", "")}
+            if SVG in output.data:
+                kept[SVG] = output.data[SVG]
             of_cell = {"execution_count": None} if kind == "execute_result" else {}
             return {"output_type": kind, "data": kept, "metadata": {}, **of_cell}
 
@@ -172,6 +181,9 @@ def shown(notebook: NotebookNode) -> list[str]:
                     text = "\n".join(output.traceback)
                 case _:
                     text = output.data["text/plain"]
+                    if SVG in output.data:
+                        drawn = output.data[SVG].encode()
+                        text += f"\na drawing of {len(drawn)} bytes, {zlib.crc32(drawn):08x}"
             lines += [f"  {line}" for line in text.splitlines()]
     return lines
 
@@ -189,8 +201,12 @@ def complaints(path: Path) -> list[str]:
     found = []
     if not re.fullmatch(r"\d\d_[a-z0-9_]+\.ipynb", path.name):
         found.append("a name is two digits and words: 01_layouts.ipynb")
-    if not 8 <= len(notebook.cells) <= 15:
-        found.append(f"{len(notebook.cells)} cells: there should be 8 to 15")
+    told, asked = _parts(notebook)
+    if not 8 <= len(told) <= 15:
+        found.append(f"{len(told)} cells before the exercises: there should be 8 to 15")
+    if not any(_is_drawn(cell) for cell in code[:3]):
+        found.append("none of the first three code cells draws")
+    found += _of_exercises(asked)
     if path.read_text(encoding="utf-8") != canonical(notebook):
         found.append(f"not in canonical form: python -m tests.notebooks --write {path.stem}")
     if not code or not _imports(code[0].source):
@@ -200,6 +216,33 @@ def complaints(path: Path) -> list[str]:
         if cell.cell_type == "code" and cell is not code[0] and _imports(cell.source):
             problems.append("imports; the first code cell does")
         found += [f"cell {number} {problem}" for problem in problems]
+    return found
+
+
+def _parts(notebook: NotebookNode) -> tuple[list[NotebookNode], list[NotebookNode]]:
+    """The cells before the exercises, and those from there on."""
+    cells = notebook.cells
+    starts = [i for i, cell in enumerate(cells) if cell.source.startswith("Exercises")]
+    return cells[: starts[0]] if starts else cells, cells[starts[0] :] if starts else []
+
+
+def _is_drawn(cell: NotebookNode) -> bool:
+    return any(SVG in output.get("data", {}) for output in cell.outputs)
+
+
+def _of_exercises(cells: Sequence[NotebookNode]) -> list[str]:
+    """Three questions in one cell, an answer to each, and where to go on."""
+    if not cells:
+        return ["no cell starts with Exercises"]
+    found = []
+    if re.findall(r"^(\d)\. ", cells[0].source, re.MULTILINE) != ["1", "2", "3"]:
+        found.append("the exercises are not 1 to 3")
+    for number, cell in enumerate(cells[1:4], 1):
+        tagged = ANSWER in cell.metadata.get("tags", [])
+        if not (tagged and cell.source.startswith(f"# {number}") and cell.outputs):
+            found.append(f"no answer to exercise {number}: tagged {ANSWER!r}, with an output")
+    if len(cells) != 5 or "](" not in cells[-1].source:
+        found.append("the last cell, after the answers, has links")
     return found
 
 

@@ -28,7 +28,7 @@ from fdtensor.ops.notation.dtypes import keeps_sums
 from fdtensor.ops.notation.reshape import RESHAPES, recut
 from fdtensor.ops.precision import ROUNDED
 
-__all__ = ["CallKey", "arguments", "recut_rows", "rows_of", "variants"]
+__all__ = ["CallKey", "arguments", "recut_rows", "row_sides", "rows_of", "variants"]
 
 
 def arguments(call: Call, of: Callable[[Var], Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -131,7 +131,7 @@ def _row(
     contiguous: bool,
 ) -> Row | None:
     """The row that a rule yielded, with its units resolved and its dims checked."""
-    before, after = _as_tuples(row)
+    before, after = row_sides(row)
     if len(before) != len(ins) or len(after) != len(outs):
         raise RuleError(
             f"a row of the rule for {op} has {len(before)} -> {len(after)} placements, but the op "
@@ -221,7 +221,7 @@ def _cut_on(
     call = Call(key.op, key.args, key.kwargs, (None,) * key.width)
     args, kwargs = arguments(call, lambda _: full)
     rows: list[Row] = []
-    for (before, *_), after in map(_as_tuples, rule.rows(*args, **kwargs)):
+    for (before, *_), after in map(row_sides, rule.rows(*args, **kwargs)):
         if before == Shard(kind.dim) and any(isinstance(w, Window) for w in after):
             placed = [
                 w.of(out.shape[w.dim], len(kind.sizes), kind.sizes)
@@ -233,8 +233,8 @@ def _cut_on(
     return tuple(rows)
 
 
-def _as_tuples(row: Any) -> tuple[Sequence[Any], Sequence[Any]]:
-    """The placements of operands and of results."""
+def row_sides(row: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+    """The placements of operands and of results, of a row as a rule yields it."""
     before, after = row
     return (
         before if isinstance(before, (tuple, list)) else (before,),

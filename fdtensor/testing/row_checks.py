@@ -12,7 +12,7 @@ from fdtensor.layouts.dtypes import dtype_name
 from fdtensor.layouts.errors import FdtensorError, RuleError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
-from fdtensor.layouts.placement import Partial, Replicate
+from fdtensor.layouts.placement import Partial, Placement, Replicate
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.text import Text
 from fdtensor.layouts.torch_private import OpOverload, OpOverloadPacket, jit_overload, overload_in
@@ -20,7 +20,7 @@ from fdtensor.layouts.words import first_sentence, shown
 from fdtensor.ops.graph import Call, Full, Graph, Var, op_by_name, substituted, tensors_of
 from fdtensor.ops.lowering import local_graph, lowered
 from fdtensor.ops.notation.core import rule_of
-from fdtensor.ops.rows import rows_of
+from fdtensor.ops.rows import row_sides, rows_of
 from fdtensor.ops.rules import Row
 from fdtensor.testing.values import gather_full, scatter
 
@@ -46,16 +46,20 @@ class Wrong:
 
 
 def verify(
-    op: Any, samples: Iterable[Any], rows: Sequence[Row] | None = None, *, count: int = 4
+    op: Any, samples: Iterable[Any], rows: Sequence[Any] | None = None, *, count: int = 4
 ) -> list[Wrong]:
     """The rows of `op` that are wrong on a sample; none where the rule is right.
 
     A sample is a tuple of arguments, or `(args, kwargs)`. Rows are by default those of the op's
     rule, over an axis of `count` ranks; pending terms are random splits. A plain function of
-    tensors has no rule: give its rows.
+    tensors has no rule: give its rows, as a rule yields them.
 
     >>> fd.testing.verify(torch.ops.aten.relu.default, [(torch.arange(-3.0, 3.0),)])
     []
+    >>> rows = [(Shard(0), Shard(0)), (Partial("sum"), Partial("sum"))]
+    >>> wrong = fd.testing.verify(torch.relu, [(torch.arange(-3.0, 3.0),)], rows)
+    >>> [str(w.row) for w in wrong]
+    ['P(sum) -> P(sum)']
     """
     wrong = []
     for sample in samples:
@@ -82,12 +86,17 @@ def verify(
 
 
 def _row(value: Any) -> Row:
-    if not isinstance(value, Row):
-        raise RuleError(
-            f"{shown(value)} is no row.",
-            hint="Write Row((Shard(0),), (Shard(0),)): placements of operands, and of results.",
-        )
-    return value
+    """A row as rules yield it: `((S(0), R), S(0))`."""
+    if isinstance(value, Row):
+        return value
+    if isinstance(value, (tuple, list)) and len(value) == 2:
+        ins, outs = row_sides(value)
+        if all(isinstance(p, Placement) for p in (*ins, *outs)):
+            return Row(tuple(ins), tuple(outs))
+    raise RuleError(
+        f"{shown(value)} is not a row.",
+        hint="Write ((S(0), R), S(0)): placements of operands, and of results, as a rule yields.",
+    )
 
 
 def _said(call: Call, tensors: Sequence[torch.Tensor]) -> str:

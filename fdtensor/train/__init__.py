@@ -9,6 +9,7 @@ from fdtensor.train.layouts import activation_layout, tokens_layout, weight_layo
 from fdtensor.train.model import Model
 from fdtensor.train.optimizer import AdamW, clipped
 from fdtensor.train.pretrained import Pretrained
+from fdtensor.train.saves import Saves
 from fdtensor.train.step import training
 from fdtensor.train.text import batches
 
@@ -18,6 +19,7 @@ __all__ = [
     "Job",
     "Model",
     "Pretrained",
+    "Saves",
     "Size",
     "batches",
     "clipped",

@@ -563,12 +563,13 @@ def test_a_terminal_gets_colors_and_lines():
     assert not re.search("\x1b\\[[0-9;]*4[0-9]", printed(color_system="truecolor", no_color=True))
 
 
-def test_notebooks_get_html_and_text():
+def test_notebooks_get_html_text_and_svg():
     for thing in (typed((4,), "dp"), MESH, program_of_mlp()):
         picture = show(thing)
         assert picture._repr_mimebundle_() == {
             "text/plain": str(picture),
             "text/html": picture.html,
+            "image/svg+xml": picture.svg,
         }
     type = typed((4,), "dp")
     x = distribute(torch.arange(4.0), type.layout, SimulatedComm(MESH))

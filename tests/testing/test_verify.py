@@ -94,6 +94,16 @@ def test_nothing_is_verified_without_a_rule():
     assert verify(op, [(torch.ones(3),)], [Row((S(0),), (S(0),))]) == []
 
 
+def test_rows_are_given_as_rules_yield_them():
+    some = [(torch.randn(4, 3), torch.randn(3, 5))]
+    assert verify(torch.mm, some, [((S(0), R), S(0)), ([S(1), S(0)], [P])]) == []
+    (wrong,) = verify(torch.mm, some, [((P, P), P)])
+    assert wrong.row == Row((P, P), (P,))
+    for no_row in (S(0), ((S(0), R),), ((0, R), S(0)), "SR"):
+        with pytest.raises(RuleError, match="is not a row"):
+            verify(torch.mm, some, [no_row])
+
+
 def test_texts_are_shown_as_they_are():
     src = TensorType((4, 4), torch.float32, MESH.layout("dp"))
     made = explain(src, MESH.layout())

@@ -75,6 +75,16 @@ def _notebook(*sources: str, tags: tuple[str, ...] = ()) -> NotebookNode:
     return v4.new_notebook(cells=cells)
 
 
+def _with_exercises(notebook: NotebookNode) -> NotebookNode:
+    """The notebook with three exercises, their answers and a link after it."""
+    cells = [v4.new_code_cell(f"# {i}: so\n{i}") for i in (1, 2, 3)]
+    for cell in cells:
+        cell.metadata["tags"] = ["answer"]
+    notebook.cells += [v4.new_markdown_cell("Exercises:\n\n1. a\n2. b\n3. c"), *cells]
+    notebook.cells.append(v4.new_markdown_cell("Next: [two](02_x.ipynb)"))
+    return notebook
+
+
 @pytest.fixture(scope="module")
 def ran() -> NotebookNode:
     """A notebook that prints, returns and fails, executed."""
@@ -143,7 +153,10 @@ def test_writing_stores_what_a_run_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "01_sums.ipynb"
-    path.write_text(canonical(_notebook("import math", "x = 1", "math.e > 2", *["x += x"] * 4)))
+    some = _notebook(
+        "import fdtensor as fd\nfd.show(fd.Mesh(x=2))", "x = 1", "x < 2", *["x += x"] * 4
+    )
+    path.write_text(canonical(_with_exercises(some)))
     monkeypatch.setattr(machinery, "FOLDER", tmp_path)
 
     assert machinery.main(["01"]) == 1
@@ -160,9 +173,16 @@ def test_writing_stores_what_a_run_shows(
     ("name", "sources", "tags", "said"),
     [
         ("layouts.ipynb", (), (), "a name is two digits and words: 01_layouts.ipynb"),
-        ("01_x.ipynb", ("x = 1",) * 15, (), "16 cells: there should be 8 to 15"),
-        ("01_x.ipynb", ("x = 1",), (), "2 cells: there should be 8 to 15"),
+        (
+            "01_x.ipynb",
+            ("x = 1",) * 15,
+            (),
+            "16 cells before the exercises: there should be 8 to 15",
+        ),
+        ("01_x.ipynb", ("x = 1",), (), "2 cells before the exercises: there should be 8 to 15"),
         ("01_x.ipynb", ("x = 1",), (), "the first code cell imports"),
+        ("01_x.ipynb", ("x = 1",), (), "none of the first three code cells draws"),
+        ("01_x.ipynb", ("x = 1",), (), "no cell starts with Exercises"),
         ("01_x.ipynb", ("import os", "import sys"), (), "cell 3 imports; the first code cell does"),
         ("01_x.ipynb", ("x = 1\n" * 10,), (), "cell 2 has 10 lines of code: under 10"),
         ("01_x.ipynb", ("%time 1",), (), "cell 2 has a magic"),
@@ -180,6 +200,43 @@ def test_what_is_out_of_form_is_told(
     path = tmp_path / name
     path.write_text(canonical(_notebook(*sources, tags=tags)))
     assert said in complaints(path)
+
+
+def test_exercises_have_answers_that_run_and_links(tmp_path: Path) -> None:
+    notebook = _with_exercises(_notebook("x"))
+    answers, path = notebook.cells[3:6], tmp_path / "01_x.ipynb"
+
+    def said() -> set[str]:
+        path.write_text(canonical(notebook))
+        return {told for told in complaints(path) if "exercise" in told or "links" in told}
+
+    for cell in answers:
+        cell.outputs = [v4.new_output("execute_result", {"text/plain": "1"}, execution_count=7)]
+    few = "2 cells before the exercises: there should be 8 to 15"
+    assert said() == {few}
+    assert read(path).cells[3].metadata["jupyter"] == {"source_hidden": True}  # JupyterLab folds it
+
+    notebook.cells[2].source = "Exercises:\n\n1. a\n2. b"
+    answers[0].source, answers[1].outputs, answers[2].metadata["tags"] = "1", [], []
+    notebook.cells[-1].source = "The end"
+    assert said() == {
+        few,
+        "the exercises are not 1 to 3",
+        "the last cell, after the answers, has links",
+        *(f"no answer to exercise {i}: tagged 'answer', with an output" for i in (1, 2, 3)),
+    }
+
+
+def test_drawings_are_kept_and_told_apart_by_their_bytes() -> None:
+    notebook = executed(_notebook("import fdtensor as fd\nfd.show(fd.Mesh(dp=2))"))
+    stored = plain(notebook)
+    (output,) = stored.cells[1].outputs
+    assert set(output.data) == {"text/plain", "image/svg+xml"}
+    assert output.data["image/svg+xml"].startswith("<svg xmlns")
+    assert differences(stored, notebook) == ""
+    output.data["image/svg+xml"] = output.data["image/svg+xml"].replace("dp=0", "dp=7")
+    (_, _, _, *lines) = differences(stored, notebook).splitlines()
+    assert [line[:12] for line in lines if line[0] in "+-"] == ["-  a drawing", "+  a drawing"]
 
 
 def test_long_prose_counts_and_addresses_are_out_of_form(tmp_path: Path) -> None:

@@ -91,7 +91,8 @@ class Picture:
         return self.html
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": self.text(), "text/html": self.html}
+        # pages that show no HTML of others, GitHub's among them, show the SVG
+        return {"text/plain": self.text(), "text/html": self.html, "image/svg+xml": self.svg}
 
     def __rich_console__(self, console: Any, options: Any) -> Any:
         from rich.text import Text
