@@ -3,8 +3,10 @@
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
+from functools import reduce
 from itertools import pairwise, product
 from math import prod
+from random import Random
 from types import SimpleNamespace
 
 import pytest
@@ -30,6 +32,7 @@ from fdtensor import (
 from fdtensor.inspect.pictures import Picture, show
 from fdtensor.inspect.pictures.canvas import spread
 from fdtensor.inspect.pictures.facts import Blocks, Facts, Move, Note, Table, Timeline, owners
+from fdtensor.inspect.pictures.folds import Fold, folds
 from fdtensor.inspect.pictures.holders import empty_ranks, ranks_text
 from fdtensor.inspect.pictures.palette import _luminance, _rgb, color, ink
 from fdtensor.layouts.errors import FdtensorError
@@ -442,7 +445,7 @@ def test_a_program_is_drawn_with_all_its_lines():
     assert marked.share == max(row.share for row in table.rows if row.share is not None)
 
 
-def test_a_long_program_is_drawn_with_its_costliest_lines():
+def test_lines_that_repeat_are_drawn_once():
     def deep(x, w):
         for _ in range(120):
             x = torch.tanh(x) @ w
@@ -450,11 +453,64 @@ def test_a_long_program_is_drawn_with_its_costliest_lines():
 
     program = trace(deep, typed((8, 16), "dp"), typed((16, 16)))
     (table,) = sections(show(program), Table)
-    folded = [row.cells[-1] for row in table.rows if row.cells[-1].startswith("...")]
-    assert len(folded) > 1
-    count = sum(int(text.split()[1]) for text in folded)
-    assert count + len(table.rows) - len(folded) == len(str(program).split("\n")) - 1
+    texts = [row.cells[-1] for row in table.rows]
+    assert "120 times 2 lines, the first:" in texts
+    assert len(texts) == 6  # inputs, the head, a copy, results and the total
     assert sum(row.share or 0.0 for row in table.rows) == pytest.approx(1)
+
+
+def test_a_long_program_is_drawn_with_its_costliest_lines():
+    ops = Random(0).choices([torch.tanh, torch.sin, torch.exp, torch.neg, torch.relu], k=200)
+    program = trace(lambda x: reduce(lambda y, op: op(y), ops, x), typed((8, 210), "dp"))
+    (table,) = sections(show(program), Table)
+    left_out = [row.cells[-1] for row in table.rows if row.cells[-1].startswith("...")]
+    assert len(left_out) > 1
+    count = sum(int(text.split()[1]) for text in left_out)
+    assert count + len(table.rows) - len(left_out) == len(str(program).split("\n")) - 1
+    assert sum(row.share or 0.0 for row in table.rows) == pytest.approx(1)
+
+
+def test_the_layers_of_a_model_are_drawn_once_with_their_names():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = torch.nn.ModuleList(
+                [torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()) for _ in range(24)]
+            )
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = layer(x)
+            return x
+
+    model = Model()
+    params = {name: typed(p.shape) for name, p in model.named_parameters()}
+    forward = lambda params, x: torch.func.functional_call(model, params, (x,))  # noqa: E731
+    text = show(trace(forward, params, typed((16, 8), "dp"))).text()
+    assert re.search(r"2[34] times \d+ lines, layers\.\d to layers\.2\d, the first:", text)
+    assert " more ..." in text  # 49 inputs
+
+
+@given(
+    st.lists(st.sampled_from("abc"), max_size=6),
+    st.lists(st.sampled_from("abcd"), min_size=1, max_size=8),
+    st.integers(1, 12),
+    st.lists(st.sampled_from("abc"), max_size=6),
+)
+def test_folds_are_copies_apart_from_each_other(before, copy, count, after):
+    keys = [*before, *copy * count, *after]
+    some = folds(keys, 4)
+    for fold in some:
+        assert fold.left_out >= 4
+        first = keys[fold.start : fold.start + fold.period]
+        assert keys[fold.start : fold.stop] == first * fold.count
+    assert all(a.stop <= b.start for a, b in pairwise(some))
+    if len(copy) * (count - 1) >= 4 and len(set(copy)) == len(copy):
+        assert sum(fold.left_out for fold in some) >= len(copy) * (count - 1)
+
+
+def test_a_copy_may_have_the_same_element_twice():
+    assert folds("x" + 5 * "aabb" + "y") == [Fold(1, 4, 5)]
 
 
 def test_seconds_are_those_of_the_cost_model():
