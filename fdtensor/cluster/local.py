@@ -22,7 +22,7 @@ from fdtensor.layouts.errors import CommError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.progress import working
 from fdtensor.layouts.signatures import named_arguments
-from fdtensor.layouts.words import first_sentence
+from fdtensor.layouts.words import a_kind, first_sentence
 from fdtensor.runtime.comm import Check
 from fdtensor.runtime.simulator import SimulatedComm
 
@@ -169,7 +169,7 @@ class LocalCluster:
     def _packed(self, fn: Callable[..., object], args: Sequence[object]) -> Call:
         if not callable(fn):
             raise CommError(
-                f"the ranks call a function, not a {type(fn).__name__}.",
+                f"the ranks call a function, not {a_kind(fn)}.",
                 hint="Write cluster.run(fn, *args): each rank calls fn(*args).",
             )
         try:

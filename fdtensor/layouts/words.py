@@ -6,7 +6,13 @@ import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-__all__ = ["first_sentence", "near", "shown"]
+__all__ = ["a_kind", "first_sentence", "near", "shown"]
+
+
+def a_kind(value: object) -> str:
+    """The kind of a value with its article: `an int`, `a Layout`."""
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIO' else 'a'} {name}"
 
 
 def near(name: object, names: Iterable[object]) -> str:

@@ -13,7 +13,7 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.torch_private import FakeTensor, plain_dispatch
-from fdtensor.layouts.words import near
+from fdtensor.layouts.words import a_kind, near
 from fdtensor.plans.collectives import Step
 from fdtensor.plans.cost import CostModel, model_of
 from fdtensor.programs.options import Check
@@ -258,4 +258,4 @@ def _on(found: torch.device, device: torch.device) -> bool:
 
 def kind_of(value: object) -> str:
     """What a value is, in a few words."""
-    return "None" if value is None else f"a {type(value).__name__}"
+    return "None" if value is None else a_kind(value)

@@ -13,6 +13,7 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Replicate
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten
+from fdtensor.layouts.words import a_kind
 from fdtensor.plans.local_tensors import empty, plain
 from fdtensor.runtime.alike import compare, inputs
 from fdtensor.runtime.autograd import tracked, zeros
@@ -73,7 +74,7 @@ def agree_on(
 def type_everywhere(tensor: object, mesh: Mesh) -> TensorType:
     """The type of a tensor that every rank holds."""
     if not isinstance(tensor, torch.Tensor):
-        name = "None" if tensor is None else f"a {type(tensor).__name__}"
+        name = "None" if tensor is None else a_kind(tensor)
         raise LayoutError(f"{name} is not a tensor.", hint=_as_tensor(tensor))
     kind = other_kind(tensor)
     if kind is not None:

@@ -20,6 +20,7 @@ from fdtensor.layouts.signatures import named_arguments
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.torch_private import foreach_mul_, foreach_norm
 from fdtensor.layouts.tree import flatten, paths, unflatten
+from fdtensor.layouts.words import a_kind
 from fdtensor.plans.planner import plan
 from fdtensor.runtime.interpreter import run
 from fdtensor.tensors.agreement import agreed, comm_of, union_of
@@ -201,7 +202,7 @@ def _leaves(tree: Any) -> tuple[list[Any], Any]:
             )
         if spec.is_leaf() and not isinstance(leaf, DTensor):
             raise ValueTreeError(
-                f"a {type(leaf).__name__} is no pytree of DTensors.",
+                f"{a_kind(leaf)} is no pytree of DTensors.",
                 hint="Pass a list or dict of DTensors, nested as you like.",
             )
     return leaves, spec

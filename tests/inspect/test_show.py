@@ -9,6 +9,7 @@ from math import prod
 from random import Random
 from types import SimpleNamespace
 
+import attrs
 import pytest
 import torch
 from hypothesis import assume, example, given
@@ -35,8 +36,11 @@ from fdtensor.inspect.pictures.facts import Blocks, Facts, Move, Note, Table, Ti
 from fdtensor.inspect.pictures.folds import Fold, folds
 from fdtensor.inspect.pictures.holders import empty_ranks, ranks_text
 from fdtensor.inspect.pictures.palette import _luminance, _rgb, color, ink
-from fdtensor.layouts.errors import FdtensorError
+from fdtensor.inspect.pictures.plans import _rounds
+from fdtensor.layouts.errors import FdtensorError, ValueTreeError
 from fdtensor.layouts.placement import Spans
+from fdtensor.plans.collectives import Exchange
+from fdtensor.plans.text import bytes_text
 from fdtensor.programs.seconds import line_seconds
 from fdtensor.programs.timeline import timeline
 from fdtensor.testing.strategies import DTYPES, meshes, redistributions, types
@@ -491,6 +495,47 @@ def test_the_layers_of_a_model_are_drawn_once_with_their_names():
     assert " more ..." in text  # 49 inputs
 
 
+def test_a_dict_is_drawn_as_the_types_of_its_tensors():
+    params = {
+        "up": typed((8, 16), None, "tp"),
+        "blocks": [typed((8, 4), "dp"), torch.ones(3, dtype=torch.float64)],
+    }
+    picture = show(params)
+    (table,) = sections(picture, Table)
+    assert [row.cells for row in table.rows] == [
+        ("['blocks'][0]", "f32[8@dp,4]", "64 B"),
+        ("['blocks'][1]", "f64[3], plain", "24 B"),
+        ("['up']", "f32[8,16@tp]", "128 B"),
+    ]
+    assert sum(row.share for row in table.rows) == pytest.approx(1)
+    assert picture.description.title == f"3 tensors on {MESH!r}"
+    assert "216 B a rank at most, 664 B in full" in picture.text()
+    with pytest.raises(ValueTreeError, match="1 of 2 leaves cannot be shown"):
+        show((typed((4,)), "text"))
+
+
+def test_of_many_tensors_the_largest_are_drawn():
+    rows = sections(show([typed((n, 4)) for n in range(1, 131)]), Table)[0].rows
+    assert rows[0].cells[0] == "[30]"
+    assert rows[-1].cells == ("... 30 smaller ones", "", bytes_text(16 * sum(range(31))))
+    assert sum(row.share for row in rows) == pytest.approx(1)
+
+
+@given(redistributions(), st.integers(2, 12))
+def test_rounds_of_an_exchange_are_drawn_with_all_bytes(pair, pieces):
+    src, dst = pair
+    whole = plan(src, dst)
+    assume(len(whole.steps) == 1 and isinstance(whole.steps[0].collective, Exchange))
+    step = attrs.evolve(
+        whole.steps[0], collective=attrs.evolve(whole.steps[0].collective, pieces=pieces)
+    )
+    (table,) = _rounds(attrs.evolve(whole, steps=(step,)))
+    shares = [row.share for row in table.rows if row.share is not None]
+    assert len(table.rows) == min(pieces, 8)
+    if pieces <= 8:
+        assert sum(shares) == pytest.approx(1)
+
+
 @given(
     st.lists(st.sampled_from("abc"), max_size=6),
     st.lists(st.sampled_from("abcd"), min_size=1, max_size=8),
@@ -653,7 +698,7 @@ def test_what_has_no_picture_is_refused(tmp_path):
         show(MESH.layout("dp"))
     assert str(error.value) == NO_SHAPE
     with pytest.raises(FdtensorError) as error:
-        show([1])
+        show(1)
     assert str(error.value) == NO_PICTURE
     with pytest.raises(FdtensorError) as error:
         show(MESH).save("x.png")
@@ -834,9 +879,9 @@ the layout (dp=S(0), tp=R) has no shape to draw.
 Write show(TensorType(shape, dtype, layout))."""
 
 NO_PICTURE = """\
-there is no picture of a list.
+there is no picture of an int.
 
-Show a TensorType, a DTensor, a Mesh, a Plan, a Program or a Schedule."""
+Show a TensorType, a DTensor, a dict of these, a Mesh, a Plan, a Program or a Schedule."""
 
 NO_ENDING = """\
 a picture cannot be saved as '.png'.

@@ -240,7 +240,7 @@ MISTAKES = {
         ("spmd(torch.relu, max_bytes='1GB')", "TraceError", "max_bytes='1GB'", "number of bytes"),
         ("spmd(torch.relu, regather='yes')", "TraceError", "regather='yes'", "regather=True"),
         ("spmd(torch.relu, reduce_dtype='f32')", "TraceError", "'f32'", "torch.float32"),
-        ("spmd(torch.relu)(3)", "TraceError", "arguments: a int", "Make one with distribute"),
+        ("spmd(torch.relu)(3)", "TraceError", "arguments: an int", "Make one with distribute"),
         ("trace(torch.relu, t)", "TraceError", "no mesh to run on", "TensorType(shape, dtype"),
         ("trace(torch.relu, type_, mesh='dp')", "LayoutError", "'dp' is not a Mesh", "Mesh(dp=2"),
         ("trace(torch.relu, type_, cost='h100')", "PlanError", "'h100'", "H100"),
@@ -328,7 +328,7 @@ MISTAKES = {
         ("io.save_checkpoint({'f': print}, '/dev/null/x', comm)", "CheckpointError", "nul", "Mend"),
         ("io.load_safetensors('/nowhere', rows, comm)", "CheckpointError", "'/nowhere'", "Pass a"),
         ("io.to_torch(x)", "CommError", "SimulatedComm", "FuncolComm"),
-        ("io.from_torch(3)", "LayoutError", "a int", "distribute and from_local"),
+        ("io.from_torch(3)", "LayoutError", "an int", "distribute and from_local"),
     ],
     "rules, tests and styles": [
         ("rule(torch.relu)(print)", "RuleError", "relu is no op", "torch.ops.aten.mm.default"),

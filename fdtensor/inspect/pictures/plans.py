@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from fdtensor.inspect.pictures.facts import Description, Facts, Move, Note, Row, Section, Table
 from fdtensor.inspect.pictures.panels import MOST_CELLS, blocks_of
 from fdtensor.inspect.pictures.types import legend
-from fdtensor.plans.collectives import Step, is_local
+from fdtensor.plans.collectives import Exchange, Step, is_local
+from fdtensor.plans.collectives.rounds import piece
 from fdtensor.plans.cost import CostModel, seconds
 from fdtensor.plans.planner import Plan
+from fdtensor.plans.routes import Message, route
 from fdtensor.plans.text import bytes_text, listing, time_text
 from fdtensor.plans.traffic import all_received, most_received
 
 __all__ = ["of_plan"]
+
+MOST_ROUNDS = 8
+"""How many rounds of an exchange are listed."""
 
 
 def of_plan(plan: Plan, cost: CostModel | None = None) -> Description:
@@ -23,7 +28,8 @@ def of_plan(plan: Plan, cost: CostModel | None = None) -> Description:
     """
     cost = cost or plan.cost
     title, _, _ = listing(plan)
-    parts = _bytes(plan), _facts(plan, cost), *_steps(plan, cost), *_stages(plan, cost)
+    tables = *_steps(plan, cost), *_rounds(plan)
+    parts = _bytes(plan), _facts(plan, cost), *tables, *_stages(plan, cost)
     return Description(title, parts)
 
 
@@ -72,6 +78,32 @@ def _steps(plan: Plan, cost: CostModel) -> Iterator[Section]:
         for i, (step, count) in enumerate(zip(plan.steps, counts, strict=True), 1)
     ]
     yield Table(("", "step", "gives", "received", "time"), tuple(rows), "><<>>")
+
+
+def _rounds(plan: Plan) -> Iterator[Section]:
+    """What the busiest rank receives in each round of the exchanges that have several."""
+    for i, step in enumerate(plan.steps, 1):
+        match step.collective:
+            case Exchange(pieces=count) if count > 1:
+                every = {r: route(step.moves, r).recvs for r in step.dst.mesh.ranks}
+                rank = max(every, key=lambda r: sum(message.numel for message in every[r]))
+                yield _table_of_rounds(i, rank, every[rank], count, step.dst.dtype.itemsize)
+
+
+def _table_of_rounds(
+    step: int, rank: int, messages: Sequence[Message], count: int, itemsize: int
+) -> Table:
+    rows = []
+    for i in range(count):
+        parts = [piece(message, i, count) for message in messages]
+        received = sum(part.numel for part in parts) * itemsize
+        senders = sum(part.numel > 0 for part in parts)
+        share = received / (sum(message.numel for message in messages) * itemsize or 1)
+        if i < MOST_ROUNDS - 1 or count <= MOST_ROUNDS:
+            rows.append(Row((f"round {i + 1}", bytes_text(received), f"from {senders}"), share))
+    if count > len(rows):
+        rows.append(Row((f"... {count - len(rows)} more", "", "")))
+    return Table((f"step {step}, rank {rank}", "received", "ranks"), tuple(rows), "<>>", bars=True)
 
 
 def _stages(plan: Plan, cost: CostModel) -> Iterator[Section]:

@@ -28,6 +28,7 @@ from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.placement import Replicate
 from fdtensor.layouts.signatures import named_arguments
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.words import a_kind
 from fdtensor.runtime.comm import Comm, inside, refuse_no_comm
 from fdtensor.tensors.connect import redistribute
 from fdtensor.tensors.dtensor import DTensor
@@ -169,7 +170,7 @@ def _checked(tree: Any, path: Any, comm: Comm[Any], options: _Options) -> list[L
     if isinstance(path, StorageWriter):
         if not options.wait:
             raise CheckpointError(
-                f"a {type(path).__name__} cannot write in the background.",
+                f"{a_kind(path)} cannot write in the background.",
                 hint="Pass a directory, or leave wait=True.",
             )
     elif not options.overwrite and (Path(path) / METADATA).exists():
@@ -220,10 +221,10 @@ def _problem(leaf: Leaf, comm: Comm[Any]) -> str | None:
     if not leaf.path:
         return "has no name: pass a dict"
     if isinstance(value, (Layout, TensorType)):
-        return f"is a {type(value).__name__}, not a value"
+        return f"is {a_kind(value)}, not a value"
     if not isinstance(value, DTensor):
         stateful = hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
-        return f"is a {type(value).__name__}: pass its state_dict()" if stateful else None
+        return f"is {a_kind(value)}: pass its state_dict()" if stateful else None
     if (value.comm.rank is None) != (comm.rank is None):
         return f"is on {value.comm!r}, not on ranks of {comm!r}"
     return value.comm.mistake(value.local, value.type)

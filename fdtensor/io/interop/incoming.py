@@ -14,6 +14,7 @@ from fdtensor.layouts.errors import CommError, FdtensorError, LayoutError, MeshE
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten, paths, unflatten
+from fdtensor.layouts.words import a_kind
 from fdtensor.runtime.comm import Check, Comm
 from fdtensor.runtime.interpreter import digest_of
 from fdtensor.tensors.dtensor import DTensor
@@ -60,7 +61,7 @@ def from_torch(
     places = [""] if spec.is_leaf() else paths(spec, "tree")
     if spec.is_leaf() and not isinstance(leaves[0], TorchDTensor):
         raise LayoutError(
-            f"got a {type(leaves[0]).__name__}, not a torch DTensor.",
+            f"got {a_kind(leaves[0])}, not a torch DTensor.",
             hint="Pass a torch.distributed.tensor.DTensor or a pytree that has some, such as "
             "dict(model.named_parameters()); for plain tensors there are distribute and "
             "from_local.",

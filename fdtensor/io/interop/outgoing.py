@@ -17,6 +17,7 @@ from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.placement import Replicate
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten, paths, unflatten
+from fdtensor.layouts.words import a_kind
 from fdtensor.tensors.connect import redistribute
 from fdtensor.tensors.dtensor import DTensor
 
@@ -57,7 +58,7 @@ def to_torch(tree: Any, device_mesh: DeviceMesh | None = None, *, like: Any = No
     places = [""] if spec.is_leaf() else paths(spec, "tree")
     if spec.is_leaf() and not _is_ours(leaves[0]):
         raise LayoutError(
-            f"got a {type(leaves[0]).__name__}, not a DTensor of this library.",
+            f"got {a_kind(leaves[0])}, not a DTensor of this library.",
             hint="Pass a DTensor or a pytree that has some.",
         )
     models = None if like is None else _by_place(like)
@@ -138,7 +139,7 @@ def _by_place(like: Any) -> dict[str, Any]:
     leaves, spec = flatten(like)
     if spec.is_leaf() and not isinstance(leaves[0], torch.Tensor):
         raise LayoutError(
-            f"like is a {type(leaves[0]).__name__}, not a tensor or a pytree that has some.",
+            f"like is {a_kind(leaves[0])}, not a tensor or a pytree that has some.",
             hint="Pass model.state_dict() for a model.",
         )
     places = [""] if spec.is_leaf() else paths(spec, "tree")

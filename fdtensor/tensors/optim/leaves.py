@@ -13,6 +13,7 @@ from fdtensor.layouts.errors import ValueTreeError
 from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten, mismatches, paths, unflatten
+from fdtensor.layouts.words import a_kind
 from fdtensor.tensors.dtensor import DTensor
 from fdtensor.tensors.optim.states import settings, state_types
 from fdtensor.tensors.optim.update import Kind, is_lazy
@@ -138,7 +139,7 @@ def _unlike(place: str, x: Any, type: TensorType, optional: bool = True) -> dict
 
 def _names(state: Any) -> str:
     if not isinstance(state, Mapping):
-        return f"a {type(state).__name__}"
+        return a_kind(state)
     return ", ".join(sorted(map(str, state))) or "nothing"
 
 
