@@ -28,7 +28,10 @@ from fdtensor.ops.notation.dtypes import keeps_sums
 from fdtensor.ops.notation.reshape import RESHAPES, recut
 from fdtensor.ops.precision import ROUNDED
 
-__all__ = ["CallKey", "arguments", "recut_rows", "row_sides", "rows_of", "variants"]
+__all__ = ["CallKey", "arguments", "kinds_of", "recut_rows", "row_sides", "rows_of", "variants"]
+
+FOLLOWED = 4
+"""How many new and how many old kinds of blocks are followed through a call."""
 
 
 def arguments(call: Call, of: Callable[[Var], Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -165,6 +168,18 @@ def _resolved(op: Any, row: Any, count: int, pattern: Any, full: Full | None) ->
             hint="Count dims from the front, and skip those that are not there.",
         )
     return placed
+
+
+def kinds_of(places: Iterable[Placement]) -> list[Placement]:
+    """The placements that are neither R nor S, of whose cuts only a few are followed.
+
+    Each slice of a cut dim may add a kind of blocks, and pairs of kinds are priced: of many, the
+    newest, which come first, and the oldest are enough.
+    """
+    others = [p for p in places if not isinstance(p, (Replicate, Shard))]
+    cuts = [p for p in others if isinstance(p, Cut)]
+    dropped = set(cuts[FOLLOWED:-FOLLOWED])
+    return [p for p in others if p not in dropped]
 
 
 def variants(row: Row, kinds: Iterable[Placement], shapes: Sequence[Full | None]) -> Iterator[Row]:

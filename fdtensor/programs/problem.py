@@ -13,13 +13,13 @@ from typing import Any, TypeGuard
 
 import attrs
 
-from fdtensor.layouts.placement import Cut, Partial, Placement, Ragged, Replicate, Shard
+from fdtensor.layouts.placement import Cut, Partial, Placement, Ragged, Shard
 from fdtensor.ops.flops import work
 from fdtensor.ops.graph import Call, Full, Graph, Var
 from fdtensor.ops.lift import rows_compose
 from fdtensor.ops.notation.core import R, Row, rule_of
 from fdtensor.ops.pins import pinned
-from fdtensor.ops.rows import CallKey, recut_rows, rows_of, variants
+from fdtensor.ops.rows import CallKey, kinds_of, recut_rows, rows_of, variants
 from fdtensor.programs.as_if import kinds, nearest
 from fdtensor.programs.boundary import Boundary, boundary_of
 from fdtensor.programs.choices import Body, Choice, Constraints
@@ -171,7 +171,7 @@ class ProblemBuilder:
         if i in self.whole:
             return [on_whole(call)]
         places = dict.fromkeys(p for v in call.ins for p in self.domain[v])
-        kinds = [p for p in places if not isinstance(p, (Replicate, Shard))]
+        kinds = kinds_of(places)
         if self.like is not None and isinstance(self.like.calls[i].note, Body):
             return self._constrained(i, call, self._repeated(call, self.like.calls[i]))
         sides = [None if v is None else graph.types[v.index] for v in (*call.ins, *call.outs)]

@@ -9,19 +9,22 @@ from hypothesis import strategies as st
 from fdtensor import (
     Layout,
     Mesh,
+    Partial,
     Ragged,
+    Replicate,
     Shard,
     SimulatedComm,
     StridedShard,
     TensorType,
     distribute,
+    like,
     spmd,
     trace,
 )
 from fdtensor.errors import FdtensorError
 from fdtensor.ops.graph import Full
 from fdtensor.ops.lift import layout_of
-from fdtensor.ops.rows import recut_rows, rows_of
+from fdtensor.ops.rows import kinds_of, recut_rows, rows_of
 from fdtensor.ops.same_elements import same_elements
 from fdtensor.testing.row_checks import call_of, verify
 
@@ -158,3 +161,26 @@ def test_axes_that_cut_merged_dims_do_so_in_the_order_in_which_they_were_merged(
     assert layout_of(mesh, placements).cuts(0) == ("c", "b", "a")
     assert layout_of(mesh, placements, ("a",)).cuts(0) == ("a", "c", "b")  # what is kept stays
     assert layout_of(mesh, (Shard(0),) * 3).cuts(0) == mesh.axes
+
+
+def test_a_few_kinds_of_blocks_are_followed_through_many_slices():
+    """Each slice adds a kind of blocks; pairs of all of them would be priced."""
+    kinds = [Ragged(1, (n, 40 - n)) for n in range(1, 21)]
+    others = [Partial("avg"), StridedShard(0, 2)]
+    followed = kinds_of([Replicate(), Shard(0), *kinds, Partial("max")])
+    assert followed == [*kinds[:4], *kinds[-4:], Partial("max")]
+    assert kinds_of([Shard(1), *others]) == others
+
+
+def test_a_chain_of_slices_stays_where_its_blocks_are():
+    def narrowing(x):
+        for n in range(1, 16):
+            x = torch.tanh(x[:, : 40 - n])
+        return x
+
+    mesh = Mesh(x=4)
+    x = torch.randn(4, 40)
+    held = distribute(x, mesh.layout(None, "x"), SimulatedComm(mesh))
+    program = trace(narrowing, held, out_layouts=like(None))
+    assert program.received_bytes == 0
+    torch.testing.assert_close(spmd(narrowing)(held).full(), narrowing(x))
