@@ -32,7 +32,7 @@ from fdtensor.tensors.calls.function import Spmd
 from fdtensor.testing import Strides
 from fdtensor.testing.discovery import SampleGroup
 from fdtensor.testing.row_checks import Wrong
-from fdtensor.train import GPT, AdamW, Job, Model, Pretrained, Size
+from fdtensor.train import GPT, AdamW, Job, Model, Pretrained, Saves, Size
 
 aten = torch.ops.aten
 MODULES = (
@@ -177,6 +177,7 @@ example(GPT, lambda: GPT(Size(layers=1, width=8, heads=2)))
 example(AdamW, AdamW())
 example(Job, Job())
 example(Pretrained, Pretrained("a/folder"))
+example(Saves, Saves("a/folder"))
 example(Strides, Strides((1, 0)))
 
 WRONG = [Row((fd.Shard(0),), (fd.Shard(0),))]

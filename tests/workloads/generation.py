@@ -228,4 +228,40 @@ VOCABULARY = Workload(
     grad=0,
 )
 
-GENERATION = (STEP, LORA, DISTILLED, VOCABULARY)
+
+# --- a long cache --------------------------------------------------------------------------------
+
+
+def recalled(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Attention of one new place to a cache."""
+    return F.scaled_dot_product_attention(q, keys, values)
+
+
+def recalled_by_hand(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Dao et al., "Flash-Decoding" (2023): sums over each part of the cache are put together."""
+    scores = single(q @ keys.mT) / q.shape[-1] ** 0.5
+    weights = (scores - pmax(scores.amax(-1, keepdim=True), "tp")).exp()
+    total, out = weights.sum(-1, keepdim=True), single(half(weights) @ values)
+    total, out = psum(total, "tp"), psum(out, "tp")
+    return half(out / total)
+
+
+def cache_of(n: Mapping[str, int]) -> tuple[Tensor, ...]:
+    shape = n["batch"], n["heads"], n["length"], n["head"]
+    q = torch.randn(*shape[:2], 1, n["head"], dtype=torch.bfloat16)
+    return q, *(torch.randn(shape, dtype=torch.bfloat16) for _ in range(2))
+
+
+CACHE = Workload(
+    "a token over a cache of 512k, cut by its length",
+    TP,
+    recalled,
+    recalled_by_hand,
+    cache_of,
+    (at(), at(None, None, "tp"), at(None, None, "tp")),
+    at(),
+    {"batch": 4, "heads": 4, "length": 1 << 19, "head": 128},
+    {"batch": 2, "heads": 4, "length": 32, "head": 4},
+)
+
+GENERATION = (STEP, CACHE, LORA, DISTILLED, VOCABULARY)

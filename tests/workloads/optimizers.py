@@ -266,4 +266,50 @@ SHAMPOO = Workload(
     {"layers": 8, "rows": 16, "columns": 16},
 )
 
-OPTIMIZERS = (CUT, MOMENTS, ACCUMULATED, ADAFACTOR, MUON, SHAMPOO)
+
+def soap(p: Tensor, m: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+    """Vyas et al., "SOAP" (2024): Adam in the eigenvectors of the statistics of Shampoo."""
+    *state, g = state
+    m = 0.9 * m + 0.1 * g
+    update, state = soap_update(m, g, *state)
+    return p - 3e-3 * update, m, *state
+
+
+def soap_update(
+    m: Tensor, g: Tensor, v: Tensor, left: Tensor, right: Tensor, a: Tensor, b: Tensor
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The update, and the state with vectors that follow the statistics by one step of QR."""
+    v = 0.95 * v + 0.05 * (a.mT @ g @ b).square()
+    update = a @ ((a.mT @ m @ b) / (v.sqrt() + 1e-8)) @ b.mT
+    left, right = 0.95 * left + 0.05 * g @ g.mT, 0.95 * right + 0.05 * g.mT @ g
+    a, b = torch.linalg.qr(left @ a).Q, torch.linalg.qr(right @ b).Q
+    return update, (v, left, right, a, b)
+
+
+def soap_by_hand(p: Tensor, m: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+    """Each matrix, its momentum and its statistics are whole on one rank."""
+    *state, g = state
+    own = all_to_all(g, "dp", 0, 1)
+    m = 0.9 * m + 0.1 * own
+    update, state = soap_update(m, own, *state)
+    return p - 3e-3 * all_to_all(update, "dp", 1, 0), m, *state
+
+
+def soap_state(n: Mapping[str, int]) -> tuple[Tensor, ...]:
+    _, left, right, g = statistics(n)
+    return g / 2, g / 3, g.square(), left, right, left, right, g
+
+
+SOAP = Workload(
+    "SOAP of 8 matrices of 2048 x 4096",
+    LINE,
+    soap,
+    soap_by_hand,
+    soap_state,
+    (COLUMNS, *[ROWS] * 6, COLUMNS),
+    (COLUMNS, *[ROWS] * 6),
+    {"layers": 8, "rows": 2048, "columns": 4096},
+    {"layers": 8, "rows": 16, "columns": 16},
+)
+
+OPTIMIZERS = (CUT, MOMENTS, ACCUMULATED, ADAFACTOR, MUON, SHAMPOO, SOAP)

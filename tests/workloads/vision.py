@@ -197,4 +197,38 @@ LSTM = Workload(
     grad=0,
 )
 
-VISION = (CONVOLUTIONS, UNET, NORM, VIT, LSTM)
+
+def gru(p: Tensors, x: Tensor) -> Tensor:
+    h = x.new_zeros(x.shape[1], x.shape[2])
+    for entry in x:
+        r, z, n = (entry @ p["input"]).chunk(3, -1)
+        of_r, of_z, of_n = (h @ p["recurrent"]).chunk(3, -1)
+        z = (z + of_z).sigmoid()
+        h = (1 - z) * (n + (r + of_r).sigmoid() * of_n).tanh() + z * h
+    return h.square().mean()
+
+
+def gru_by_hand(p: Tensors, x: Tensor) -> Tensor:
+    return psum(gru(p, x), "x") / axis_size("x")
+
+
+GRU = Workload(
+    "GRU of 16 steps, data parallel",
+    LINE,
+    gru,
+    gru_by_hand,
+    lambda n: (
+        {
+            "input": torch.randn(n["width"], 3 * n["width"]) / n["width"] ** 0.5,
+            "recurrent": torch.randn(n["width"], 3 * n["width"]) / n["width"] ** 0.5,
+        },
+        torch.randn(n["steps"], n["batch"], n["width"]),
+    ),
+    (WHOLE, at(None, "x")),
+    WHOLE,
+    {"steps": 16, "batch": 2048, "width": 1024},
+    {"steps": 16, "batch": 16, "width": 4},
+    grad=0,
+)
+
+VISION = (CONVOLUTIONS, UNET, NORM, VIT, LSTM, GRU)
