@@ -32,6 +32,11 @@ HELD = (0.0, 0.25, 1.0, 4.0, 16.0, 256.0)
 choice to another: the dearer it is, the more of them are cut, the largest first."""
 
 
+SHARES = (1.0, 0.85, 0.75)
+"""What shares of the budget are held to when values are made again: what is left is room in which
+collectives may start earlier."""
+
+
 def cheapest_within(
     assemble: Callable[..., Program], max_bytes: int, cost: CostModel, types: Sequence[object]
 ) -> Program:
@@ -80,11 +85,19 @@ def _within(program: Program, max_bytes: int) -> tuple[Program | None, int]:
     lines, peak = lines_of(program, program.busiest_ranks), program.peak_bytes
     if has_loops(program.eqns):  # what is made again may not cross the ends of a loop
         return program if peak <= max_bytes else None, peak
+    some = [lines]
     if peak > max_bytes:
-        lines, peak = fitted(lines, max_bytes, program.cost)
-        if peak > max_bytes:
-            return None, peak
-        lines = merged(lines, max_bytes)
-    lines = in_time(lines, lambda _: max_bytes, program.cost)
-    fits = attrs.evolve(program, eqns=lines.eqns, outs=lines.outs, types=tuple(lines.types))
+        each = [fitted(lines, int(share * max_bytes), program.cost) for share in SHARES]
+        some = [merged(tighter, max_bytes) for tighter, most in each if most <= max_bytes]
+        if not some:
+            return None, min(most for _, most in each)
+    programs: list[Program] = []
+    for one in some:
+        timed = in_time(one, lambda _: max_bytes, program.cost)
+        types = tuple(timed.types)
+        programs.append(attrs.evolve(program, eqns=timed.eqns, outs=timed.outs, types=types))
+    fits, *others = programs
+    for other in others:  # what holds less may send more, which a little time is not worth
+        if timeline(other, program.cost).seconds < 0.98 * timeline(fits, program.cost).seconds:
+            fits = other
     return fits, fits.peak_bytes

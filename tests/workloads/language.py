@@ -164,6 +164,12 @@ STEP = {**LLAMA_8B, "layers": 2, "batch": 8, "length": 4096}
 TRAINING = (
     training("Llama-3-8B, data parallel", Mesh(dp=8), STEP),
     training("Llama-3-8B, FSDP", Mesh(fs=8), STEP),
+    training(
+        "Llama-3-8B, FSDP, four layers in 3.4 GB",
+        Mesh(fs=8),
+        {**STEP, "layers": 4},
+        max_bytes=3_400_000_000,
+    ),
     training("Llama-3-8B, tensor parallel", Mesh(tp=8), {**STEP, "batch": 1}),
     training("Llama-3-8B, sequence parallel", Mesh(tp=8), {**STEP, "batch": 1}, sequences=True),
     training("Llama-3-8B, dp, FSDP and tp", Mesh(dp=2, fs=2, tp=2), {**STEP, "layers": 1}),

@@ -275,9 +275,12 @@ SVD = Workload(
 
 
 def _pulls(x: Tensor, others: Tensor) -> Tensor:
-    """What each of `x` is pulled by all of `others`, of mass 1; softened."""
-    away = others - x[:, None]
-    return (away * (away.square().sum(-1, keepdim=True) + 0.01) ** -1.5).sum(1)
+    """What each of `x` is pulled by all of `others`, of mass 1; softened, a few at a time."""
+    total = torch.zeros_like(x)
+    for some in others.chunk(16):
+        away = some - x[:, None]
+        total = total + (away * (away.square().sum(-1, keepdim=True) + 0.01) ** -1.5).sum(1)
+    return total
 
 
 def bodies(x: Tensor) -> Tensor:
@@ -298,6 +301,7 @@ BODIES = Workload(
     ROWS,
     {"bodies": 1 << 16},
     {"bodies": 64},
+    max_bytes=1 << 30,
 )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+from itertools import pairwise
 from typing import Any
 
+import attrs
 import optree
 import pytest
 import torch
@@ -12,7 +14,7 @@ import torch
 from fdtensor import Program, connect, run, shards
 from fdtensor.runtime.simulator import SimulatedComm
 from tests.workloads.every import EVERY
-from tests.workloads.workload import exact, measured, widest
+from tests.workloads.workload import Cost, exact, measured, widest
 
 NAMES = pytest.mark.parametrize("name", EVERY)
 
@@ -27,6 +29,16 @@ def test_the_automatic_program_costs_no_more_than_the_one_by_hand(name):
     assert has_more == bool(workload.why), "a ratio above 1.1 has its reason"
     if workload.max_bytes is not None:
         assert m.automatic.peak <= workload.max_bytes
+
+
+def test_a_larger_budget_takes_no_longer():
+    """Values made again in less room than there is leave some for collectives that start early."""
+    workload = EVERY["Llama-3-8B, FSDP, four layers in 3.4 GB"]
+    seconds = []
+    for budget in (2_400_000_000, 2_800_000_000, 3_400_000_000):
+        within = attrs.evolve(workload, max_bytes=budget)
+        seconds.append(Cost.of(within.program(within.real, within.mesh)).seconds)
+    assert all(more <= 1.02 * less for less, more in pairwise(seconds))
 
 
 @functools.cache

@@ -130,10 +130,16 @@ class Workload:
 
         return optree.tree_map(typed, args, layouts)  # type: ignore[return-value]
 
+    def budget(self, mesh: Mesh) -> int | None:
+        """What a rank may hold: more of fewer ranks, and four times as much in float64."""
+        if self.max_bytes is None:
+            return None
+        return self.max_bytes * self.mesh.size // mesh.size * (4 if _EXACT.get() else 1)
+
     def program(self, sizes: Sizes, mesh: Mesh, as_if: Program | None = None) -> Program:
         """What fdtensor makes of the plain function."""
         types, outs = self.types(sizes, mesh), _on(mesh, self.outs)
-        options = {"max_bytes": self.max_bytes} if as_if is None else {"as_if": as_if}
+        options = {"max_bytes": self.budget(mesh)} if as_if is None else {"as_if": as_if}
         return trace(self.function, *types, out_layouts=outs, **options)
 
     def program_by_hand(self, sizes: Sizes, mesh: Mesh) -> Program:
