@@ -13,7 +13,7 @@ from fdtensor.ops.graph import Var
 from fdtensor.ops.value_checks import BOUNDED
 from fdtensor.plans.collectives import Step
 from fdtensor.programs.eqn import Together
-from fdtensor.runtime.operand_memory import BY_HAND, from_start, in_rows
+from fdtensor.runtime.operand_memory import BY_HAND, apart, from_start, in_rows
 
 __all__ = [
     "AFTER",
@@ -112,7 +112,7 @@ def ended(begun: Callable[[], Any]) -> Any:
 
 def of_ops(line: Line) -> Line:
     """The line as a graph may have it: an op that does at least what is called by hand."""
-    if line.op is in_rows:
+    if line.op in (in_rows, apart):
         return attrs.evolve(line, op=aten.contiguous.default)
     if line.op is from_start:
         kept = ("memory_format", torch.contiguous_format)

@@ -10,7 +10,7 @@ import torch
 from fdtensor.ops.rewrite import CROSS_ENTROPY_BACKWARD
 from fdtensor.ops.rules.attention import BACKWARDS, SEEDS
 
-__all__ = ["BY_HAND", "RESHAPES", "brought_by", "from_start", "in_rows", "strict_operands"]
+__all__ = ["BY_HAND", "RESHAPES", "apart", "brought_by", "from_start", "in_rows", "strict_operands"]
 
 aten = torch.ops.aten
 
@@ -32,7 +32,17 @@ def from_start(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-BY_HAND = (in_rows, from_start)
+def apart(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with each element in a place of its own, which those of a window may not have."""
+    reach = 1  # one place behind the last element of the dims so far
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride < reach:
+            return tensor.contiguous()
+        reach += (size - 1) * stride
+    return tensor
+
+
+BY_HAND = (in_rows, from_start, apart)
 """The functions that lines call beside ops: the same values, in memory as an op wants them."""
 
 
@@ -72,6 +82,13 @@ CANONICAL = {
 }
 """Ops about memory, which ask for the very strides and the offset that a new tensor has."""
 
+WRITTEN = {
+    aten.select_scatter.default: (0,),
+    aten.slice_scatter.default: (0,),
+    aten.diagonal_scatter.default: (0,),
+}
+"""Ops that write into a copy with the strides of an operand, of which two elements may be one."""
+
 RESHAPES = {aten.view.default, aten._unsafe_view.default}
 """Views whose strides a block need not have."""
 
@@ -79,10 +96,14 @@ RESHAPES = {aten.view.default, aten._unsafe_view.default}
 def strict_operands(op: Any) -> tuple[int, ...]:
     """The numbers of the operands whose memory an op has demands on."""
     return next(
-        (operands[op] for operands in (CONTIGUOUS, IN_ROWS, CANONICAL) if op in operands), ()
+        (operands[op] for operands in (CONTIGUOUS, IN_ROWS, CANONICAL, WRITTEN) if op in operands),
+        (),
     )
 
 
 def brought_by(op: Any) -> Callable[..., torch.Tensor]:
     """Returns the function that copies an operand into the memory that an op wants."""
-    return in_rows if op in IN_ROWS else from_start if op in CANONICAL else aten.contiguous.default
+    for ops, brought in ((IN_ROWS, in_rows), (CANONICAL, from_start), (WRITTEN, apart)):
+        if op in ops:
+            return brought
+    return aten.contiguous.default

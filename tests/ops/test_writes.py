@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fdtensor import Mesh, SimulatedComm, TraceError, call, distribute, spmd
+from fdtensor.runtime.operand_memory import apart
 from tests.support.depth import times
 
 SEED = int(os.environ.get("FDTENSOR_SEED", "0"))
@@ -544,3 +545,41 @@ def test_a_deep_copy_shares_nothing():
     whole, copies = spmd(f)(distribute(X, MESH.layout("b"), COMM))
     assert whole.full().tolist() == X.tolist()
     assert copies["a"].full().tolist() == copies["b"][0].full().tolist() == (X + 1).tolist()
+
+
+WRITES = {
+    "select": lambda y: y.select(1, 0).add_(5),
+    "slice": lambda y: y[1:].mul_(3),
+    "diagonal": lambda y: y.diagonal().zero_(),
+    "index": lambda y: y[:, 1].fill_(7),
+    "scatter": lambda y: y.scatter_(0, torch.zeros_like(y[:1]).long(), -1.0),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=list(WRITES))
+@pytest.mark.parametrize("dims", [(), ("b",)], ids=str)
+@pytest.mark.parametrize("step", [1, 2])
+def test_a_write_to_a_copy_of_windows_leaves_the_others(write, dims, step):
+    """Windows that overlap share elements, as a program that leaves out the copy must not."""
+
+    def written(x):
+        y = x.unfold(0, 3, step).clone()
+        write(y)
+        return y
+
+    x = torch.arange(8, dtype=torch.float64)
+    held = distribute(x, MESH.layout(*dims), COMM)
+    for run in (spmd(written), lambda x: call(written, x)):
+        assert torch.equal(run(held).full(), written(x))
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 3), (1, 5), (2, 1, 3), (0, 3), ()], ids=str)
+def test_only_elements_that_share_a_place_are_copied_apart(shape):
+    x = torch.randn(shape)
+    for view in (x, x.movedim(0, -1), x[..., ::2]) if shape else (x,):
+        assert apart(view) is view
+    for shared in (torch.arange(6.0).unfold(0, 3, 1), torch.ones(3, 1).expand(3, 4)):
+        copied = apart(shared)
+        assert torch.equal(copied, shared)
+        assert copied.is_contiguous()
+        assert not shared.is_contiguous()
