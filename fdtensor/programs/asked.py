@@ -52,5 +52,6 @@ def constraints_of(
         deterministic=options.deterministic,
         parameters=parameters,
         follow=options.choice == "follow",
-        pending=options.eager,
+        pending=options.eager or options.terms is not None,
+        terms=options.terms,
     )

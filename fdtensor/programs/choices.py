@@ -74,6 +74,8 @@ class Constraints:
     """Whether the layouts that were given decide."""
     pending: bool = False
     """Whether results may be pending sums where nothing is asked of them."""
+    terms: int | None = None
+    """How many such results are added up before they are reduced."""
     tolls: Tolls | None = None
     """What undoing a given layout costs then."""
     holding: float = 0.0
@@ -83,12 +85,13 @@ class Constraints:
         """Whether a result of which nothing is asked may have a placement.
 
         One element is never pending, so that a rank may look at a loss alone; halves are not, since
-        they are summed in a wider dtype.
+        they are summed in a wider dtype. Of those that are added up first all may be.
         """
         if not isinstance(placement, Partial):
             return True
         held = self.reduce_dtype is not None and full.dtype in HALVES
-        return self.pending and placement == PENDING and full.numel > 1 and not held
+        one = self.terms is None and (full.numel <= 1 or held)
+        return self.pending and placement == PENDING and not one
 
     @property
     def inside(self) -> Inside:

@@ -108,13 +108,15 @@ def output_node(
 ) -> Node:
     """The node of output `k`, which may have these places; `uses` prices its moves besides.
 
-    What stays pending though nobody asked costs about what reducing it will, by `price`.
+    What stays pending though nobody asked costs about what reducing it will, by `price`: of several
+    terms that are added up before, each its part.
     """
     i = constraints.ties.get(k)
     v = graph.outs[k].index
     ins = (v,) if i is None else (v, tie(graph, i))
     ends = [(p, _whole(p)) if constraints.pending else (p, p) for p in places]
-    owed = [DEFERRED * price(v, p, q) if p != q else 0.0 for p, q in ends]
+    part = DEFERRED / (constraints.terms or 1)
+    owed = [part * price(v, p, q) if p != q else 0.0 for p, q in ends]
     options = [Option((p,) * len(ins), (), s) for (p, _), s in zip(ends, owed, strict=True)]
     return Node(ins, (), tuple(options), uses * len(ins))
 

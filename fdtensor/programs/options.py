@@ -170,11 +170,14 @@ class Options:
     eager: bool = False
     """Whether it is one op of many, as in `call`: results follow operands alone, sums may stay
     pending, and a run on replicated operands is expected and so not warned of."""
+    terms: int | None = None
+    """How many results of which nothing is asked are added up, in a wider dtype, before they are
+    reduced; None where each is for itself."""
 
     @property
     def of_trace(self) -> dict[str, Any]:
         """Those that `trace` takes, as its arguments."""
-        others = ("on_data_dependent", "plain", "check", "dynamic", "parameters", "eager")
+        others = ("on_data_dependent", "plain", "check", "dynamic", "parameters", "eager", "terms")
         return {
             a.name: getattr(self, a.name) for a in attrs.fields(Options) if a.name not in others
         }

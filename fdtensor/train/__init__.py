@@ -4,9 +4,10 @@ The model, the loss and the optimizer know nothing of meshes; `layouts` says how
 """
 
 from fdtensor.train.gpt import GPT, Size, initial
-from fdtensor.train.job import Job, plain_losses
-from fdtensor.train.layouts import activation_layout, tokens_layout, weight_layouts
-from fdtensor.train.model import Model
+from fdtensor.train.job import Job
+from fdtensor.train.layouts import activation_layout, part_meshes, tokens_layout, weight_layouts
+from fdtensor.train.loop import plain_losses
+from fdtensor.train.model import Model, Part
 from fdtensor.train.optimizer import AdamW, clipped
 from fdtensor.train.pretrained import Pretrained
 from fdtensor.train.saves import Saves
@@ -18,6 +19,7 @@ __all__ = [
     "AdamW",
     "Job",
     "Model",
+    "Part",
     "Pretrained",
     "Saves",
     "Size",
@@ -26,6 +28,7 @@ __all__ = [
     "initial",
     "plain_losses",
     "activation_layout",
+    "part_meshes",
     "tokens_layout",
     "training",
     "weight_layouts",

@@ -7,7 +7,7 @@ import collections
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fdtensor.layouts.errors import FdtensorError, MeshError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.progress import busy
+from fdtensor.parallel.pipelines.planned import Planned
 from fdtensor.plans.cost import GLOO, NCCL
 from fdtensor.programs.program import Program
 from fdtensor.train.gpt import Size
-from fdtensor.train.job import Job, steps
+from fdtensor.train.job import Job
+from fdtensor.train.loop import steps
 from fdtensor.train.model import Model
 from fdtensor.train.optimizer import AdamW
 from fdtensor.train.pretrained import Pretrained
@@ -34,7 +36,8 @@ __all__ = ["add_arguments", "train"]
 ABOUT = """\
 Trains a GPT of a million parameters, or the causal model in a Hugging Face folder, on the sources
 of Python's standard library. An axis does what its name says: dp (data parallel), fsdp (ZeRO-3), tp
-(tensor parallel), sp (tp with the sequence sharded between attention and MLP)."""
+(tensor parallel), sp (tp with the sequence sharded between attention and MLP), pp (a pipeline: each
+rank has a run of layers)."""
 
 _WEEK = 7 * 86400.0
 
@@ -68,6 +71,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint", metavar="FOLDER", help="save there, and go on from what is there")
     add("--save-every", type=int, default=20, metavar="N", help="steps (default 20)")
     add("--keep", type=int, default=2, metavar="N", help="checkpoints (default 2)")
+    add("--microbatches", type=int, metavar="N", help="parts of a batch in a pipeline")
+    add("--schedule", default="1f1b", help="of a pipeline: gpipe, 1f1b or zero_bubble")
     add("--regather", action="store_true", help="gather parameters again in the backward")
     add("--program", action="store_true", help="print all of the program, not its summary only")
 
@@ -79,7 +84,8 @@ def train(mesh: Mesh, options: argparse.Namespace) -> int:
     """
     job = _job(options)
     job.layouts(mesh)  # refuses what cannot be before any process starts
-    show = _Show(max(1, options.every), options.program, options.regather, options.save)
+    how = {name: getattr(options, name) for name in ("regather", "microbatches", "schedule")}
+    show = _Show(max(1, options.every), options.program, how, options.save)
     if options.checkpoint:
         show = attrs.evolve(show, saves=Saves(options.checkpoint, options.save_every, options.keep))
     if options.simulate:
@@ -114,7 +120,8 @@ class _Show:
 
     every: int
     in_full: bool
-    regather: bool
+    how: Mapping[str, Any]
+    """What `steps` takes besides."""
     folder: str | None = None
     """Where the trained model is written."""
     saves: Saves | None = None
@@ -126,15 +133,16 @@ class _Show:
             if self.folder is not None and isinstance(job.model, Pretrained):
                 job.model.save(params, self.folder, comm)
 
-        return steps(job, comm, regather=self.regather, saves=self.saves, end=end, **show)
+        return steps(job, comm, **self.how, saves=self.saves, end=end, **show)
 
     def run(self, job: Job, comm: Any) -> None:
         """Trains and prints."""
         console = Console(highlight=False, soft_wrap=True)
         console.print(_title(job, comm.mesh), markup=False)
 
-        def show(program: Program) -> None:
-            console.print(str(program) if self.in_full else program.summary(), markup=False)
+        def show(program: Program | Planned) -> None:
+            short = program.summary() if isinstance(program, Program) else str(program)
+            console.print(str(program) if self.in_full else short, markup=False)
             console.print("losses:")
 
         start = time.perf_counter()

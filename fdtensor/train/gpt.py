@@ -6,7 +6,8 @@ first, the head is tied to the embedding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -20,7 +21,7 @@ from fdtensor.layouts.placement import Placement
 from fdtensor.runtime.comm import Comm
 from fdtensor.tensors.distribution import distribute
 from fdtensor.train.layouts import megatron
-from fdtensor.train.model import Params, Pin
+from fdtensor.train.model import Params, Part, Pin, spans
 from fdtensor.train.text import VOCABULARY, corpus
 
 __all__ = ["GPT", "Size", "initial"]
@@ -67,6 +68,19 @@ class Size:
     def logits(self, module: nn.Module, params: Params, tokens: torch.Tensor) -> torch.Tensor:
         return torch.func.functional_call(module, params, (tokens,))
 
+    def parts(self, pins: Sequence[Pin | None]) -> list[Part]:
+        runs = spans(self.layers, len(pins))
+        return [self._part(layers, pin) for layers, pin in zip(runs, pins, strict=True)]
+
+    def _part(self, layers: range, pin: Pin | None) -> Part:
+        module = self.module(pin)
+        names = [f"blocks.{i}.{n}" for i in layers for n, _ in module.blocks[i].named_parameters()]
+        if layers.start == 0:
+            names = ["token.weight", "position.weight", *names]
+        if layers.stop == self.layers:
+            names += ["token.weight", *[f"norm.{n}" for n, _ in module.norm.named_parameters()]]
+        return Part(tuple(dict.fromkeys(names)), partial(_run, module, layers))
+
     def placement(self, name: str) -> Placement:
         return megatron(name)
 
@@ -81,6 +95,8 @@ class Size:
 class GPT(nn.Module):
     """Tokens of shape (batch, length) to logits of shape (batch, length, 256).
 
+    With `layers` only these run: without the first it takes the residual stream instead of tokens,
+    without the last it gives the residual stream instead of logits.
     `pin` is called on the activations that `Pin` names.
     """
 
@@ -93,12 +109,15 @@ class GPT(nn.Module):
         self.dropout = size.dropout
         self.pin = pin or _itself
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        x = self.token(tokens) + self.position.weight[: tokens.shape[1]]
-        x = self.pin(F.dropout(x, self.dropout), "residual")
-        for block in self.blocks:
-            x = block(x)
-        return F.linear(self.norm(x), self.token.weight)
+    def forward(self, x: torch.Tensor, layers: range | None = None) -> torch.Tensor:
+        count = len(self.blocks)
+        layers = range(count) if layers is None else layers
+        if layers.start == 0:
+            x = self.token(x) + self.position.weight[: x.shape[1]]
+            x = self.pin(F.dropout(x, self.dropout), "residual")
+        for i in layers:
+            x = self.blocks[i](x)
+        return F.linear(self.norm(x), self.token.weight) if layers.stop == count else x
 
 
 class Block(nn.Module):
@@ -171,6 +190,10 @@ def initial(size: Size, seed: int) -> dict[str, torch.Tensor]:
             scale = 0.02 * (deep if name.endswith(("out.weight", "down.weight")) else 1)
             params[name] = torch.randn(shape, generator=generator) * scale
     return params
+
+
+def _run(module: GPT, layers: range, params: Params, x: torch.Tensor) -> torch.Tensor:
+    return torch.func.functional_call(module, params, (x, layers))
 
 
 def _itself(x: torch.Tensor, _name: str) -> torch.Tensor:

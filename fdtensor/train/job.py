@@ -1,8 +1,8 @@
-"""`Job`: what to train and how, and the losses of running it on a mesh or in plain torch."""
+"""`Job`: what to train and how, the same on every mesh; its step as a program."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import attrs
@@ -14,24 +14,21 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten, unflatten
 from fdtensor.ops.pins import constrain
-from fdtensor.ops.random_bits import fold_in, key
+from fdtensor.ops.random_bits import key
 from fdtensor.plans.cost import CostModel
 from fdtensor.programs.program import Program
 from fdtensor.programs.tracer import trace
 from fdtensor.runtime.comm import Comm
 from fdtensor.runtime.simulator import SimulatedComm
-from fdtensor.tensors.distribution import distribute
 from fdtensor.tensors.dtensor import DTensor
-from fdtensor.tensors.spmd import spmd
 from fdtensor.train.gpt import Size
-from fdtensor.train.layouts import activation_layout, tokens_layout, weight_layouts
+from fdtensor.train.layouts import activation_layout, part_meshes, tokens_layout, weight_layouts
 from fdtensor.train.model import Model, Pin
 from fdtensor.train.optimizer import AdamW
-from fdtensor.train.saves import Saves
 from fdtensor.train.step import TrainStep, training
 from fdtensor.train.text import batches
 
-__all__ = ["Job", "losses", "pin", "plain_losses", "program", "steps", "types"]
+__all__ = ["Job", "pin", "program", "types"]
 
 
 @attrs.frozen
@@ -72,8 +69,21 @@ class Job:
         return unflatten(spec, [x.full() for x in leaves])
 
     def layouts(self, mesh: Mesh) -> dict[str, Layout]:
-        """The layouts of the parameters on a mesh. Raises `MeshError` for axes of other names."""
-        return weight_layouts(mesh, self.shapes, self.model.placement)
+        """The layouts of the parameters on a mesh. Raises `MeshError` for axes of other names.
+
+        A parameter that several parts of a pipeline read lies with the first of them.
+        """
+        parts = self.part_layouts(mesh)
+        return {name: layout for part in reversed(parts) for name, layout in part.items()}
+
+    def part_layouts(self, mesh: Mesh) -> list[dict[str, Layout]]:
+        """The layouts of the parameters that each part reads, on its mesh; all without "pp"."""
+        meshes, shapes, placement = part_meshes(mesh), self.shapes, self.model.placement
+        if len(meshes) == 1:
+            return [weight_layouts(meshes[0], shapes, placement)]
+        parts = self.model.parts([None] * len(meshes))
+        reads = [{name: shapes[name] for name in part.names} for part in parts]
+        return [weight_layouts(m, own, placement) for m, own in zip(meshes, reads, strict=True)]
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -94,63 +104,6 @@ class Job:
         """A step of training; with a mesh, activations are pinned to their layouts on it."""
         pins = None if mesh is None else pin(mesh)
         return training(self.model, self.numbers, pins, self.precision)
-
-
-def plain_losses(job: Job) -> Iterator[float]:
-    """The loss before each step, on this process alone, in torch without fdtensor.
-
-    What is dropped, torch's own generator says.
-    """
-    step = job.step()
-    params, state = job.start_alone()
-    for i, tokens in enumerate(job.text()):
-        params, state, loss = step(params, state, tokens, job.numbers.rate(i))
-        yield loss.item()
-
-
-def losses(job: Job, comm: Comm[Any], *, regather: bool = False) -> Iterator[float]:
-    """The loss before each step, on the mesh of `comm`; every rank gets all of them."""
-    return (loss for _, loss in steps(job, comm, regather=regather))
-
-
-def steps(
-    job: Job,
-    comm: Comm[Any],
-    *,
-    regather: bool = False,
-    show: Callable[[Program], None] | None = None,
-    saves: Saves | None = None,
-    end: Callable[[Any], None] | None = None,
-) -> Iterator[tuple[int, float]]:
-    """Each step and the loss before it, on the mesh of `comm`; every rank gets all of them.
-
-    With `regather`, gathered parameters are freed after use and gathered again in the backward.
-    `show` is called with the program of a step before it runs, `end` with the parameters after the
-    last. With `saves` the first step is the one after the last that was saved.
-    """
-    mesh, first, device = comm.mesh, 0, comm.device or "cpu"
-    step = spmd(job.step(mesh), regather=regather)
-    params, state = job.start(comm)
-    if saves is not None:
-        first, (params, state) = saves.last((params, state), job.about, comm)
-    for i, tokens in enumerate(job.text()):
-        if i < first:
-            continue
-        here = distribute(tokens.to(device), tokens_layout(mesh), comm)
-        number = torch.tensor(job.numbers.rate(i), dtype=torch.float64, device=device)
-        rate = distribute(number, mesh.layout(), comm)
-        keys: dict[str, Any] = {"key": fold_in(key(job.seed), i)} if job.model.dropout else {}
-        if show is not None:
-            show(step.trace(params, state, here, rate, **keys))
-            show = None
-        params, state, loss = step(params, state, here, rate, **keys)
-        yield i, loss.full().item()
-        if saves is not None:
-            saves.after(i + 1, (params, state), job.about, comm)
-    if saves is not None:
-        saves.end(comm)
-    if end is not None:
-        end(params)
 
 
 def program(

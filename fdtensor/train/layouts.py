@@ -4,6 +4,7 @@
     fsdp  the batch is sharded, and so is every parameter (ZeRO-3)
     tp    attention heads, the inner dim of the MLP and the vocabulary are sharded
     sp    as tp, and between attention and MLP the sequence is sharded
+    pp    each rank has a run of layers, on a mesh of the other axes (a pipeline)
 
 Shoeybi et al., "Megatron-LM" (2019), arXiv:1909.08053. Korthikanti et al., "Reducing Activation
 Recomputation in Large Transformer Models" (2022), arXiv:2205.05198. Rajbhandari et al., "ZeRO"
@@ -20,7 +21,14 @@ from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Placement, Replicate, Shard
 
-__all__ = ["STYLES", "activation_layout", "megatron", "tokens_layout", "weight_layouts"]
+__all__ = [
+    "STYLES",
+    "activation_layout",
+    "megatron",
+    "part_meshes",
+    "tokens_layout",
+    "weight_layouts",
+]
 
 COLWISE, ROWWISE = Shard(0), Shard(1)  # nn.Linear keeps the transpose, (out, in)
 
@@ -44,7 +52,7 @@ ACTIVATIONS: Mapping[tuple[str, str], Placement] = {
 }
 """The placements of an activation on tp and sp; the batch is its first dim."""
 
-STYLES = ("dp", "fsdp", "tp", "sp")
+STYLES = ("dp", "fsdp", "tp", "sp", "pp")
 """The names that a mesh axis may have."""
 
 _BATCH = ("dp", "fsdp")
@@ -92,6 +100,18 @@ def _zero_dim(layout: Layout, shape: tuple[int, ...]) -> int:
     return 0 if not even or 0 in even else max(even, key=lambda d: held[d])
 
 
+def part_meshes(mesh: Mesh) -> tuple[Mesh, ...]:
+    """The meshes on which the parts of a model lie: one for each rank of "pp", of the other axes.
+
+    Without an axis of that name it is the mesh itself.
+    """
+    if "pp" not in mesh.axes:
+        return (mesh,)
+    rest = [axis for axis in mesh.axes if axis != "pp"]
+    firsts = [[i if axis == "pp" else 0 for axis in mesh.axes] for i in range(mesh.axis_size("pp"))]
+    return tuple([mesh.part(rest, tuple(first)) for first in firsts])
+
+
 def tokens_layout(mesh: Mesh) -> Layout:
     """The layout of tokens, of shape (batch, length + 1)."""
     _known(mesh)
@@ -112,6 +132,12 @@ def activation_layout(mesh: Mesh, name: str) -> Layout:
 
 def _known(mesh: Mesh) -> None:
     for axis in mesh.axes:
+        if axis == "pp":
+            raise MeshError(
+                "the layers lie on the meshes of a pipeline, not on the mesh that has its axis.",
+                mesh=mesh,
+                hint="part_meshes(mesh) has them.",
+            )
         if axis not in STYLES:
             raise MeshError(
                 f"mesh axis {axis!r} says nothing about how to train.",

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+import attrs
 import torch
 from torch import nn
 
+from fdtensor.layouts.errors import FdtensorError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.placement import Placement
 from fdtensor.runtime.comm import Comm
 
-__all__ = ["Model", "Params", "Pin"]
+__all__ = ["Model", "Params", "Part", "Pin", "spans"]
 
 Params = dict[str, torch.Tensor]
 
@@ -23,6 +26,18 @@ Pin = Callable[[torch.Tensor, str], torch.Tensor]
     heads     (batch, heads, length, width / heads): query, key and value
     hidden    (batch, length, columns), that of a matrix which leads from the width
 """
+
+
+@attrs.frozen
+class Part:
+    """One of the parts of a model that follow one another: a run of its layers.
+
+    The first takes tokens, the last gives logits; between them goes the residual stream.
+    """
+
+    names: tuple[str, ...]
+    """The parameters that it reads, by their names in the whole model."""
+    run: Callable[[Params, torch.Tensor], torch.Tensor]
 
 
 class Model(Protocol):
@@ -51,6 +66,13 @@ class Model(Protocol):
         """The logits of tokens of shape (batch, length), for the parameters of the module."""
         ...
 
+    def parts(self, pins: Sequence[Pin | None]) -> list[Part]:
+        """As many parts as there are pins, of about as many layers each.
+
+        Raises `FdtensorError` where there are fewer layers.
+        """
+        ...
+
     def placement(self, name: str) -> Placement:
         """The placement of a parameter along an axis of tensor parallelism."""
         ...
@@ -62,3 +84,18 @@ class Model(Protocol):
     def text(self) -> torch.Tensor:
         """The tokens of the text to learn from, 1-d."""
         ...
+
+
+def spans(layers: int, count: int) -> list[range]:
+    """The layers of each of `count` parts: the first ones have one more where they do not divide.
+
+    Raises `FdtensorError` where there are fewer layers than parts.
+    """
+    if layers < count:
+        raise FdtensorError(
+            f"a model of {layers} layers cannot be cut into {count} parts.",
+            hint="Give fewer ranks to the axis pp.",
+        )
+    each, more = divmod(layers, count)
+    ends = [i * each + min(i, more) for i in range(count + 1)]
+    return [range(start, end) for start, end in itertools.pairwise(ends)]

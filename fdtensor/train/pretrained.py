@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -23,7 +23,7 @@ from fdtensor.layouts.errors import FdtensorError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.placement import Placement, Replicate, Shard
 from fdtensor.runtime.comm import Comm
-from fdtensor.train.model import Params, Pin
+from fdtensor.train.model import Params, Part, Pin, spans
 from fdtensor.train.text import VOCABULARY, corpus, files
 
 __all__ = ["Pretrained"]
@@ -73,10 +73,30 @@ class Pretrained:
         return module
 
     def logits(self, module: nn.Module, params: Params, tokens: torch.Tensor) -> torch.Tensor:
-        names = inspect.signature(module.forward).parameters
-        cache = "cache" if "cache" in names else "past_key_values"  # until transformers 5.24
-        given = {"input_ids": tokens, cache: _uncached()()}
-        return torch.func.functional_call(module, params, (), given).logits
+        return _run(module, "input_ids", params, tokens)
+
+    def parts(self, pins: Sequence[Pin | None]) -> list[Part]:
+        """Each with the class of the model, of which the layers of others do nothing.
+
+        Raises `FdtensorError` too for a model that does more than its plan of pipelines says.
+        """
+        count = len(_blocks(_known(self.folder)))
+        _check_parts(self.folder)
+        return [
+            self._part(run, pin) for run, pin in zip(spans(count, len(pins)), pins, strict=True)
+        ]
+
+    def _part(self, run: range, pin: Pin | None) -> Part:
+        module: Any = _empty(self.folder) if pin is None else self.module(pin)
+        layers, ends = _blocks(module), _ends(module)
+        used = [layers[i] for i in run]
+        used += [module.get_input_embeddings()] if run.start == 0 else []
+        used += ends if run.stop == len(layers) else []
+        _skip([part for part in (*layers, *ends) if part not in used])
+        own = {id(p) for part in used for p in part.parameters()}
+        names = tuple(name for name, p in module.named_parameters() if id(p) in own)
+        taken = "input_ids" if run.start == 0 else "inputs_embeds"
+        return Part(names, functools.partial(_run, module, taken))
 
     def placement(self, name: str) -> Placement:
         """What the model's own plan says. Raises `FdtensorError` where it says nothing known."""
@@ -114,6 +134,47 @@ class Pretrained:
             kept = path.suffix in (".json", ".txt", ".model", ".jinja")
             if kept and not path.name.endswith(".index.json"):
                 (Path(folder) / path.name).write_bytes(path.read_bytes())
+
+
+def _run(module: nn.Module, taken: str, params: Params, x: torch.Tensor) -> torch.Tensor:
+    """What a model gives for the argument of the name `taken`."""
+    names = inspect.signature(module.forward).parameters
+    cache = "cache" if "cache" in names else "past_key_values"  # until transformers 5.24
+    given = {taken: x, cache: _uncached()()}
+    return torch.func.functional_call(module, params, (), given).logits
+
+
+def _skip(parts: Sequence[nn.Module]) -> None:
+    """Lets modules give what they are given."""
+    for part in parts:
+        part.forward = lambda hidden_states, *_args, **_kwargs: hidden_states
+
+
+def _ends(module: Any) -> list[nn.Module]:
+    """What follows the layers of a model, by its plan of pipelines: the last norm and the head."""
+    base, names = module.base_model, list(module.config.base_model_pp_plan or ())
+    *_, last = (name for name, part in base.named_children() if isinstance(part, nn.ModuleList))
+    after = names[names.index(last) + 1 :] if last in names else []
+    return [*[base.get_submodule(name) for name in after], module.get_output_embeddings()]
+
+
+@functools.cache
+def _check_parts(folder: str) -> None:
+    """Refuses a model that changes what lies between two layers, beside its layers.
+
+    One that scales what it embeds, or the logits, would do so in each of its parts.
+    """
+    module = _empty(folder)
+    _skip([*_blocks(module), *_ends(module)])
+    x = torch.linspace(-1, 1, 2 * module.config.hidden_size).view(1, 2, -1)
+    planned = bool(module.config.base_model_pp_plan)
+    if not planned or not torch.equal(_run(module, "inputs_embeds", {}, x), x):
+        raise FdtensorError(
+            f"{type(module).__name__} cannot be cut into parts of its layers: "
+            + ("it does more than they do." if planned else "it has no plan of pipelines."),
+            folder=folder,
+            hint="Train it without an axis pp.",
+        )
 
 
 def _style(plan: Mapping[str, str], module: str) -> str:

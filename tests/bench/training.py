@@ -33,7 +33,7 @@ from fdtensor.plans.cost import GLOO
 from fdtensor.runtime.funcol import FuncolComm
 from fdtensor.testing.pool import GlooPool
 from fdtensor.train import AdamW, Job, Pretrained, plain_losses
-from fdtensor.train.job import steps
+from fdtensor.train.loop import steps
 
 __all__ = ["FULL", "MESHES", "QUICK", "Effort", "Found", "Trained", "measure", "show"]
 

@@ -32,7 +32,7 @@ from fdtensor.tensors.calls.function import Spmd
 from fdtensor.testing import Strides
 from fdtensor.testing.discovery import SampleGroup
 from fdtensor.testing.row_checks import Wrong
-from fdtensor.train import GPT, AdamW, Job, Model, Pretrained, Saves, Size
+from fdtensor.train import GPT, AdamW, Job, Model, Part, Pretrained, Saves, Size
 
 aten = torch.ops.aten
 MODULES = (
@@ -176,6 +176,7 @@ example(Size, Size())
 example(GPT, lambda: GPT(Size(layers=1, width=8, heads=2)))
 example(AdamW, AdamW())
 example(Job, Job())
+example(Part, Part(("w",), torch.add))
 example(Pretrained, Pretrained("a/folder"))
 example(Saves, Saves("a/folder"))
 example(Strides, Strides((1, 0)))

@@ -6,12 +6,12 @@ import torch
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.tensors.connect import connect
 from fdtensor.train import Job, Size, plain_losses
-from fdtensor.train.job import losses
+from fdtensor.train.loop import losses
 from tests.support.depth import times
 
 pytestmark = pytest.mark.mesh
 
-SIZE = Size(layers=1, width=16, heads=4, length=8)
+SIZE = Size(layers=2, width=16, heads=4, length=8)
 
 
 def losses_here(job, mesh, regather):
@@ -27,6 +27,7 @@ def losses_here(job, mesh, regather):
         (Mesh(fsdp=4), False),
         (Mesh(fsdp=4), True),
         (Mesh(dp=2, tp=2), False),
+        (Mesh(pp=2, fsdp=2), False),
     ],
     ids=str,
 )

@@ -11,7 +11,7 @@ import torch
 from fdtensor import FdtensorError, Mesh, Replicate, Shard, SimulatedComm
 from fdtensor.train import Job, Pretrained, plain_losses
 from fdtensor.train.command import add_arguments, train
-from fdtensor.train.job import losses
+from fdtensor.train.loop import losses
 from tests.support.llama import SIZES, small_llama
 
 tf = pytest.importorskip("transformers")

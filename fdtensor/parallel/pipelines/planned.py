@@ -122,7 +122,7 @@ def planned(
         given = (params[i], inputs, targets) if last else (params[i], inputs)
         _refuse_elsewhere(given, mesh, i)
         with working(f"tracing stage {i} of the pipeline, {name_of(f)}"):
-            stage = staged(f, given, options, cost, device, not i, halves)
+            stage = staged(f, given, options, cost, device, not i, halves, units.parts)
         stages.append(stage)
         if last:
             _refuse_no_mean(stage)

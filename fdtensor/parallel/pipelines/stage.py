@@ -13,7 +13,7 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten
 from fdtensor.ops.graph import Var
-from fdtensor.ops.precision import HALVES, wide_of
+from fdtensor.ops.precision import HALVES, ROUNDED, wide_of
 from fdtensor.plans.cost import CostModel
 from fdtensor.programs.options import Options
 from fdtensor.programs.program import Program
@@ -21,6 +21,7 @@ from fdtensor.programs.timeline import timeline
 from fdtensor.programs.tracer import Traced, traced, type_of
 from fdtensor.tensors.calls.phases import Cut, Phase, phases
 from fdtensor.tensors.calls.vjp import joint
+from fdtensor.tensors.owed import Collecting
 
 __all__ = ["Gradient", "Stage", "staged"]
 
@@ -96,11 +97,12 @@ def staged(
     device: Any,
     first: bool,
     split: bool,
+    parts: int,
 ) -> Stage:
     """The stage of `f(params, inputs, ...)` for these types.
 
-    The `first` one sends nothing back. Where the backward is `split`, the gradients of parameters
-    have a program of their own.
+    It runs for each of `parts` of a batch. The `first` one sends nothing back. Where the backward
+    is `split`, the gradients of parameters have a program of their own.
     """
     leaves, spec = flatten((args, {}), is_leaf=lambda x: type_of(x) is not None)
     types: list[TensorType | None] = [type_of(leaf) for leaf in leaves]  # type: ignore[misc]
@@ -110,21 +112,23 @@ def staged(
     primal = make(f, spec, blanks, types, options)
     counts = [sum(t is not None for t in map(type_of, _leaves(arg))) for arg in args]
     own, taken = counts[0], counts[1]
-    tracked = [True] * own + [not first] * taken + [False] * sum(counts[2:])
-    both = joint(f, spec, blanks, types, primal, tracked, options, make)
+    tracked = [*[Collecting] * own, *[not first] * taken, *[False] * sum(counts[2:])]
+    adding = attrs.evolve(options, terms=parts)
+    both = joint(f, spec, blanks, types, primal, tracked, adding, make)
     whole = primal.program if both is None else both.whole
     wanted = () if both is None else both.wanted
     known, count = len(primal.program.inputs), len(primal.program.outs)
     outs, cts = whole.outs[:count], whole.outs[count:]
     pairs = list(zip(wanted, cts, strict=True))
-    gradients = tuple(_gradient(whole, i, v, options) for i, v in pairs if i < own)
+    theirs = [t.cotangent() for t in types if t is not None][:own]
+    gradients = tuple(_gradient(whole, i, v, theirs[i], options) for i, v in pairs if i < own)
     sent = tuple(v for i, v in pairs if i >= own)
     parameters, inputs = whole.inputs[:own], whole.inputs[own:known]
     back = sent, tuple(g.value for g in gradients)
-    parts = _phases(whole, parameters, inputs, outs, back, split)
+    programs = _phases(whole, parameters, inputs, outs, back, split)
     finish = _finish(gradients, primal.program.name, cost)
     ends = parameters, inputs, whole.inputs[known:], outs, sent
-    return Stage(whole.mesh, *parts, finish, *ends, gradients, primal)
+    return Stage(whole.mesh, *programs, finish, *ends, gradients, primal)
 
 
 def _phases(
@@ -155,14 +159,15 @@ def _leaves(tree: Any) -> list[Any]:
     return flatten(tree, is_leaf=lambda x: type_of(x) is not None)[0]
 
 
-def _gradient(whole: Program, parameter: int, v: Var, options: Options) -> Gradient:
-    """The gradient of a parameter, as what is pending where that is reduced at the end."""
-    wanted = whole.type_of(v)
+def _gradient(
+    whole: Program, parameter: int, v: Var, wanted: TensorType, options: Options
+) -> Gradient:
+    """The gradient of a parameter, in the dtype of its terms before they are rounded."""
     makers = {out: (eqn, i) for eqn in whole.eqns for i, out in enumerate(eqn.outs)}
     source = v
     while source in makers:
         eqn, i = makers[source]
-        if not eqn.steps and "_to_copy" not in str(eqn.op):
+        if eqn.op is not ROUNDED and "_to_copy" not in str(eqn.op):
             break
         source = eqn.ins[i]
         pending = whole.type_of(source).layout.partial.values()
