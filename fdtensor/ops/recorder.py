@@ -7,7 +7,7 @@ come out as functions; `torch.func` transforms and autograd run above both.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from fdtensor.layouts.torch_private import (
 from fdtensor.ops.ambient import neutral
 from fdtensor.ops.call_recorder import CallRecorder, write_error
 from fdtensor.ops.functional import unwrapped
-from fdtensor.ops.graph import Full, Graph, Var, pruned
+from fdtensor.ops.graph import Call, Full, Graph, Var, pruned
 from fdtensor.ops.loop_values import with_kept_values, without_dead_carries
 from fdtensor.ops.randomness import Numbers, without_rejection
 from fdtensor.ops.saved_values import with_saved_values
@@ -57,6 +57,7 @@ def record(
     of_caller: bool = False,
     checks: bool = False,
     sizes: Sizes | None = None,
+    names: Sequence[str] = (),
 ) -> Graph:
     """The graph of `f`, which takes a list of tensors of these types and returns a list.
 
@@ -65,10 +66,11 @@ def record(
     fresh process. The graph does not depend on them any more: casts by default dtypes and autocast
     are written out. With `checks`, the graph ends with a check of all operands that ops refuse for
     their values. With `sizes` the shapes of the tensors are those of its inputs, and the graph is
-    one for a template.
+    one for a template. `names` are those of the inputs, in errors.
     Raises `DataDependentError` where shapes or Python control flow depend on the values of tensors,
     and `TraceError` for what cannot be a pure function: in-place writes to closed-over tensors,
-    random numbers, gradients left in closed-over tensors.
+    random numbers, gradients left in closed-over tensors, and writes to inputs with names that
+    nothing reads.
     """
     shapes = [t.shape if sizes is None else sizes.of_input(i) for i, t in enumerate(types)]
     environment = None if sizes is None else sizes.environment
@@ -80,7 +82,7 @@ def record(
         bare = [torch.empty(shape, dtype=t.dtype, device=device) for shape, t in pairs]
     inputs = tuple(map(recorder.var, bare))
     try:
-        outs = _run(f, recorder, bare, grads, of_caller)
+        outs, ends = _run(f, recorder, bare, grads, of_caller)
     except RuntimeError as error:
         if "mutating a non-functional tensor" in str(error):
             raise write_error("an op") from error
@@ -88,6 +90,9 @@ def record(
             raise needs_values(torch.Tensor.data_ptr, ()) from error
         raise
     _no_gradients_left(recorder)
+    if names:
+        written = {v: names[i] for i, v in enumerate(ends) if v != inputs[i]}
+        _no_writes_lost(recorder.calls, outs, written)
     forget_fakes(_FAKES)
     calls, phases = with_kept_values(
         recorder.calls, recorder.phases, recorder.types, torch.device(device)
@@ -104,8 +109,11 @@ def _run(
     bare: Sequence[torch.Tensor],
     requires_grad: Sequence[bool],
     of_caller: bool,
-) -> tuple[Var, ...]:
-    """The values of what `f` returns, after it has run on functional tensors around `bare` ones."""
+) -> tuple[tuple[Var, ...], tuple[Var, ...]]:
+    """The values of what `f` returns, after it has run on functional tensors around `bare` ones.
+
+    And the values of these afterwards: new ones where it has written.
+    """
     with ALONE, contextlib.ExitStack() as stack:
         if not of_caller:
             stack.enter_context(neutral())
@@ -128,9 +136,28 @@ def _run(
         finally:
             turn_functionalization_off()
         outs = tuple(recorder.known(recorder.fake(t)) for t in results)
+        ends = tuple(recorder.known(recorder.fake(unwrapped(t))) for t in wrapped)
         if recorder.checks is not None:
             recorder.checks.finish(outs)
-    return outs
+    return outs, ends
+
+
+def _no_writes_lost(calls: Sequence[Call], outs: Sequence[Var], written: Mapping[Var, str]) -> None:
+    """Raises for the new value of an input that nothing reads: the input itself never changes."""
+    needed, lost = {*outs}, {}
+    for call in reversed(calls):
+        made = [v for v in call.outs if v is not None]
+        lost.update({v: call for v in made if v in written and v not in needed})
+        if not call.outs or not needed.isdisjoint(made):
+            needed.update(call.ins)
+    for v, call in lost.items():
+        if v not in needed:
+            raise TraceError(
+                f"{written[v]} is written to, and its new value is lost: arguments never change.",
+                op=call.op,
+                line=getattr(call.mark, "line", None),
+                hint="Return the new value too, or give a clone() to what writes to it.",
+            )
 
 
 def _no_gradients_left(recorder: CallRecorder) -> None:

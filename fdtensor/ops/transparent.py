@@ -202,5 +202,9 @@ class _Plain(TorchFunctionMode):
         _refuse_fused(func)
         replacement = _RECORDED_AS.get(func, _RECORDED_AS.get(name))
         if replacement is not None:
+            for kind in types:
+                if not issubclass(kind, torch.Tensor):  # it calls the function on what it wraps
+                    with self:
+                        return kind.__torch_function__(func, types, args, kwargs or {})
             return replacement(*args, **(kwargs or {}))
         return checked_write(func, args, kwargs or {})

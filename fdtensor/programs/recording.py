@@ -122,6 +122,7 @@ def recorded(
         checks=checks,
         of_caller=True,
         sizes=sizes,
+        names=[name for name, t in zip(_names(spec), types, strict=True) if t is not None],
     )
     with _told(f, spec, types):
         graph = record_these(flat, fulls)
@@ -166,8 +167,7 @@ def _failure(
     error: Exception,
 ) -> TraceError:
     """The error for a function that fails on full tensors of these types."""
-    names = map(argument, paths(spec, "args"))
-    facts = {name: t for name, t in zip(names, types, strict=True) if t is not None}
+    facts = {name: t for name, t in zip(_names(spec), types, strict=True) if t is not None}
     text = first_sentence(error)
     return TraceError(
         f"{name_of(f)} fails on these types: {text}.",
@@ -176,6 +176,11 @@ def _failure(
         hint=_misspelled(text)
         or "It gets full tensors of these shapes; see the error above for where it fails.",
     )
+
+
+def _names(spec: optree.PyTreeSpec) -> list[str]:
+    """How each leaf of the arguments is called in errors."""
+    return list(map(argument, paths(spec, "args")))
 
 
 def _line_of(error: BaseException) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -27,6 +28,7 @@ from fdtensor.layouts.torch_private import (
     unregister_group,
 )
 from fdtensor.runtime.control.sockets import limit_silence
+from fdtensor.runtime.interfaces import choose_interface, place, unreachable
 
 __all__ = [
     "SECONDS",
@@ -141,14 +143,20 @@ def _bring_up(seconds: float) -> None:
     try:
         store, rank, size = next(rendezvous("env://", rank, size, timeout=limit))
         store.set_timeout(limit)
+        choose_interface(os.environ["MASTER_ADDR"])
         limit_silence(int(os.environ["MASTER_PORT"]), seconds)
         # torchrun's store outlives a restart, and has the addresses of processes that have ended
         store = prefixed(store, f"fdtensor_{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}")
         arrived = prefixed(store, "fdtensor_arrived")
-        arrived.set(str(rank), "")
+        arrived.set(str(rank), place())
+        ranks = [str(other) for other in range(size)]
         # a group of all ranks waits for the first of them that is missing, without its name
-        arrived.wait([str(other) for other in range(size)], limit)
+        arrived.wait(ranks, limit)
+        if backend == "gloo":
+            _all_reached(arrived, ranks)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+    except CommError:
+        raise
     except (RuntimeError, OSError) as error:
         raise _not_up(size, store, seconds, error) from None
 
@@ -166,6 +174,24 @@ def _not_up(size: int, store: Any, seconds: float, error: BaseException) -> Comm
         hint="Start as many processes as WORLD_SIZE says, or give them longer: "
         "connect(mesh, timeout=...).",
     )
+
+
+def _all_reached(arrived: Any, ranks: Sequence[str]) -> None:
+    """Raises on all ranks where some listen to their own machine alone, and others are elsewhere.
+
+    gloo would connect them to whatever listens at that port of their own machine, and wait.
+    """
+    if arrived.add("looked", 1) == 1:  # one rank looks for all
+        places = [text.decode() for text in arrived.multi_get(list(ranks))]
+        arrived.set("unreached", spans(unreachable(places), ", "))
+    unreached = arrived.get("unreached").decode()
+    if unreached:
+        raise CommError(
+            f"ranks {unreached} listen to their own machine alone, and others are on another one.",
+            interface=os.environ.get("GLOO_SOCKET_IFNAME") or f"that of {socket.gethostname()!r}",
+            hint="Name one that leads to the other machines: GLOO_SOCKET_IFNAME=eth0 on each of "
+            "them, for NCCL NCCL_SOCKET_IFNAME; `ip -br addr` lists them.",
+        )
 
 
 def initialized() -> bool:

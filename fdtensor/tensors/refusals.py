@@ -166,7 +166,7 @@ def _error(sentence: str, hint: str, facts: Mapping[str, object]) -> NotTorchErr
 
 def _shown(value: Any) -> str:
     """A value in a line: the type of a distributed tensor."""
-    text = str(getattr(value, "type", value)) if hasattr(value, "comm") else repr(value)
+    text = str(getattr(value, "type", value)) if hasattr(type(value), "comm") else repr(value)
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 

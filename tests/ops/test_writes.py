@@ -583,3 +583,65 @@ def test_only_elements_that_share_a_place_are_copied_apart(shape):
         assert torch.equal(copied, shared)
         assert copied.is_contiguous()
         assert not shared.is_contiguous()
+
+
+# --- writes to arguments ---------------------------------------------------------------------
+
+STATISTICS = torch.zeros(4, dtype=torch.float64), torch.ones(4, dtype=torch.float64)
+
+
+def scaled_in_place(x):
+    x.mul_(2)
+
+
+def counted(x, seen):
+    seen["count"].add_(1)
+    return x * 2
+
+
+def normalized(x, mean, var):
+    return torch.nn.functional.batch_norm(x, mean, var, training=True)
+
+
+@pytest.mark.parametrize(
+    ("f", "args", "written"),
+    [
+        (scaled_in_place, (X,), "argument 0"),
+        (counted, (X, {"count": torch.tensor(0)}), "argument 1['count']"),
+        (normalized, (X.expand(3, 4), *STATISTICS), "argument 1"),
+        (lambda x: x[:2].zero_(), (X,), None),
+        (lambda x: x[:2].zero_().sum() * 0 + 1, (X,), None),
+        (lambda x, y: (x.copy_(y), y)[1], (X, X), "argument 0"),
+    ],
+)
+@pytest.mark.parametrize("way", [call, lambda f, *args: spmd(f)(*args)])
+def test_a_write_to_an_argument_that_nothing_reads_is_refused(f, args, written, way):
+    given = distribute(args, MESH.layout(), COMM)
+    if written is None:
+        way(f, *given)
+        return
+    with pytest.raises(TraceError) as error:
+        way(f, *given)
+    sentence = f"{written} is written to, and its new value is lost: arguments never change."
+    assert error.value.sentence == sentence
+    assert "test_writes.py" in error.value.facts["line"]
+
+
+def test_statistics_are_returned_or_given_as_clones():
+    given = distribute((X.expand(3, 4), *STATISTICS), MESH.layout(), COMM)
+
+    def returned(x, mean, var):
+        return normalized(x, mean, var), mean, var
+
+    def cloned(x, mean, var):
+        return normalized(x, mean.clone(), var.clone())
+
+    y, mean, _ = call(returned, *given)
+    assert torch.equal(mean.full(), X * 0.1)
+    assert torch.equal(call(cloned, *given).full(), y.full())
+
+
+def test_an_op_of_torch_that_writes_to_its_arguments_is_refused():
+    x, mean, var = distribute((X.expand(3, 4), *STATISTICS), MESH.layout(), COMM)
+    with pytest.raises(TraceError, match="argument 1 is written to"):
+        torch.nn.functional.batch_norm(x, mean, var, training=True)

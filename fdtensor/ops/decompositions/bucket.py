@@ -95,7 +95,7 @@ def _segment(x, lengths, offsets, axis: int) -> tuple[torch.Tensor, torch.Tensor
 
 
 def _on(t: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    return t.reshape(*t.shape, *[1] * (x.ndim - t.ndim))
+    return t.reshape((*t.shape, *[1] * (x.ndim - t.ndim)))
 
 
 @decomposition(aten.segment_reduce.default)

@@ -81,7 +81,7 @@ def index_put(x, indices, values, accumulate=False):
     if at >= 0:
         order = torch.zeros_like(mask, dtype=torch.int64) if values.shape[at] == 1 else _order(mask)
         values = values[(slice(None),) * at + (order.clamp(max=values.shape[at] - 1),)]
-    mask = mask.reshape(*mask.shape, *[1] * after)
+    mask = mask.reshape((*mask.shape, *[1] * after))
     return torch.where(mask, values + x if accumulate else values, x)
 
 

@@ -37,7 +37,7 @@ def gaussian_nll_loss(input, target, var, full=False, eps=1e-6, reduction="mean"
         var = torch.full_like(input, var)
     if var.shape != input.shape and var.shape == input.shape[:-1]:
         var = var.unsqueeze(-1)
-    require(var >= 0, "value of the variance of gaussian_nll_loss, 0 or more")
+    require(~(var < 0), "value of the variance of gaussian_nll_loss, 0 or more")
     var = var.clamp(min=eps).detach() + (var - var.detach())
     loss = 0.5 * (var.log() + (input - target) ** 2 / var)
     return _REDUCTIONS[reduction](loss + 0.5 * math.log(2 * math.pi) if full else loss)

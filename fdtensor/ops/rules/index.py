@@ -90,7 +90,7 @@ def taken(at, x, indices):
         return x.new_zeros(at.outs[0].shape)
     out = aten.index.Tensor(x, indices)
     after = out.ndim - first - len(shape)
-    return out.masked_fill(~is_held.reshape(*is_held.shape, *[1] * after), 0)
+    return out.masked_fill(~is_held.reshape((*is_held.shape, *[1] * after)), 0)
 
 
 @on("index.Tensor _unsafe_index.Tensor", local=taken)
