@@ -213,6 +213,8 @@ class NotTorchError(FdtensorError, TypeError, AttributeError):
 class FallbackWarning(UserWarning):
     """Said once of what runs, but costs more bytes, memory or time than what was asked for.
 
+    It is also said of a function that writes to an argument what nothing reads, which is lost.
+
     >>> import warnings
     >>> mesh = Mesh(x=2)
     >>> x = distribute(torch.arange(4), mesh.layout("x"), connect(mesh))

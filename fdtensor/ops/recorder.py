@@ -28,6 +28,7 @@ from fdtensor.ops.call_recorder import CallRecorder, write_error
 from fdtensor.ops.functional import unwrapped
 from fdtensor.ops.graph import Call, Full, Graph, Var, pruned
 from fdtensor.ops.loop_values import with_kept_values, without_dead_carries
+from fdtensor.ops.lost_writes import lost_writes
 from fdtensor.ops.randomness import Numbers, without_rejection
 from fdtensor.ops.saved_values import with_saved_values
 from fdtensor.ops.sizes import Sizes
@@ -57,7 +58,7 @@ def record(
     of_caller: bool = False,
     checks: bool = False,
     sizes: Sizes | None = None,
-    names: Sequence[str] = (),
+    lost: Callable[[Mapping[int, Call]], None] = lambda _: None,
 ) -> Graph:
     """The graph of `f`, which takes a list of tensors of these types and returns a list.
 
@@ -66,11 +67,11 @@ def record(
     fresh process. The graph does not depend on them any more: casts by default dtypes and autocast
     are written out. With `checks`, the graph ends with a check of all operands that ops refuse for
     their values. With `sizes` the shapes of the tensors are those of its inputs, and the graph is
-    one for a template. `names` are those of the inputs, in errors.
+    one for a template. `lost` is called with the inputs, by number, to which is written what
+    nothing reads, and the call that wrote it.
     Raises `DataDependentError` where shapes or Python control flow depend on the values of tensors,
     and `TraceError` for what cannot be a pure function: in-place writes to closed-over tensors,
-    random numbers, gradients left in closed-over tensors, and writes to inputs with names that
-    nothing reads.
+    random numbers, gradients left in closed-over tensors.
     """
     shapes = [t.shape if sizes is None else sizes.of_input(i) for i, t in enumerate(types)]
     environment = None if sizes is None else sizes.environment
@@ -90,9 +91,7 @@ def record(
             raise needs_values(torch.Tensor.data_ptr, ()) from error
         raise
     _no_gradients_left(recorder)
-    if names:
-        written = {v: names[i] for i, v in enumerate(ends) if v != inputs[i]}
-        _no_writes_lost(recorder.calls, outs, written)
+    lost(lost_writes(recorder.calls, inputs, ends, outs))
     forget_fakes(_FAKES)
     calls, phases = with_kept_values(
         recorder.calls, recorder.phases, recorder.types, torch.device(device)
@@ -140,24 +139,6 @@ def _run(
         if recorder.checks is not None:
             recorder.checks.finish(outs)
     return outs, ends
-
-
-def _no_writes_lost(calls: Sequence[Call], outs: Sequence[Var], written: Mapping[Var, str]) -> None:
-    """Raises for the new value of an input that nothing reads: the input itself never changes."""
-    needed, lost = {*outs}, {}
-    for call in reversed(calls):
-        made = [v for v in call.outs if v is not None]
-        lost.update({v: call for v in made if v in written and v not in needed})
-        if not call.outs or not needed.isdisjoint(made):
-            needed.update(call.ins)
-    for v, call in lost.items():
-        if v not in needed:
-            raise TraceError(
-                f"{written[v]} is written to, and its new value is lost: arguments never change.",
-                op=call.op,
-                line=getattr(call.mark, "line", None),
-                hint="Return the new value too, or give a clone() to what writes to it.",
-            )
 
 
 def _no_gradients_left(recorder: CallRecorder) -> None:

@@ -16,12 +16,19 @@ import torch
 
 from fdtensor.ops.overlap import is_expanded, overlap_partly
 
-__all__ = ["refuse_cast", "refuse_out", "refuse_overlap", "tensors_in_arguments"]
+__all__ = ["dtypes_of", "refuse_cast", "refuse_out", "refuse_overlap", "tensors_in_arguments"]
 
 FEW = 2**16
 """The most elements of twins that have values; with more they are on the meta device."""
 
-_NO_CAST = ("can't be cast", "cannot be converted", "out tensor", "dtype", "scalar type")
+_NO_CAST = (
+    "can't be cast",
+    "cannot be converted",
+    "out tensor",
+    "dtype",
+    "scalar type",
+    "out type",
+)
 
 
 def refuse_cast(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -32,10 +39,14 @@ def refuse_cast(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
 
 def refuse_out(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
     """Raises what torch raises where the tensors of `out=` cannot take the result."""
-    outs, operands = tensors_in_arguments(kwargs["out"]), tensors_in_arguments(args)
-    if outs and _may_need_a_cast(outs[0], (args, outs), {}):
-        few = sum(t.numel() for t in (*outs, *operands)) <= FEW
-        _raise(_error_of(func, args, kwargs, _of_ones if few else _without_values), _NO_CAST)
+    if tensors_in_arguments(kwargs["out"]):
+        _raise(_error_of(func, args, kwargs, _twins(args, kwargs)), _NO_CAST)
+
+
+def dtypes_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.dtype]:
+    """The dtypes of what a function gives, by torch; none where it fails on ones."""
+    result, _ = _answer(func, args, kwargs, _twins(args, kwargs))
+    return [t.dtype for t in tensors_in_arguments(result)]
 
 
 def refuse_overlap(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
@@ -73,7 +84,18 @@ def _error_of(
     kwargs: dict[str, Any],
     twin: Callable[[torch.Tensor], torch.Tensor],
 ) -> BaseException | None:
-    """The error of torch for twins of the tensors, in a thread, where no mode is active."""
+    """The error of torch for twins of the tensors."""
+    return _answer(func, args, kwargs, twin)[1]
+
+
+def _answer(
+    func: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    twin: Callable[[torch.Tensor], torch.Tensor],
+) -> tuple[Any, BaseException | None]:
+    """What torch gives or raises for twins of the tensors, in a thread, where no mode is active."""
+    given: list[Any] = []
     raised: list[BaseException] = []
     whole: Any = (tuple(args), kwargs)
 
@@ -85,14 +107,14 @@ def _error_of(
             with warnings.catch_warnings(), torch.random.fork_rng(devices=()):
                 warnings.simplefilter("ignore")
                 twins, named = optree.tree_map(of, whole, none_is_leaf=True)
-                func(*twins, **named)
+                given.append(func(*twins, **named))
         except Exception as error:
             raised.append(error)
 
     thread = threading.Thread(target=ask)
     thread.start()
     thread.join()
-    return raised[0] if raised else None
+    return (given[0] if given else None), (raised[0] if raised else None)
 
 
 def _raise(error: BaseException | None, texts: Sequence[str]) -> None:
@@ -100,6 +122,12 @@ def _raise(error: BaseException | None, texts: Sequence[str]) -> None:
     known = isinstance(error, (RuntimeError, TypeError))
     if known and any(text in str(error) for text in texts):
         raise type(error)(str(error)) from None
+
+
+def _twins(args: Any, kwargs: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Twins of the shapes of tensors: with values, if there are few."""
+    few = sum(t.numel() for t in tensors_in_arguments((args, kwargs))) <= FEW
+    return _of_ones if few else _without_values
 
 
 def _of_one(t: torch.Tensor) -> torch.Tensor:

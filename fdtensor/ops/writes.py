@@ -14,9 +14,11 @@ from typing import Any
 import torch
 
 from fdtensor.layouts.callsite import user_line
+from fdtensor.layouts.dtypes import dtype_name
 from fdtensor.layouts.errors import TraceError
 from fdtensor.ops.overlap import elements_overlap, is_expanded, memory_of, overlap_partly
 from fdtensor.ops.torch_refusal import (
+    dtypes_of,
     refuse_cast,
     refuse_out,
     refuse_overlap,
@@ -50,6 +52,8 @@ def checked_write(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     name = getattr(func, "__name__", "")
     if kwargs.get("out") is not None:
         return _to_out(func, args, kwargs)
+    if "_foreach_" in name and name.endswith("_") and args and _share_memory(args):
+        return _one_by_one(func, args, kwargs)
     target = args[0] if args and isinstance(args[0], torch.Tensor) else None
     if target is not None and name in ("resize_", "resize_as_"):
         _refuse_out_of_order(name, target)
@@ -77,6 +81,30 @@ def checked_write(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     out = func(*args, **kwargs)
     _check_shape(target, before)
     return out
+
+
+def _share_memory(args: Sequence[Any]) -> bool:
+    """Whether tensors that an op of lists writes to share memory, with each other or operands."""
+
+    def storages(tree: Any) -> list[int]:
+        regions = map(memory_of, tensors_in_arguments(tree))
+        return [region.storage for region in regions if region is not None]
+
+    written = storages(args[0])
+    return len({*written}) < len(written) or not {*written}.isdisjoint(storages(args[1:]))
+
+
+def _one_by_one(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Runs an op of lists for each entry, so that each write is seen by the next one."""
+    for i, target in enumerate(args[0]):
+        own = [a[i : i + 1] if isinstance(a, (list, tuple)) else a for a in args]
+        if any(overlap_partly(target, t) for t in tensors_in_arguments(own[1:])):
+            raise TraceError(
+                f"{func.__name__} writes to a tensor that shares a part of an operand's memory.",
+                line=user_line() or "not known",
+                hint="Give it a clone() of the operand.",
+            )
+        func(*own, **kwargs)
 
 
 def _refuse_out_of_order(name: str, target: torch.Tensor) -> None:
@@ -181,6 +209,7 @@ def _to_out(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
                 hint="Give it a tensor of its own, or leave out= away.",
             )
     refuse_out(func, args, kwargs)
+    _refuse_other_dtype(func, args, kwargs, outs)
     if not all(t.is_contiguous() for t in (*outs, *operands)):
         row_major = [out.clone(memory_format=torch.contiguous_format) for out in outs]
         alone = isinstance(kwargs["out"], torch.Tensor)
@@ -194,6 +223,23 @@ def _to_out(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     for out, before in read:
         _check_shape(out, before)
     return result
+
+
+def _refuse_other_dtype(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any], outs: Sequence[torch.Tensor]
+) -> None:
+    """Raises for a sum, or the like, into another dtype: torch may cast before it adds."""
+    if _pointwise(getattr(func, "__name__", "")):
+        return
+    own = dtypes_of(func, args, {name: a for name, a in kwargs.items() if name != "out"})
+    for out, dtype in zip(outs, own, strict=False):
+        if out.dtype != dtype:
+            taken = dtype_name(out.dtype)
+            raise TraceError(
+                f"{func.__name__} gives {dtype_name(dtype)}, and out= takes {taken}.",
+                line=user_line() or "not known",
+                hint="Give it an out= of that dtype, or copy_() the result to the tensor.",
+            )
 
 
 def _check_shape(target: torch.Tensor, before: torch.Size) -> None:

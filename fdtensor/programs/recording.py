@@ -7,7 +7,8 @@ import functools
 import inspect
 import re
 import traceback
-from collections.abc import Callable, Generator, Iterable, Sequence
+import warnings
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -15,12 +16,12 @@ import optree
 import torch
 
 from fdtensor.layouts.callsite import user_line, user_line_of
-from fdtensor.layouts.errors import FdtensorError, TraceError
+from fdtensor.layouts.errors import FallbackWarning, FdtensorError, TraceError
 from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import argument, flatten, paths, unflatten
 from fdtensor.layouts.words import first_sentence, near, shown
-from fdtensor.ops.graph import Full, Graph
+from fdtensor.ops.graph import Call, Full, Graph
 from fdtensor.ops.recorder import record
 from fdtensor.ops.rewrite import rewritten
 from fdtensor.ops.sizes import Sizes
@@ -122,7 +123,7 @@ def recorded(
         checks=checks,
         of_caller=True,
         sizes=sizes,
-        names=[name for name, t in zip(_names(spec), types, strict=True) if t is not None],
+        lost=functools.partial(_tell_lost, f, spec, types),
     )
     with _told(f, spec, types):
         graph = record_these(flat, fulls)
@@ -157,6 +158,12 @@ def _told(
                 f"{name_of(f)} makes nested tensors, and only plain ones are recorded.",
                 hint="Write it with the values and the offsets as two tensors, or padded.",
             ) from error
+        if "isFunctionalTensor" in str(error) and "INTERNAL ASSERT" in str(error):
+            raise TraceError(
+                f"{name_of(f)} calls torch.func.functionalize inside of a traced function.",
+                line=_line_of(error),
+                hint="Call the function itself: what is traced writes to nothing anyhow.",
+            ) from error
         raise _failure(f, spec, types, error) from error
 
 
@@ -181,6 +188,32 @@ def _failure(
 def _names(spec: optree.PyTreeSpec) -> list[str]:
     """How each leaf of the arguments is called in errors."""
     return list(map(argument, paths(spec, "args")))
+
+
+def _tell_lost(
+    f: Callable[..., Any],
+    spec: optree.PyTreeSpec,
+    types: Sequence[TensorType | FreeType | None],
+    writers: Mapping[int, Call],
+) -> None:
+    """Says that what is written to arguments is lost; raises where the caller cannot return it.
+
+    That is so for a function of torch itself, such as `batch_norm` with running statistics.
+    """
+    if not writers:
+        return
+    given = [name for name, t in zip(_names(spec), types, strict=True) if t is not None]
+    names, call = ", ".join(given[i] for i in writers), next(iter(writers.values()))
+    sentence = f"{name_of(f)} writes to {names}, and the new value is lost: arguments never change"
+    line = getattr(call.mark, "line", None) or user_line() or "not known"
+    if (getattr(f, "__module__", None) or "").partition(".")[0] == "torch":
+        raise TraceError(
+            f"{sentence}.",
+            line=line,
+            hint="Write a function that calls it and returns the new value too, or give clones.",
+        )
+    text = f"{sentence}; return it too, or write to a clone() ({line})"
+    warnings.warn(text, FallbackWarning, stacklevel=2)
 
 
 def _line_of(error: BaseException) -> str:

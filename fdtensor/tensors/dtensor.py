@@ -27,6 +27,7 @@ from fdtensor.runtime.interpreter import run
 from fdtensor.tensors.owed import Collecting, Owed, StandIn, at_hand
 from fdtensor.tensors.refusals import refuse_many, unchanging
 from fdtensor.tensors.tensor_like import TensorLike
+from fdtensor.tensors.torch_transforms import ToldByTorch
 
 __all__ = ["DTensor", "due", "in_traces", "is_dtensor", "read_by_call", "settled"]
 
@@ -42,7 +43,7 @@ else:
 
 @unchanging
 @attrs.frozen(eq=False, repr=False)
-class DTensor(Generic[Value], _LikeTensor):
+class DTensor(Generic[Value], _LikeTensor, metaclass=ToldByTorch):  # type: ignore[misc]
     """A distributed tensor: a plain record and a pytree node, no tensor subclass.
 
     `local` is this rank's block, or on a simulated mesh the tuple of all ranks' blocks. Making one

@@ -10,7 +10,8 @@ import torch
 
 from fdtensor.layouts.callsite import user_line
 from fdtensor.layouts.errors import NotTorchError
-from fdtensor.layouts.torch_private import OpOverload, OpOverloadPacket
+from fdtensor.layouts.torch_private import OpOverload, OpOverloadPacket, schema_of
+from fdtensor.tensors.torch_transforms import INSTEAD, asked_by_a_transform
 
 __all__ = [
     "Absent",
@@ -36,7 +37,8 @@ class Absent:
 
     def __get__(self, x: object, kind: type) -> NoReturn:
         facts = {} if x is None else {"x": x}
-        raise _error(f"a DTensor has no attribute {self.name!r}.", _instead(self.name), facts)
+        hint = f"{INSTEAD}." if asked_by_a_transform() else _instead(self.name)
+        raise _error(f"a DTensor has no attribute {self.name!r}.", hint, facts)
 
 
 _INSTEAD = {
@@ -95,12 +97,21 @@ def refuse_writing(func: Any, args: Any, kwargs: Mapping[str, Any], kind: type) 
         written = f"Without out= write y = {name}(...)."
     elif kwargs.get("inplace"):
         written = f"Write x = {name}(...) without inplace=True."
+    elif isinstance(func, OpOverload) and schema_of(func).is_mutable:
+        written = "Write the op that gives a new value: torch.ops.aten.add.Tensor for add_.Tensor."
+    elif short in ("embedding", "embedding_bag") and _max_norm(args, kwargs) is not None:
+        written = "Write it without max_norm, and shorten the rows of the weight before."
     else:
         return
     given: Any = args, dict(kwargs)
     leaves = optree.tree_leaves(given, is_leaf=lambda leaf: isinstance(leaf, kind))
     facts = {f"argument {i}": leaf for i, leaf in enumerate(leaves) if isinstance(leaf, kind)}
     raise _error(f"{name} writes to a tensor, and a DTensor never changes.", written, facts)
+
+
+def _max_norm(args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """The argument by which rows of a weight are shortened, in place; None where none is given."""
+    return args[3] if len(args) > 3 else kwargs.get("max_norm")
 
 
 _NO_WRITES = ("__invert__", "__index__", "__int__")

@@ -55,7 +55,7 @@ def scan(
             [5.5000, 5.5000, 5.5000, 5.5000]])
     """
     carried, stacked = flatten(init, is_leaf=is_dtensor)[0], flatten(xs, is_leaf=is_dtensor)[0]
-    if any(map(is_dtensor, (*carried, *stacked))) and not recording():
+    if any(map(is_dtensor, (*carried, *stacked))):
         return call(functools.partial(scan, f, length=length, reverse=reverse), init, xs)
     count = _count(xs, length)
     (carry, spec), (stacks, of_entries) = flatten(init), flatten(xs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -344,3 +346,21 @@ def test_running_statistics_that_are_views_are_refused():
         spmd(torch.vmap(of_each))(
             distribute(torch.randn(2, 4, 3), Mesh(x=2).layout(), comm), stacked, stacked
         )
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss", "l1_loss"),
+        *("binary_cross_entropy", "binary_cross_entropy_with_logits"),
+    ],
+)
+def test_a_loss_of_no_elements_is_that_of_torch_on_any_blocks(name, reduction):
+    mesh, x = Mesh(x=2), torch.ones(0, 3)
+    loss = functools.partial(getattr(torch.nn.functional, name), reduction=reduction)
+    for cut in (("x",), (None, "x")):
+        y = distribute(x, mesh.layout(*cut), SimulatedComm(mesh))
+        for choice in ("follow", "cheapest"):
+            got = spmd(loss, choice=choice)(y, y).full()
+            assert torch.equal(got.nan_to_num(7), loss(x, x).nan_to_num(7))

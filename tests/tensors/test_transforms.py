@@ -1,5 +1,6 @@
 """`fd.func`: around functions of DTensors the transforms are those of torch around plain ones."""
 
+import functools
 import gc
 from weakref import ref
 
@@ -18,6 +19,7 @@ from fdtensor.programs.tracer import trace
 from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.tensors.call import call
 from fdtensor.tensors.distribution import distribute
+from fdtensor.tensors.scan import scan
 from fdtensor.tensors.spmd import spmd
 from fdtensor.testing.strategies import types
 from fdtensor.testing.tensor_strategies import sharded
@@ -351,3 +353,46 @@ def test_what_is_closed_over_goes_with_its_function():
     held = ran()
     gc.collect()
     assert held() is None
+
+
+# --- what an outsider's generator showed -----------------------------------------------------
+
+
+def by_rows(t):
+    return distribute(t, MESH.layout("dp"), COMM)
+
+
+def through(h, xs):
+    return scan(lambda h, a: (torch.tanh(h + a), h), h, xs)[0].sum()
+
+
+def test_a_scan_stands_in_a_transform():
+    h, xs = torch.linspace(-1, 1, 2), torch.linspace(0, 1, 6).view(3, 2)
+    got = func.grad(through, argnums=(0, 1))(by_rows(h), distribute(xs, MESH.layout(), COMM))
+    wanted = torch.func.grad(through, argnums=(0, 1))(h, xs)
+    assert all(torch.allclose(a.full(), b) for a, b in zip(got, wanted, strict=True))
+    over = func.vmap(through, in_dims=(0, None))(by_rows(h.expand(4, 2)), by_rows(xs[:2]))
+    assert over.shape == (4,)
+
+
+def test_a_function_that_is_recorded_in_another_way_stands_in_a_transform():
+    def loss(x):
+        return torch.nn.functional.gaussian_nll_loss(x, x * 2, x.abs() + 0.1)
+
+    x = torch.linspace(1, 2, 4)
+    assert torch.allclose(func.grad(loss)(by_rows(x)).full(), torch.func.grad(loss)(x))
+
+
+def test_a_write_in_a_transform_is_told_as_outside_of_one():
+    with pytest.raises(FdtensorError) as error:
+        func.grad(lambda x: x.mul_(2).sum())(by_rows(torch.ones(4)))
+    assert error.value.sentence == "a DTensor has no attribute 'mul_'."
+
+
+@pytest.mark.parametrize("name", ["grad", "vjp", "jacrev", "vmap", "hessian", "jacfwd"])
+def test_the_transforms_of_torch_name_ours(name):
+    x, transform = by_rows(torch.ones(4)), getattr(torch.func, name)
+    go = functools.partial(transform, torch.sin, x) if name == "vjp" else transform(torch.sum)
+    with pytest.raises((ValueError, RuntimeError, FdtensorError), match=r"fd\.grad, fd\.grad_and"):
+        go(*[x] * (name != "vjp"))
+    assert repr(type(x)) == "<class 'fdtensor.tensors.dtensor.DTensor'>"

@@ -46,7 +46,9 @@ def loss(op: Any, ins: str, out: str, *more: str) -> None:
             _terms(ins, s) for s in zip(*((b.shape, b.full) for b in at.ins), strict=True)
         )
         if not held:  # of no terms some kernels give any number
-            return [args[0].new_zeros(b.shape) for b in at.outs]
+            no_mean = not full and ins[0] == "*" and args[place] == MEAN
+            value = float("nan") if no_mean else 0.0
+            return [args[0].new_full(b.shape, value) for b in at.outs]
         result = op(*args)
         first, *others = result if isinstance(result, tuple) else (result,)
         return first * (held / full) if args[place] == MEAN else first, *others
