@@ -16,6 +16,7 @@ import torch
 from fdtensor.layouts.callsite import user_line
 from fdtensor.layouts.dtypes import dtype_name
 from fdtensor.layouts.errors import TraceError
+from fdtensor.layouts.torch_private import FOREACH
 from fdtensor.ops.overlap import elements_overlap, is_expanded, memory_of, overlap_partly
 from fdtensor.ops.torch_refusal import (
     dtypes_of,
@@ -52,7 +53,7 @@ def checked_write(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     name = getattr(func, "__name__", "")
     if kwargs.get("out") is not None:
         return _to_out(func, args, kwargs)
-    if "_foreach_" in name and name.endswith("_") and args and _share_memory(args):
+    if FOREACH in name and name.endswith("_") and args and _share_memory(args):
         return _one_by_one(func, args, kwargs)
     target = args[0] if args and isinstance(args[0], torch.Tensor) else None
     if target is not None and name in ("resize_", "resize_as_"):

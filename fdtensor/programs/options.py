@@ -164,6 +164,8 @@ class Options:
     choices; None to choose for the sizes at hand."""
     dynamic: Dims | None = attrs.field(default=None, validator=_dims, eq=_as_key)
     """The dims of arguments whose sizes are not known: one recording is for all of them."""
+    donate: Any = attrs.field(default=(), eq=_as_key)
+    """The arguments that a call frees once it has read them last, by name or position."""
     choice: Choosing = attrs.field(default="cheapest", validator=_one_of(Choosing))
     parameters: frozenset[int] | None = None
     """The numbers of the inputs that are parameters; None to tell them by the arguments."""
@@ -177,7 +179,16 @@ class Options:
     @property
     def of_trace(self) -> dict[str, Any]:
         """Those that `trace` takes, as its arguments."""
-        others = ("on_data_dependent", "plain", "check", "dynamic", "parameters", "eager", "terms")
+        others = (
+            "on_data_dependent",
+            "plain",
+            "check",
+            "dynamic",
+            "donate",
+            "parameters",
+            "eager",
+            "terms",
+        )
         return {
             a.name: getattr(self, a.name) for a in attrs.fields(Options) if a.name not in others
         }

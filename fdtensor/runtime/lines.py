@@ -9,7 +9,7 @@ import attrs
 import torch
 
 from fdtensor.layouts.torch_private import functional_collectives, has_schema, schema_of
-from fdtensor.ops.graph import Var
+from fdtensor.ops.graph import Full, Var
 from fdtensor.ops.value_checks import BOUNDED
 from fdtensor.plans.collectives import Step
 from fdtensor.programs.eqn import Together
@@ -30,6 +30,7 @@ __all__ = [
     "ended",
     "of_ops",
     "owned",
+    "roots",
     "unread",
     "values_in",
     "waiting_late",
@@ -67,6 +68,8 @@ class LocalProgram:
     outs: tuple[Var, ...]
     dead: tuple[tuple[Var, ...], ...]
     """The values that nobody reads after each line."""
+    fulls: Mapping[Var, Full] = attrs.field(factory=dict)
+    """The shapes and dtypes of what lines of ops give."""
     conditions: Mapping[int, tuple[tuple[Var, bool], ...]] = attrs.field(factory=dict)
     """Under which lines of the program run, by their numbers, where they do not always."""
 
@@ -164,15 +167,7 @@ def _sends(line: Line) -> bool:
 
 def owned(lines: list[Line], inputs: Any, outs: Any, new: Any) -> tuple[list[Line], Any]:
     """Copies the outputs that share memory with an input, a constant or another output."""
-    root: dict[Var, Var] = {v: v for v in inputs}
-    for line in lines:
-        shares = line.op in _MAY_SHARE or _views(line.op)
-        source = next((a for a in line.args if isinstance(a, Var)), None)
-        for v in line.outs:
-            if v is not None:
-                root[v] = root[source] if shares and source is not None else v
-        if line.op is constant:
-            root.update((v, inputs[0] if inputs else v) for v in line.outs if v is not None)
+    root = roots(lines, inputs)
     taken = set(inputs)
     copied = []
     for v in outs:
@@ -184,6 +179,20 @@ def owned(lines: list[Line], inputs: Any, outs: Any, new: Any) -> tuple[list[Lin
             taken.add(root[v])
         copied.append(v)
     return lines, tuple(copied)
+
+
+def roots(lines: Sequence[Line], inputs: Sequence[Var]) -> dict[Var, Var]:
+    """For each value the one whose memory it may be in: itself, an operand, or some input."""
+    root: dict[Var, Var] = {v: v for v in inputs}
+    for line in lines:
+        shares = line.op in _MAY_SHARE or _views(line.op)
+        source = next((a for a in line.args if isinstance(a, Var)), None)
+        for v in line.outs:
+            if v is not None:
+                root[v] = root[source] if shares and source is not None else v
+        if line.op is constant:
+            root.update((v, inputs[0] if inputs else v) for v in line.outs if v is not None)
+    return root
 
 
 def _views(op: Any) -> bool:

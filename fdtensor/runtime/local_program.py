@@ -11,7 +11,7 @@ import torch
 
 from fdtensor.layouts.remembered import while_alive
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.ops.graph import Graph, Var, substituted
+from fdtensor.ops.graph import Full, Graph, Var, substituted
 from fdtensor.ops.line_checks import LineCheck
 from fdtensor.ops.loop_ops import (
     LOOP_IN,
@@ -129,6 +129,7 @@ class _Writer:
         self.count = 0
         self.lines: list[Line] = []
         self.names: dict[Var, Var] = {}
+        self.fulls: dict[Var, Full] = {}
         self.rounds: dict[Any, dict[Var, Var]] = {}
         """By loop, what is carried, with what was computed for the next step."""
         self.carried: set[Var] = set()
@@ -171,7 +172,10 @@ class _Writer:
             i: tuple([(predicates[v], holds) for v, holds in sorted(own, key=_by_number)])
             for i, own in conditions(program).items()
         }
-        return LocalProgram(inputs, tuple(lines), outs, unread(lines, outs), when)
+        for v, own in zip(program.inputs, inputs, strict=False):  # after which constants come
+            type = program.type_of(v)
+            self.fulls[own] = Full(type.local_shape(self.rank), type.dtype)
+        return LocalProgram(inputs, tuple(lines), outs, unread(lines, outs), self.fulls, when)
 
     def _lowered(self, eqn: Eqn) -> Graph:
         return lowered(eqn.call, *_types(self.program, eqn), self.coord, self.device)
@@ -268,11 +272,10 @@ class _Writer:
                 of = {v: v for v in values_in((*args, *(v for _, v in kwargs)))} | blocks
                 args, kwargs = substituted((args, kwargs), of.__getitem__)
             outs = tuple(None if v is None else self.new() for v in call.outs)
-            local.update(
-                (v, m)
-                for v, m in zip(call.outs, outs, strict=True)
-                if v is not None and m is not None
-            )
+            pairs = zip(call.outs, outs, strict=True)
+            new = {v: m for v, m in pairs if v is not None and m is not None}
+            local |= new
+            self.fulls.update((m, graph.types[v.index]) for v, m in new.items())
             op = aten.reshape.default if call.op in RESHAPES else call.op
             self.lines.append(Line(op, args, kwargs, outs, number))
         read = [v for v in eqn.outs if v is not None]

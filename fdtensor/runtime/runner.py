@@ -23,27 +23,39 @@ from fdtensor.programs.text import line_name
 from fdtensor.runtime.all_ranks import run_lines
 from fdtensor.runtime.comm import inside
 from fdtensor.runtime.local_program import Spelling, local_program
+from fdtensor.runtime.reuse import taken_over
 from fdtensor.runtime.source import written
 
 __all__ = ["compiled", "run_locally", "runner_of"]
 
 
-def compiled(program: Program, comm: Any, profiled: bool = False) -> Callable[..., tuple[Any, ...]]:
+def compiled(
+    program: Program,
+    comm: Any,
+    profiled: bool = False,
+    donated: frozenset[int] = frozenset(),
+    takes: bool = False,
+) -> Callable[..., tuple[Any, ...]]:
     """The function of local tensors that this rank runs: inputs, then constants.
 
+    Where inputs are `donated` it takes all in one list, which it empties, so that these are freed;
+    it `takes` their memory for results where nobody else is in it.
     The Comm keeps it for as long as the program lives. Where it is `profiled`, a profiler of torch
     sees the modules and collectives by name.
     """
     known = comm.compiled.setdefault(compiled, WeakKeyDictionary()).setdefault(program, {})
     checked = debugging()
-    function = known.get((checked, profiled))
+    key = checked, profiled, donated, takes
+    function = known.get(key)
     if function is None:
         spelling = Spelling(comm.backend, str(comm.device), exchanges=False, lane=comm.lane)
         groups = _groups(program, comm)
         local = local_program(program, comm.rank, spelling, checked)
-        source, names = written(local, comm, groups, _labels(program) if profiled else ())
+        labels = _labels(program) if profiled else ()
+        reuses = not checked and len(program.eqns) >= 3  # autograd is not at work in those
+        source, names = written(local, comm, groups, labels, donated, reuses, takes)
         exec(compile(source, f"<fdtensor {program.name}>", "exec"), names)
-        function = known[checked, profiled] = names["program"]
+        function = known[key] = names["program"]
     return function
 
 
@@ -78,12 +90,20 @@ def run_locally(program: Program, values: Sequence[Any], comm: Any) -> Sequence[
         return as_traced(program, comm)(*values, *constants)
 
 
-def runner_of(program: Program, comm: Any) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """The work of `run_locally` for a program on a Comm, prepared once."""
+def runner_of(
+    program: Program, comm: Any, donated: frozenset[int] = frozenset()
+) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """The work of `run_locally` for a program on a Comm, prepared once.
+
+    On a real mesh it empties the list of values where some are `donated`, and frees these when they
+    are read last.
+    """
     if comm.rank is None or not inside(comm, program.mesh):
         return comm.watched(program, functools.partial(run_locally, program, comm=comm))
-    function = as_traced(program, comm)
     constants = [tensor for _, tensor in program.constants]
+    if donated:
+        return comm.watched(program, _freeing(program, comm, donated, constants))
+    function = as_traced(program, comm)
     if len(program.eqns) < 3 and not constants:
         return comm.watched(program, lambda values: function(*values))
 
@@ -94,16 +114,35 @@ def runner_of(program: Program, comm: Any) -> Callable[[Sequence[Any]], Sequence
     return comm.watched(program, below)
 
 
-def as_traced(program: Program, comm: Any) -> Callable[..., tuple[Any, ...]]:
+def _freeing(
+    program: Program, comm: Any, donated: frozenset[int], constants: list[Any]
+) -> Callable[[list[Any]], Sequence[Any]]:
+    """The work of a program on a list that it empties."""
+    known: dict[bool, Callable[..., Any]] = {}  # most calls are of one kind
+
+    def freeing(values: list[Any]) -> Sequence[Any]:
+        takes = taken_over(values, donated)
+        if takes not in known:
+            known[takes] = as_traced(program, comm, donated, takes)
+        values += constants
+        with below_autograd():
+            return known[takes](values)
+
+    return freeing
+
+
+def as_traced(
+    program: Program, comm: Any, donated: frozenset[int] = frozenset(), takes: bool = False
+) -> Callable[..., tuple[Any, ...]]:
     """The function of local tensors, run without the casts that its program says already.
 
     While a profiler of torch is at work, it is one that has names for it.
     """
-    function = compiled(program, comm)
+    function = compiled(program, comm, False, donated, takes)
 
     def run(*values: Any) -> Any:
         if profiling():
-            named = compiled(program, comm, profiled=True)
+            named = compiled(program, comm, True, donated, takes)
             with without_autocast(), record_function(f"fdtensor {program.name}"):
                 return named(*values)
         if autocasting():

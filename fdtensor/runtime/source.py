@@ -15,14 +15,14 @@ import torch
 from torch.profiler import record_function
 
 from fdtensor.layouts.remembered import while_alive
-from fdtensor.layouts.torch_private import has_schema, overload_name, packet_name, schema_of
+from fdtensor.layouts.torch_private import has_schema, schema_of
 from fdtensor.ops.graph import Var, tensors_of
 from fdtensor.ops.line_checks import LineCheck
 from fdtensor.ops.loop_ops import WITH_ENTRY
 from fdtensor.ops.select import SELECT
-from fdtensor.ops.value_checks import SHARED
 from fdtensor.plans.collectives import Step
 from fdtensor.programs.program import Together
+from fdtensor.runtime.fast_calls import fast, name_of_op
 from fdtensor.runtime.lines import (
     LOOPING,
     Again,
@@ -35,33 +35,41 @@ from fdtensor.runtime.lines import (
     ended,
     values_in,
 )
-from fdtensor.runtime.operand_memory import BY_HAND
+from fdtensor.runtime.reuse import reusing
 
 __all__ = ["LineFunction", "line_functions", "selected", "written"]
 
 
 def written(
-    found: LocalProgram, comm: Any, groups: tuple[str, ...], labels: Sequence[str] = ()
+    found: LocalProgram,
+    comm: Any,
+    groups: tuple[str, ...],
+    labels: Sequence[str] = (),
+    donated: frozenset[int] = frozenset(),
+    reuses: bool = False,
+    takes: bool = False,
 ) -> tuple[str, dict[str, Any]]:
     """The lines of a rank as the source of one function, and the names that it reads.
 
     It begins once all ranks of `groups`, in which its collectives are, are about to run theirs.
-    With `labels`, one for each line of the program, a profiler sees which of them run.
+    With `labels`, one for each line of the program, a profiler sees which of them run. Where some
+    inputs are `donated` it takes one list, which it empties, and drops them as it does results; it
+    `takes` their memory for results too, where nobody else is in it. With `reuses` it does so with
+    what it has computed.
     """
     names: dict[str, Any] = {"record_function": record_function} if labels else {}
     asked = {v for own in found.conditions.values() for v, _ in own}
-    body = [f"    {_holds(v)} = bool(v{v.index})" for v in found.inputs if v in asked]
-    if groups:
-        names |= {"unmet": comm.around.unmet, "meet": comm.around.meet, "groups": groups}
-        body.insert(0, "    if unmet: meet(groups)")
-    every = list(zip(found.lines, found.dead, _depths(found.lines), strict=True))
+    kept = {v for i, v in enumerate(found.inputs) if i not in donated}
+    body = _beginning(found, comm, groups, asked, kept, names)
+    program = _lines(found, reuses, donated if takes else frozenset())
+    every = list(zip(program, found.dead, _depths(program), strict=True))
     for (condition, depth), some in groupby(
         every, lambda entry: (_condition(entry[0], found), entry[2])
     ):
         block = [(line, dead) for line, dead, _ in some]
         lines: list[str] = []
         for label, pairs in groupby(block, lambda pair: _label(pair[0], labels)):
-            own = [t for pair in pairs for t in _spelled(*pair, found, asked, names, comm)]
+            own = [t for pair in pairs for t in _spelled(*pair, kept, asked, names, comm)]
             seen = label and own
             lines += [f"    with record_function({label!r}):"] if seen else []
             lines += [f"    {line}" for line in own] if seen else own
@@ -71,9 +79,43 @@ def written(
             lines = [f"    if {' and '.join(asks)}:", *(f"    {line}" for line in lines)]
             lines += ["    else:", f"        {nothing}"]
         body += ["    " * depth + line for line in lines]
-    parameters = ", ".join(f"v{v.index}" for v in found.inputs)
-    results = "".join(f"v{v.index}, " for v in found.outs)
+    results = f"{_numbered(found.outs)}," if found.outs else ""
+    parameters = "values" if donated else _numbered(found.inputs)
     return "\n".join([f"def program({parameters}):", *body, f"    return ({results})"]), names
+
+
+def _beginning(
+    found: LocalProgram,
+    comm: Any,
+    groups: tuple[str, ...],
+    asked: set[Var],
+    kept: set[Var],
+    names: dict[str, Any],
+) -> list[str]:
+    """What comes before the lines of a rank: inputs out of their list, and other ranks met."""
+    body: list[str] = []
+    if len(kept) < len(found.inputs):
+        body += [f"    ({_numbered(found.inputs)},) = values", "    values.clear()"]
+    if groups:
+        names |= {"unmet": comm.around.unmet, "meet": comm.around.meet, "groups": groups}
+        body.append("    if unmet: meet(groups)")
+    body += [f"    {_holds(v)} = bool(v{v.index})" for v in found.inputs if v in asked]
+    return body + _unread(found, kept)
+
+
+def _numbered(values: Sequence[Var]) -> str:
+    return ", ".join(f"v{v.index}" for v in values)
+
+
+def _lines(found: LocalProgram, reuses: bool, taken: frozenset[int]) -> Sequence[Line]:
+    return reusing(found, taken) if reuses else found.lines
+
+
+def _unread(found: LocalProgram, kept: set[Var]) -> list[str]:
+    """The line that drops inputs which no line reads."""
+    read = {v for dead in found.dead for v in dead}.union(found.outs)
+    gone = [f"v{v.index}" for v in found.inputs if v not in read and v not in kept]
+    return [f"    del {', '.join(gone)}"] if gone else []
 
 
 @attrs.frozen(eq=False)
@@ -138,7 +180,7 @@ def _made(block: Sequence[tuple[Line, tuple[Var, ...]]]) -> list[str]:
 def _spelled(
     line: Line,
     dead: Sequence[Var],
-    found: LocalProgram,
+    kept: set[Var],
     asked: set[Var],
     names: dict[str, Any],
     comm: Any,
@@ -154,7 +196,7 @@ def _spelled(
     for v in line.outs:
         if v in asked and v is not None:
             yield f"    {_holds(v)} = bool(v{v.index})"
-    gone = [f"v{v.index}" for v in dead if v not in found.inputs]
+    gone = [f"v{v.index}" for v in dead if v not in kept]
     gone += ["_"] if None in line.outs else []
     if gone:
         yield f"    del {', '.join(gone)}"
@@ -206,7 +248,7 @@ def _expression(line: Line, names: dict[str, Any], comm: Any) -> str:
     if line.op is SELECT:
         args = ", ".join(f"v{v.index}" for v in line.args)
         return f"{_named(selected, 'selected', names)}({args})"
-    target = _named(_fast(line.op), _name_of(line.op), names)
+    target = _named(fast(line.op), name_of_op(line.op), names)
     args = [_source(a, names) for a in line.args]
     args += [f"{k}={_source(v, names)}" for k, v in line.kwargs]
     return f"{target}({', '.join(args)})"
@@ -220,28 +262,6 @@ def _begun(line: Line, names: dict[str, Any], comm: Any) -> str:
         return f"{begin}({steps}, [{', '.join(f'v{v.index}' for v in line.args)}])"
     step, begin = _named(op, "step", names), _named(comm.begin, "begin", names)
     return f"{begin}({step}, v{line.args[0].index})"
-
-
-_PLAIN = {
-    "mm", "bmm", "addmm", "add", "sub", "mul", "div", "relu", "t", "transpose", "permute", "exp",
-    "log", "sqrt", "rsqrt", "tanh", "sigmoid", "neg", "sum", "mean", "unsqueeze", "reshape", "cat",
-    "split", "where", "clone", "select", "pow", "addcmul", "addcdiv", "lerp", "amax", "baddbmm",
-}  # fmt: skip
-
-
-def _fast(op: Any) -> Callable[..., Any]:
-    """A function that does what the overload does, called half a microsecond faster."""
-    if op in SHARED:
-        return SHARED[op]
-    if op in BY_HAND:
-        return op
-    if op.namespace == "aten" and packet_name(op) in _PLAIN and overload_name(op) != "dtype":
-        return getattr(torch, packet_name(op))
-    return op
-
-
-def _name_of(op: Any) -> str:
-    return op.__name__ if op in BY_HAND else packet_name(op)
 
 
 def _named(value: Any, hint: str, names: dict[str, Any]) -> str:

@@ -20,6 +20,7 @@ from fdtensor.programs.options import (
     Plain,
 )
 from fdtensor.programs.program import Program
+from fdtensor.tensors.calls.donated import Donate
 from fdtensor.tensors.calls.function import Spmd
 from fdtensor.tensors.dtensor import DTensor
 
@@ -70,6 +71,7 @@ class _Options(TypedDict, total=False):
     as_if: Program | Scale | None
     dynamic: Dims | None
     choice: Choosing
+    donate: Donate
 
 
 @overload
@@ -113,6 +115,7 @@ def spmd(
     as_if: Program | Scale | None = None,
     dynamic: Dims | None = None,
     choice: Choosing = "cheapest",
+    donate: Donate = (),
 ) -> Any:
     """`f`, a plain torch function of full tensors, as one of pytrees of DTensors. Differentiable.
 
@@ -148,6 +151,10 @@ def spmd(
     size becomes 0 or 1, or sizes differ that were equal. What asks which number a size is, as
     `len(x)` and `range(x.shape[0])` do, is run for each, with a warning.
 
+    With `donate`, arguments by name or position, a call frees the local tensors of these where it
+    has read them last: `donate=("params", "state")` lets a training step hold one copy of both
+    instead of two, and nothing of them can be read afterwards.
+
     >>> mesh = Mesh(x=2)
     >>> f = spmd(lambda x: (x * x).sum())
     >>> x = distribute(torch.arange(4.0), mesh.layout("x"), SimulatedComm(mesh))
@@ -176,6 +183,7 @@ def spmd(
         as_if=as_if,
         dynamic=dynamic,
         choice=choice,
+        donate=donate,
     )
     if f is None:
         return functools.partial(Spmd, options=options)

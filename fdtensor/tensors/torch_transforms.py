@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 
+from fdtensor.layouts.torch_private import TRANSFORMS_FOLDER
+
 __all__ = ["INSTEAD", "ToldByTorch", "asked_by_a_transform"]
 
 INSTEAD = (
@@ -27,7 +29,7 @@ def asked_by_a_transform() -> bool:
     """Whether a transform of torch is what asks."""
     frame, depth = inspect.currentframe(), 0
     while frame is not None and depth < 8:
-        if "_functorch" in frame.f_code.co_filename:
+        if TRANSFORMS_FOLDER in frame.f_code.co_filename:
             return True
         frame, depth = frame.f_back, depth + 1
     return False

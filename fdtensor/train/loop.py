@@ -89,7 +89,7 @@ class _Whole:
 
     def __init__(self, job: Job, comm: Comm[Any], regather: bool) -> None:
         self.job, self.comm = job, comm
-        self.step = spmd(job.step(comm.mesh), regather=regather)
+        self.step = spmd(job.step(comm.mesh), regather=regather, donate=("params", "state"))
 
     def given(self, tokens: torch.Tensor, i: int) -> Any:
         mesh, device = self.comm.mesh, self.comm.device or "cpu"

@@ -127,12 +127,14 @@ from fdtensor.layouts.torch_private.tensors import (
     forward_hooks,
     lazy_clone,
     module_tensors,
+    only_one_holds,
     storage_number,
     torch_pytree,
     truncated_normal_by,
     version_of,
 )
 from fdtensor.layouts.torch_private.transforms import (
+    TRANSFORMS_FOLDER,
     current_autograd_node,
     current_graph_task,
     forward_active,
@@ -261,6 +263,7 @@ __all__ = [
     "lazy_clone",
     "call_of_modules",
     "module_tensors",
+    "only_one_holds",
     "storage_number",
     "torch_pytree",
     "truncated_normal_by",
@@ -290,4 +293,5 @@ __all__ = [
     "transforms_around",
     "uncompiled",
     "without_transforms",
+    "TRANSFORMS_FOLDER",
 ]

@@ -22,6 +22,7 @@ __all__ = [
     "lazy_clone",
     "call_of_modules",
     "module_tensors",
+    "only_one_holds",
     "storage_number",
     "torch_pytree",
     "truncated_normal_by",
@@ -56,6 +57,15 @@ _MODULE: Any = torch.nn.Module
 
 call_of_modules: Any = _MODULE._call_impl
 """What runs where a module is called."""
+
+
+def only_one_holds(tensor: Any) -> bool:
+    """Whether nothing of torch beside one object of Python holds the memory of a tensor.
+
+    No other tensor is in it, and no saved tensor, hook or collective of C++ holds this one.
+    """
+    memory = tensor.untyped_storage()  # which is a second holder itself
+    return tensor._use_count() == 1 and _torch._C._storage_Use_Count(memory._cdata) == 2
 
 
 def module_tensors(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -43,6 +43,7 @@ __all__ = [
     "maps_around",
     "transforms_around",
     "without_transforms",
+    "TRANSFORMS_FOLDER",
 ]
 
 _C: Any = torch._C
@@ -158,3 +159,6 @@ push_saving_hooks: Any = _autograd._push_saved_tensors_default_hooks
 
 pop_saving_hooks: Any = _autograd._pop_saved_tensors_default_hooks
 """Leaves the innermost hooks."""
+
+TRANSFORMS_FOLDER = "_functorch"
+"""The folder of torch in which its transforms are."""

@@ -56,6 +56,8 @@ class Entry:
     """The type of the result where it is one tensor, and nothing is to be done to it."""
     settles: bool = False
     """Whether operands that owe a sum are to be reduced first, for all who read them."""
+    donated: frozenset[int] = frozenset()
+    """The tensors, by number, that a call frees once it has read them last."""
     is_agreed: bool = False
     """Whether all ranks have agreed on it, as they do at the first call."""
 
@@ -72,7 +74,10 @@ class Entry:
         admit(self.first, self.comm, self.first.in_types, values, check)
         if self.is_agreed:
             return self
-        go = runner_of(self.first, self.comm) if self.both is None else self.both.runner(self.comm)
+        if self.both is not None:
+            go = self.both.runner(self.comm)
+        else:
+            go = runner_of(self.first, self.comm, self.donated)
         return attrs.evolve(self, go=go, is_agreed=True)
 
     def result(self, outs: Sequence[Any], comm: Any) -> Any:

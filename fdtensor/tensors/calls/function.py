@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial, update_wrapper
@@ -14,7 +13,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 import attrs
 import torch
 
-from fdtensor.layouts.errors import DataDependentError, FallbackWarning, FdtensorError
+from fdtensor.layouts.errors import DataDependentError, FdtensorError
 from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.tensor_type import TensorType
@@ -25,7 +24,7 @@ from fdtensor.ops.transparent import recording
 from fdtensor.programs.closed_over import closing, given_all, given_besides
 from fdtensor.programs.options import EVERY_CALL, Options
 from fdtensor.programs.program import Program
-from fdtensor.programs.recording import name_of, refuse_no_function
+from fdtensor.programs.recording import refuse_no_function
 from fdtensor.programs.tracer import is_typed, trace
 from fdtensor.tensors.calls.arguments import (
     distributed,
@@ -34,13 +33,14 @@ from fdtensor.tensors.calls.arguments import (
     refuse_untraceable,
     tell,
 )
+from fdtensor.tensors.calls.donated import donated_among, spend
 from fdtensor.tensors.calls.entry import Entry, entry_of, read, traced_call
 from fdtensor.tensors.calls.family import Family, family_of
 from fdtensor.tensors.calls.inlined import inlined
 from fdtensor.tensors.calls.kept import keep_few
 from fdtensor.tensors.calls.key import call_key, refuse_other_comm, requires_grad
 from fdtensor.tensors.calls.python_state import Reads
-from fdtensor.tensors.calls.replicas import ANSWERS, on_replicas, placed
+from fdtensor.tensors.calls.replicas import ANSWERS, on_replicas, placed, warn_of_replicas
 from fdtensor.tensors.calls.text import no_backward, no_program, shown
 from fdtensor.tensors.calls.weakly import Around, weakly
 from fdtensor.tensors.dtensor import DTensor, is_dtensor, read_by_call
@@ -157,6 +157,8 @@ class Spmd(Generic[P, R]):
         if entry.traced is None:
             return self._on_replicas(leaves, spec, entry.comm)
         values = values or [read_by_call(x) for x in leaves if x.__class__ is DTensor]
+        if entry.donated:
+            spend(leaves, entry.donated, self.f)
         if entry.closed:
             values += map(read_by_call, read(entry.closed, self.reads))
         return entry.result(entry.go(values), entry.comm)
@@ -217,7 +219,8 @@ class Spmd(Generic[P, R]):
         except DataDependentError as error:
             if self.options.on_data_dependent == "error":
                 raise
-            self._warn(error)
+            if not self.options.eager:
+                warn_of_replicas(self.f, error, self.reasons)
             return Entry(None, comm, is_agreed=True)
 
     def _given(
@@ -246,17 +249,8 @@ class Spmd(Generic[P, R]):
         program, both = traced_call(f, self.options, *whole, comm, again, family, dynamic)
         if family is not None:
             family.closed = places
-        entry = entry_of(program, both, comm)
-        return attrs.evolve(entry, closed=places) if closed else entry
-
-    def _warn(self, error: DataDependentError) -> None:
-        """Says that the function runs on replicated operands, once for each reason."""
-        reason = f"{error.sentence} {error.facts.get('line', '')}".rstrip()
-        if self.options.eager or reason in self.reasons:
-            return
-        self.reasons.add(reason)
-        text = f"{name_of(self.f)} runs on replicated operands, whole on every rank: {reason}"
-        warnings.warn(text, FallbackWarning, stacklevel=5)
+        donated = donated_among(self.f, spec, leaves, self.options.donate, grads)
+        return attrs.evolve(entry_of(program, both, comm), closed=places, donated=donated)
 
     def _on_replicas(self, leaves: Sequence[Any], spec: Any, comm: Any) -> Any:
         """The function on the full tensors, which every rank gathers."""

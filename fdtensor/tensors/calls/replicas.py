@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pickle
 import struct
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from fdtensor.layouts.errors import DataDependentError, FallbackWarning
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
@@ -18,11 +20,12 @@ from fdtensor.ops.randomness import Drawing
 from fdtensor.plans.local_tensors import empty
 from fdtensor.programs.options import Options
 from fdtensor.programs.out_layouts import as_arguments, asked_layouts, resolved
+from fdtensor.programs.recording import name_of
 from fdtensor.programs.tracer import one_mesh
 from fdtensor.runtime.comm import inside
 from fdtensor.tensors.dtensor import DTensor, is_dtensor
 
-__all__ = ["ANSWERS", "on_replicas", "placed", "replica"]
+__all__ = ["ANSWERS", "on_replicas", "placed", "replica", "warn_of_replicas"]
 
 
 def on_replicas(f: Callable[..., Any], leaves: Sequence[Any], spec: Any, comm: Any) -> Any:
@@ -121,3 +124,12 @@ ANSWERS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.allclose: _allclose,
 }
 """Functions that return a Python number, as ones that return it as a tensor."""
+
+
+def warn_of_replicas(f: Callable[..., Any], error: DataDependentError, said: set[str]) -> None:
+    """Says that a function runs on replicated operands, once for each reason that is not `said`."""
+    reason = f"{error.sentence} {error.facts.get('line', '')}".rstrip()
+    if reason not in said:
+        said.add(reason)
+        text = f"{name_of(f)} runs on replicated operands, whole on every rank: {reason}"
+        warnings.warn(text, FallbackWarning, stacklevel=6)
