@@ -16,6 +16,8 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.signatures import named_arguments
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.ops.pins import constrain
+from fdtensor.ops.transparent import recording
 from fdtensor.plans.planner import plan
 from fdtensor.runtime.autograd import shared, spread, tracked
 from fdtensor.runtime.comm import Check, Comm, inside, ranks_here, refuse_no_comm, speaker
@@ -33,6 +35,7 @@ from fdtensor.tensors.admission import (
 from fdtensor.tensors.dtensor import DTensor
 from fdtensor.tensors.given import Given
 from fdtensor.tensors.scattered import scattered
+from fdtensor.tensors.traced_dtensor import TracedDTensor
 
 __all__ = ["distribute", "from_local", "local_blocks", "shards"]
 
@@ -113,6 +116,8 @@ def distribute(
     DLPack, are tensors too; leaves that are no tensors come back as they are. With `src_rank` the
     other ranks pass None only where the layouts have the structure of the tree.
 
+    In a traced function it pins the layout of the tensor, of which every rank has its block there.
+
     The gradient is that of one process: on every rank that of the full tensor, with `src_rank` on
     that rank. Under transforms of `torch.func` the others must pass a tensor too, with any values.
 
@@ -130,10 +135,20 @@ def distribute(
         if not isinstance(wanted, Layout):
             raise no_layout(wanted, name and f"the layout of {name}")
         refuse_overlaps(wanted)
+    if recording():
+        return given.with_tensors(list(map(_in_trace, given.tensors, given.layouts)))
     if src_rank is None:
         return given.with_tensors(_cut(given, comm, check))
     pairs = zip(given.tensors, given.layouts, strict=True)
     return given.with_tensors([scattered(t, to, comm, src_rank, check) for t, to in pairs])
+
+
+def _in_trace(tensor: torch.Tensor, layout: Layout) -> TracedDTensor:
+    """What stands for a tensor that a traced function distributes: its layout is pinned."""
+    if layout.partial:  # of which a traced value has no terms
+        return TracedDTensor(tensor, layout.mesh)
+    type = TensorType(tuple(tensor.shape), tensor.dtype, layout)
+    return TracedDTensor(constrain(tensor, layout), layout.mesh, type)
 
 
 def _cut(given: Given, comm: Comm[Any], check: Check | None) -> list[DTensor[Any]]:

@@ -16,9 +16,11 @@ from fdtensor.layouts.placement import Partial, Replicate, Shard
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.runtime.funcol import FuncolComm
 from fdtensor.runtime.simulator import SimulatedComm
+from fdtensor.tensors.call import call
 from fdtensor.tensors.connect import connect
 from fdtensor.tensors.distribution import distribute, from_local, shards
 from fdtensor.tensors.spmd import spmd
+from fdtensor.tensors.transforms import grad
 from fdtensor.testing.strategies import DTYPES, meshes, types
 from fdtensor.testing.values import block, full_tensor, gather_full, scatter
 
@@ -465,3 +467,23 @@ def test_a_pytree_that_differs_in_one_leaf_fails_on_all_ranks(pool4):
     for kind, sentence in pool4.run(caught, from_same, same, same, same, other):
         assert kind == "CommError"
         assert "do not agree" in sentence
+
+
+# --- in a traced function --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cut", [(), ("x",)])
+@pytest.mark.parametrize("way", ["spmd", "call", "grad"])
+def test_a_traced_function_may_distribute(way, cut):
+    mesh, full, w = Mesh(x=2), torch.arange(4.0), torch.arange(4.0) + 1
+    comm = SimulatedComm(mesh)
+    x = distribute(full, mesh.layout("x"), comm)
+
+    def f(x):
+        return (x * distribute({"w": w}, mesh.layout(*cut), comm)["w"]).sum()
+
+    if way == "grad":
+        assert torch.equal(grad(f)(x).full(), w)
+    else:
+        result = spmd(f)(x) if way == "spmd" else call(f, x)
+        assert result.full() == (full * w).sum()
