@@ -28,6 +28,9 @@ _NO_CAST = (
     "dtype",
     "scalar type",
     "out type",
+    "only supports",
+    "result tensor",
+    "the same type as",
 )
 
 

@@ -45,6 +45,14 @@ _OF_SHAPES = frozenset(
 )
 """Methods that change the shape or the attributes of a tensor, and write no values."""
 
+_ADDING = frozenset(
+    (
+        *("sum", "nansum", "mean", "nanmean", "prod", "var", "std", "norm"),
+        *("cumsum", "cumprod", "logcumsumexp"),
+    )
+)
+"""Functions whose result in another dtype is another one if operands are cast before."""
+
 _SHARED = "_fdtensor_shares_memory"
 
 
@@ -53,7 +61,7 @@ def checked_write(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     name = getattr(func, "__name__", "")
     if kwargs.get("out") is not None:
         return _to_out(func, args, kwargs)
-    if FOREACH in name and name.endswith("_") and args and _share_memory(args):
+    if FOREACH in name and name.endswith("_") and _share_memory(args, kwargs):
         return _one_by_one(func, args, kwargs)
     target = args[0] if args and isinstance(args[0], torch.Tensor) else None
     if target is not None and name in ("resize_", "resize_as_"):
@@ -84,28 +92,40 @@ def checked_write(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     return out
 
 
-def _share_memory(args: Sequence[Any]) -> bool:
+def _share_memory(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     """Whether tensors that an op of lists writes to share memory, with each other or operands."""
 
     def storages(tree: Any) -> list[int]:
         regions = map(memory_of, tensors_in_arguments(tree))
         return [region.storage for region in regions if region is not None]
 
-    written = storages(args[0])
-    return len({*written}) < len(written) or not {*written}.isdisjoint(storages(args[1:]))
+    targets = args[0] if args else kwargs.get("self")
+    others = args[1:], {name: a for name, a in kwargs.items() if name != "self"}
+    written = storages(targets)
+    return len({*written}) < len(written) or not {*written}.isdisjoint(storages(others))
 
 
-def _one_by_one(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+def _one_by_one(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Runs an op of lists for each entry, so that each write is seen by the next one."""
-    for i, target in enumerate(args[0]):
-        own = [a[i : i + 1] if isinstance(a, (list, tuple)) else a for a in args]
-        if any(overlap_partly(target, t) for t in tensors_in_arguments(own[1:])):
+    targets = args[0] if args else kwargs["self"]
+    lists = [a for a in (*args, *kwargs.values()) if isinstance(a, (list, tuple))]
+    if any(len(a) != len(targets) for a in lists):
+        return func(*args, **kwargs)  # which torch refuses
+    for i, target in enumerate(targets):
+
+        def entry(a: Any, i: int = i) -> Any:
+            return a[i : i + 1] if isinstance(a, (list, tuple)) else a
+
+        own, named = [*map(entry, args)], {name: entry(a) for name, a in kwargs.items()}
+        others = (t for t in tensors_in_arguments((own, named)) if t is not target)
+        if any(overlap_partly(target, t) for t in others):
             raise TraceError(
                 f"{func.__name__} writes to a tensor that shares a part of an operand's memory.",
                 line=user_line() or "not known",
                 hint="Give it a clone() of the operand.",
             )
-        func(*own, **kwargs)
+        func(*own, **named)
+    return list(targets)
 
 
 def _refuse_out_of_order(name: str, target: torch.Tensor) -> None:
@@ -230,7 +250,7 @@ def _refuse_other_dtype(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any], outs: Sequence[torch.Tensor]
 ) -> None:
     """Raises for a sum, or the like, into another dtype: torch may cast before it adds."""
-    if _pointwise(getattr(func, "__name__", "")):
+    if getattr(func, "__name__", "") not in _ADDING:
         return
     own = dtypes_of(func, args, {name: a for name, a in kwargs.items() if name != "out"})
     for out, dtype in zip(outs, own, strict=False):

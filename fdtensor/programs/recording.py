@@ -204,13 +204,17 @@ def _tell_lost(
         return
     given = [name for name, t in zip(_names(spec), types, strict=True) if t is not None]
     names, call = ", ".join(given[i] for i in writers), next(iter(writers.values()))
-    sentence = f"{name_of(f)} writes to {names}, and the new value is lost: arguments never change"
+    sentence = f"{name_of(f)} writes to {names}, and what it writes is lost: arguments never change"
     line = getattr(call.mark, "line", None) or user_line() or "not known"
-    if (getattr(f, "__module__", None) or "").partition(".")[0] == "torch":
+    while isinstance(f, functools.partial):
+        f = f.func
+    of_torch = (getattr(f, "__module__", None) or "").partition(".")[0] == "torch"
+    if of_torch and f is not torch.func.functional_call:  # whose module is of the user
         raise TraceError(
             f"{sentence}.",
             line=line,
-            hint="Write a function that calls it and returns the new value too, or give clones.",
+            hint="Call it in a function that returns the new values too, or leave out what it "
+            "writes to: running statistics may be None.",
         )
     text = f"{sentence}; return it too, or write to a clone() ({line})"
     warnings.warn(text, FallbackWarning, stacklevel=2)

@@ -56,7 +56,8 @@ def _listening() -> str | None:
     """The address at which gloo listens; None where that is the loopback for want of another."""
     named = os.environ.get(GLOO)
     if named:
-        return next(iter(_addresses(named.partition(",")[0])), None)
+        each = [next(iter(_addresses(name)), None) for name in named.split(",")]
+        return next(filter(_is_loopback, each), each[0])  # gloo listens on all of them
     with suppress(OSError):
         address = socket.gethostbyname(socket.gethostname())
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -152,8 +151,7 @@ def _bring_up(seconds: float) -> None:
         ranks = [str(other) for other in range(size)]
         # a group of all ranks waits for the first of them that is missing, without its name
         arrived.wait(ranks, limit)
-        if backend == "gloo":
-            _all_reached(arrived, ranks)
+        _all_reached(arrived, ranks)  # under NCCL too, where ranks agree by gloo
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     except CommError:
         raise
@@ -183,12 +181,14 @@ def _all_reached(arrived: Any, ranks: Sequence[str]) -> None:
     """
     if arrived.add("looked", 1) == 1:  # one rank looks for all
         places = [text.decode() for text in arrived.multi_get(list(ranks))]
-        arrived.set("unreached", spans(unreachable(places), ", "))
-    unreached = arrived.get("unreached").decode()
+        lost = unreachable(places)
+        at = dict.fromkeys(places[i].partition(" ")[2] for i in lost)
+        arrived.set("unreached", f"{spans(lost, ', ')}|{', '.join(at)}" if lost else "")
+    unreached, _, at = arrived.get("unreached").decode().partition("|")
     if unreached:
         raise CommError(
             f"ranks {unreached} listen to their own machine alone, and others are on another one.",
-            interface=os.environ.get("GLOO_SOCKET_IFNAME") or f"that of {socket.gethostname()!r}",
+            at=at,
             hint="Name one that leads to the other machines: GLOO_SOCKET_IFNAME=eth0 on each of "
             "them, for NCCL NCCL_SOCKET_IFNAME; `ip -br addr` lists them.",
         )

@@ -7,6 +7,7 @@ from typing import Any, NoReturn, TypeVar
 
 import optree
 import torch
+import torch.nn.functional as F
 
 from fdtensor.layouts.callsite import user_line
 from fdtensor.layouts.errors import NotTorchError
@@ -98,8 +99,8 @@ def refuse_writing(func: Any, args: Any, kwargs: Mapping[str, Any], kind: type) 
     elif kwargs.get("inplace"):
         written = f"Write x = {name}(...) without inplace=True."
     elif isinstance(func, OpOverload) and schema_of(func).is_mutable:
-        written = "Write the op that gives a new value: torch.ops.aten.add.Tensor for add_.Tensor."
-    elif short in ("embedding", "embedding_bag") and _max_norm(args, kwargs) is not None:
+        written = f"Write {name.replace('_.', '.')}, which gives a new value."
+    elif func in (F.embedding, F.embedding_bag) and _max_norm(args, kwargs) is not None:
         written = "Write it without max_norm, and shorten the rows of the weight before."
     else:
         return

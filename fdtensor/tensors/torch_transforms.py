@@ -26,10 +26,8 @@ class ToldByTorch(type):
 
 
 def asked_by_a_transform() -> bool:
-    """Whether a transform of torch is what asks."""
-    frame, depth = inspect.currentframe(), 0
-    while frame is not None and depth < 8:
-        if TRANSFORMS_FOLDER in frame.f_code.co_filename:
-            return True
-        frame, depth = frame.f_back, depth + 1
-    return False
+    """Whether a transform of torch itself is what asks the caller of this function."""
+    frame = inspect.currentframe()
+    for _ in range(2):
+        frame = frame and frame.f_back
+    return frame is not None and TRANSFORMS_FOLDER in frame.f_code.co_filename

@@ -28,6 +28,7 @@ from fdtensor.train.job import Job
 from fdtensor.train.loop import steps
 from fdtensor.train.model import Model
 from fdtensor.train.optimizer import AdamW
+from fdtensor.train.pipelined import parts_of_batch
 from fdtensor.train.pretrained import Pretrained
 from fdtensor.train.saves import Saves
 
@@ -84,6 +85,10 @@ def train(mesh: Mesh, options: argparse.Namespace) -> int:
     """
     job = _job(options)
     job.layouts(mesh)  # refuses what cannot be before any process starts
+    if "pp" in mesh.axes:
+        parts_of_batch(job, mesh, options.microbatches)
+    elif options.microbatches is not None:
+        raise FdtensorError("there is no pipeline.", mesh=mesh, hint="Give the mesh an axis pp.")
     how = {name: getattr(options, name) for name in ("regather", "microbatches", "schedule")}
     show = _Show(max(1, options.every), options.program, how, options.save)
     if options.checkpoint:

@@ -68,18 +68,24 @@ class Size:
     def logits(self, module: nn.Module, params: Params, tokens: torch.Tensor) -> torch.Tensor:
         return torch.func.functional_call(module, params, (tokens,))
 
+    def part_names(self, count: int) -> list[tuple[str, ...]]:
+        return [self._names(layers) for layers in spans(self.layers, count)]
+
     def parts(self, pins: Sequence[Pin | None]) -> list[Part]:
         runs = spans(self.layers, len(pins))
-        return [self._part(layers, pin) for layers, pin in zip(runs, pins, strict=True)]
+        return [
+            Part(self._names(layers), partial(_run, self.module(pin), layers))
+            for layers, pin in zip(runs, pins, strict=True)
+        ]
 
-    def _part(self, layers: range, pin: Pin | None) -> Part:
-        module = self.module(pin)
+    def _names(self, layers: range) -> tuple[str, ...]:
+        module = self.module()
         names = [f"blocks.{i}.{n}" for i in layers for n, _ in module.blocks[i].named_parameters()]
         if layers.start == 0:
             names = ["token.weight", "position.weight", *names]
         if layers.stop == self.layers:
             names += ["token.weight", *[f"norm.{n}" for n, _ in module.norm.named_parameters()]]
-        return Part(tuple(dict.fromkeys(names)), partial(_run, module, layers))
+        return tuple(dict.fromkeys(names))
 
     def placement(self, name: str) -> Placement:
         return megatron(name)

@@ -81,8 +81,8 @@ class Job:
         meshes, shapes, placement = part_meshes(mesh), self.shapes, self.model.placement
         if len(meshes) == 1:
             return [weight_layouts(meshes[0], shapes, placement)]
-        parts = self.model.parts([None] * len(meshes))
-        reads = [{name: shapes[name] for name in part.names} for part in parts]
+        parts = self.model.part_names(len(meshes))
+        reads = [{name: shapes[name] for name in names} for names in parts]
         return [weight_layouts(m, own, placement) for m, own in zip(meshes, reads, strict=True)]
 
     @property

@@ -66,6 +66,10 @@ class Model(Protocol):
         """The logits of tokens of shape (batch, length), for the parameters of the module."""
         ...
 
+    def part_names(self, count: int) -> list[tuple[str, ...]]:
+        """The parameters that each of as many parts reads. Raises as `parts` does."""
+        ...
+
     def parts(self, pins: Sequence[Pin | None]) -> list[Part]:
         """As many parts as there are pins, of about as many layers each.
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import attrs
 import torch
-import torch.nn.functional as F
 
 from fdtensor import optim
 from fdtensor.layouts.errors import FdtensorError
@@ -26,9 +25,9 @@ from fdtensor.tensors.distribution import distribute
 from fdtensor.tensors.dtensor import DTensor
 from fdtensor.train.job import Job, pin
 from fdtensor.train.layouts import part_meshes, tokens_layout
-from fdtensor.train.model import Part
+from fdtensor.train.step import computing, mean_loss
 
-__all__ = ["Pipelined", "pipelined"]
+__all__ = ["Pipelined", "parts_of_batch", "pipelined"]
 
 
 @attrs.frozen(eq=False)
@@ -102,17 +101,11 @@ def pipelined(
     a model with dropout, and for one that has fewer layers than "pp" has ranks.
     """
     meshes = part_meshes(comm.mesh)
-    microbatches = _count(job, meshes, microbatches)
-    if job.model.dropout:
-        raise FdtensorError(
-            "a pipeline has no key from which dropout could be drawn.",
-            dropout=job.model.dropout,
-            hint="Train without dropout, or without an axis pp.",
-        )
+    microbatches = parts_of_batch(job, comm.mesh, microbatches)
     parts = job.model.parts([pin(mesh) for mesh in meshes])
     step = pipeline(
-        [_computing(part, job.precision) for part in parts],
-        _loss,
+        [computing(part.run, job.precision) for part in parts],
+        mean_loss,
         meshes=meshes,
         microbatches=microbatches,
         schedule=schedule,
@@ -121,36 +114,33 @@ def pipelined(
     return Pipelined(job, comm, step, job.part_layouts(comm.mesh))
 
 
-def _count(job: Job, meshes: Sequence[Mesh], asked: int | None) -> int:
-    """Into how many parts a batch is cut."""
+def parts_of_batch(job: Job, mesh: Mesh, asked: int | None) -> int:
+    """Into how many parts the batch of a job goes through the pipeline of a mesh.
+
+    Raises `FdtensorError` for what cannot go through, as `pipelined` does.
+    """
+    if job.model.dropout:
+        raise FdtensorError(
+            "a pipeline has no key from which dropout could be drawn.",
+            dropout=job.model.dropout,
+            hint="Train without dropout, or without an axis pp.",
+        )
+    meshes = part_meshes(mesh)
     ranks = prod(meshes[0].axis_size(axis) for axis in tokens_layout(meshes[0]).cuts(0))
     rows, rest = divmod(job.batch, ranks)
-    if asked is None and rows and not rest:
-        return max(n for n in range(1, 4 * len(meshes) + 1) if rows % n == 0)
-    count = 1 if asked is None else asked
-    if count < 1:
-        raise FdtensorError(f"a batch cannot be cut into {count} parts.", hint="Give 1 or more.")
-    if job.batch % (ranks * count):
+    if rest:
         raise FdtensorError(
-            f"a batch of {job.batch} cannot be cut into {count} equal parts on each of {ranks} "
+            f"a batch of {job.batch} cannot be shared by {ranks} ranks.",
+            mesh=mesh,
+            hint=f"Give a batch that is a multiple of {ranks}.",
+        )
+    count = asked
+    if asked is None:
+        count = max(n for n in range(1, 4 * len(meshes) + 1) if rows % n == 0)
+    if count is None or count < 1 or rows % count:
+        raise FdtensorError(
+            f"a batch of {job.batch} cannot be cut into {asked} equal parts on each of {ranks} "
             "ranks.",
-            hint=f"Give a batch that is a multiple of {ranks * count}.",
+            hint=f"Give a batch that is a multiple of {ranks * max(1, asked or 1)}.",
         )
     return count
-
-
-def _computing(part: Part, precision: torch.dtype | None) -> Any:
-    """A part of the model that computes in `precision`."""
-    if precision is None:
-        return part.run
-
-    def run(params: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        return part.run({name: p.to(precision) for name, p in params.items()}, x)
-
-    return run
-
-
-def _loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The mean over all predictions, computed in float32 at least."""
-    wide = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
-    return F.cross_entropy(wide.flatten(0, 1), targets.flatten())

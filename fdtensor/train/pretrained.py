@@ -80,23 +80,21 @@ class Pretrained:
 
         Raises `FdtensorError` too for a model that does more than its plan of pipelines says.
         """
-        count = len(_blocks(_known(self.folder)))
+        runs = spans(len(_blocks(_known(self.folder))), len(pins))
         _check_parts(self.folder)
-        return [
-            self._part(run, pin) for run, pin in zip(spans(count, len(pins)), pins, strict=True)
-        ]
+        return [self._part(run, pin) for run, pin in zip(runs, pins, strict=True)]
 
     def _part(self, run: range, pin: Pin | None) -> Part:
         module: Any = _empty(self.folder) if pin is None else self.module(pin)
-        layers, ends = _blocks(module), _ends(module)
-        used = [layers[i] for i in run]
-        used += [module.get_input_embeddings()] if run.start == 0 else []
-        used += ends if run.stop == len(layers) else []
-        _skip([part for part in (*layers, *ends) if part not in used])
-        own = {id(p) for part in used for p in part.parameters()}
-        names = tuple(name for name, p in module.named_parameters() if id(p) in own)
+        used = _used(module, run)
+        _skip([part for part in (*_blocks(module), *_ends(module)) if part not in used])
         taken = "input_ids" if run.start == 0 else "inputs_embeds"
-        return Part(names, functools.partial(_run, module, taken))
+        return Part(_names(module, used), functools.partial(_run, module, taken))
+
+    def part_names(self, count: int) -> list[tuple[str, ...]]:
+        module = _known(self.folder)
+        _check_parts(self.folder)
+        return [_names(module, _used(module, run)) for run in spans(len(_blocks(module)), count)]
 
     def placement(self, name: str) -> Placement:
         """What the model's own plan says. Raises `FdtensorError` where it says nothing known."""
@@ -144,8 +142,22 @@ def _run(module: nn.Module, taken: str, params: Params, x: torch.Tensor) -> torc
     return torch.func.functional_call(module, params, (), given).logits
 
 
+def _used(module: Any, run: range) -> list[nn.Module]:
+    """What runs of a model in the part that has these layers."""
+    layers = _blocks(module)
+    used = [layers[i] for i in run]
+    used += [module.get_input_embeddings()] if run.start == 0 else []
+    return used + (_ends(module) if run.stop == len(layers) else [])
+
+
+def _names(module: nn.Module, used: Sequence[nn.Module]) -> tuple[str, ...]:
+    """The names of the parameters of these parts, in the whole model."""
+    own = {id(p) for part in used for p in part.parameters()}
+    return tuple(name for name, p in module.named_parameters() if id(p) in own)
+
+
 def _skip(parts: Sequence[nn.Module]) -> None:
-    """Lets modules give what they are given."""
+    """Makes each module the identity."""
     for part in parts:
         part.forward = lambda hidden_states, *_args, **_kwargs: hidden_states
 
@@ -160,7 +172,7 @@ def _ends(module: Any) -> list[nn.Module]:
 
 @functools.cache
 def _check_parts(folder: str) -> None:
-    """Refuses a model that changes what lies between two layers, beside its layers.
+    """Refuses a model that computes outside of its layers, embedding, last norm and head.
 
     One that scales what it embeds, or the logits, would do so in each of its parts.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.func import grad_and_value
 from fdtensor.train.model import Model, Params, Pin
 from fdtensor.train.optimizer import AdamW, clipped
 
-__all__ = ["TrainStep", "training"]
+__all__ = ["TrainStep", "computing", "mean_loss", "training"]
 
 State = dict[str, dict[str, torch.Tensor]]
 
@@ -32,15 +33,11 @@ def training(
     dtype, while parameters, gradients, loss and optimizer stay as they are.
     """
     module = model.module(pin)
+    run = computing(functools.partial(model.logits, module), precision)
     optimizer = numbers.optimizer(dict(module.named_parameters()))
 
     def loss_of(params: Params, tokens: torch.Tensor) -> torch.Tensor:
-        if precision is not None:
-            params = {name: p.to(precision) for name, p in params.items()}
-        logits = model.logits(module, params, tokens[:, :-1])
-        if precision is not None:
-            logits = logits.float()
-        return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        return mean_loss(run(params, tokens[:, :-1]), tokens[:, 1:])
 
     def train_step(params: Params, state: State, tokens: torch.Tensor, rate: Any):
         grads, loss = grad_and_value(loss_of)(params, tokens)
@@ -49,3 +46,22 @@ def training(
         return updated, state, loss
 
     return train_step
+
+
+def computing(
+    run: Callable[[Params, torch.Tensor], torch.Tensor], precision: torch.dtype | None
+) -> Callable[[Params, torch.Tensor], torch.Tensor]:
+    """A model, or a part of one, that computes in `precision`; None for that of its parameters."""
+    if precision is None:
+        return run
+
+    def cast(params: Params, x: torch.Tensor) -> torch.Tensor:
+        return run({name: p.to(precision) for name, p in params.items()}, x)
+
+    return cast
+
+
+def mean_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The mean over all predictions, of halves in float32."""
+    wide = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+    return F.cross_entropy(wide.flatten(0, 1), targets.flatten())

@@ -625,7 +625,7 @@ def test_a_write_to_an_argument_that_nothing_reads_is_told(f, args, written, way
     if written is None:
         assert not texts
     else:
-        sentence = f"writes to {written}, and the new value is lost: arguments never change"
+        sentence = f"writes to {written}, and what it writes is lost: arguments never change"
         assert sentence in texts[0]
         assert "test_writes.py" in texts[0]
 

@@ -138,9 +138,9 @@ def test_a_llama_trains_in_a_pipeline(tmp_path):
     [
         ({"model": Size(layers=1)}, {}, "a model of 1 layers cannot be cut into 2 parts."),
         ({"model": Size(dropout=0.1)}, {}, "a pipeline has no key from which dropout could be"),
-        ({"batch": 5}, {}, "a batch of 5 cannot be cut into 1 equal parts on each of 2 ranks."),
+        ({"batch": 5}, {}, "a batch of 5 cannot be shared by 2 ranks."),
         ({}, {"microbatches": 3}, "a batch of 8 cannot be cut into 3 equal parts on each of 2"),
-        ({}, {"microbatches": 0}, "a batch cannot be cut into 0 parts."),
+        ({}, {"microbatches": 0}, "a batch of 8 cannot be cut into 0 equal parts on each of 2"),
     ],
 )
 def test_what_cannot_go_through_a_pipeline_is_refused(change, how, sentence):

@@ -24,7 +24,7 @@ from fdtensor.programs.recording import name_of
 from fdtensor.programs.tracer import type_of
 from fdtensor.runtime.comm import inside
 from fdtensor.tensors.calls.python_state import Reads, argument_key
-from fdtensor.tensors.dtensor import DTensor
+from fdtensor.tensors.dtensor import DTensor, is_dtensor
 
 __all__ = ["Pipeline", "pipeline"]
 
@@ -124,7 +124,11 @@ class Pipeline:
         self, params: Sequence[Any], x: Any, target: Any, *, cost: CostModel | None = None
     ) -> Planned:
         """The programs, plans and times of a step, for DTensors or types."""
-        return self._planned((params, x, target), model_of(cost), None)
+        trees = ([*params], x, target)
+        known = (leaf for leaf in flatten(trees, is_leaf=is_dtensor)[0] if is_dtensor(leaf))
+        first = next(known, None)  # a call then finds what was planned here
+        device = None if first is None else first.comm.device
+        return self._planned(trees, model_of(cost), device)
 
     def __call__(self, params: Sequence[Any], x: Any, target: Any) -> tuple[list[Any], Any]:
         """The gradients of `params`, and the loss."""

@@ -167,7 +167,7 @@ def _gradient(
     source = v
     while source in makers:
         eqn, i = makers[source]
-        if eqn.op is not ROUNDED and "_to_copy" not in str(eqn.op):
+        if not eqn.steps and eqn.op is not ROUNDED and "_to_copy" not in str(eqn.op):
             break
         source = eqn.ins[i]
         pending = whole.type_of(source).layout.partial.values()
