@@ -4,9 +4,9 @@ The model, the loss and the optimizer know nothing of meshes; `layouts` says how
 """
 
 from fdtensor.train.gpt import GPT, Size, initial
-from fdtensor.train.job import Job
+from fdtensor.train.job import Job, program
 from fdtensor.train.layouts import activation_layout, part_meshes, tokens_layout, weight_layouts
-from fdtensor.train.loop import plain_losses
+from fdtensor.train.loop import losses, plain_losses, steps
 from fdtensor.train.model import Model, Part
 from fdtensor.train.optimizer import AdamW, clipped
 from fdtensor.train.pretrained import Pretrained
@@ -26,7 +26,10 @@ __all__ = [
     "batches",
     "clipped",
     "initial",
+    "losses",
     "plain_losses",
+    "program",
+    "steps",
     "activation_layout",
     "part_meshes",
     "tokens_layout",

@@ -144,7 +144,7 @@ GOING = """
 import torch
 import fdtensor as fd
 
-comm = fd.connect(fd.Mesh(x=4), timeout=8)
+comm = fd.connect(fd.Mesh(x=4), timeout=20)
 x = fd.distribute(torch.arange(8.0), comm.mesh.layout("x"), comm)
 for i in range(10**6):
     y = fd.redistribute(x, comm.mesh.layout())
@@ -160,9 +160,12 @@ def test_a_cable_that_is_pulled_is_told_by_the_ranks_beyond_it(nodes, tmp_path):
     script.write_text(GOING)
     jobs = [started(node, *torchrun(i, str(script))) for i, node in enumerate(nodes)]
     assert jobs[0].stdout is not None
+    before = []
     for line in jobs[0].stdout:
+        before.append(line)
         if line.startswith("going"):
             break
+    assert before[-1] == "going\n", before
     ip("-n", "fdnode1", "link", "set", "fdnode1", "down")
     text = ended(jobs)
     assert "ranks 2-3 do not answer: the process has ended, is stopped, or cannot be" in text
