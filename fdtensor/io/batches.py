@@ -80,6 +80,8 @@ class Batches:
         batches = _batches(loader, self.seed + self.epoch)
         facts = f"shard_batches {batches!r} {start}"
         self.comm.agree("shard_batches", digest_of(facts), self._meshes(), None)
+        if not batches[start:]:  # of an empty dataset there is no first sample
+            return
         if self._rows is None:
             self._rows = Rows.of(loader, self.layouts, self.comm)
         rows, batches = self._rows, batches[start:]

@@ -221,3 +221,8 @@ def test_ranks_that_differ_are_told_together(pool4, body, told):
     with pytest.raises(WorkerError, match=told):
         pool4.run(body, timeout=SECONDS)
     assert pool4.run(fewer_than_ranks, timeout=SECONDS) == [[[0, 1, 2, 3], [4]]] * 4
+
+
+def test_an_empty_dataset_has_no_batches():
+    empty = DataLoader(TensorDataset(torch.arange(0.0)), batch_size=3)
+    assert list(shard_batches(empty, MESH.layout("dp"), COMM)) == []

@@ -71,6 +71,8 @@ def uniform(
 ) -> Any:
     """Floats of [low, high), equally likely: for 0 and 1 all multiples of 2**-23 in float32.
 
+    For other ends they are rounded, as in JAX, and a few may be `high` itself.
+
     >>> fd.random.uniform(fd.random.key(0), (3,))
     tensor([0.9477, 0.9786, 0.3323])
     """
