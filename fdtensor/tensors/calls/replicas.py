@@ -132,4 +132,4 @@ def warn_of_replicas(f: Callable[..., Any], error: DataDependentError, said: set
     if reason not in said:
         said.add(reason)
         text = f"{name_of(f)} runs on replicated operands, whole on every rank: {reason}"
-        warnings.warn(text, FallbackWarning, stacklevel=6)
+        warnings.warn(text, FallbackWarning, stacklevel=5)
