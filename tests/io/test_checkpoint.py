@@ -660,3 +660,14 @@ Write the checkpoint again: some rank had not written its pieces."""
 
 ONE_ALONE = "CheckpointError: save_checkpoint cannot start: rank 2: 1 of 1 leaves cannot be stored"
 NO_FILES = "CheckpointError: load_checkpoint cannot start: rank 0: there is no checkpoint at"
+
+
+@pytest.mark.parametrize("dtype", [torch.complex128, torch.complex64, torch.float64, torch.int16])
+@pytest.mark.parametrize("before", [1, 3, 4])
+def test_a_block_is_read_from_wherever_it_lies_in_a_file(tmp_path, dtype, before):
+    mesh = Mesh(x=2)
+    comm = SimulatedComm(mesh)
+    tree = {"a": torch.ones(before, dtype=torch.uint8), "b": torch.arange(6).to(dtype)}
+    save_checkpoint(tree, tmp_path / "saved", comm)
+    loaded = load_checkpoint(tmp_path / "saved", mesh.layout("x"), comm)
+    assert torch.equal(loaded["b"].full(), tree["b"])

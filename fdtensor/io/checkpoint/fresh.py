@@ -54,6 +54,7 @@ class Fresh:
 
     def fill(self, needed: Box, read: torch.Tensor) -> None:
         """Copies what was read to the blocks that want it."""
+        read = _aligned(read)
         for box, local in self.blocks:
             for piece in rectangles(shared(box, needed)):
                 view(local, box, piece).copy_(view(read, needed, piece))
@@ -62,3 +63,13 @@ class Fresh:
         """The tensor, once all is read, with its terms pending as they were asked for."""
         wanted = self.asked.type
         return self.tensor.redistribute(wanted) if wanted and wanted.layout.partial else self.tensor
+
+
+def _aligned(read: torch.Tensor) -> torch.Tensor:
+    """A tensor in a file, elsewhere in memory where kernels would not take the place it is at.
+
+    Those of 16 bytes an element, complex128, end the process at an odd one.
+    """
+    if read.element_size() < 16 or read.data_ptr() % 16 == 0 or not read.numel():
+        return read
+    return read.reshape(-1).view(torch.uint8).clone().view(read.dtype).view(read.shape)
