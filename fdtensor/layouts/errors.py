@@ -213,7 +213,7 @@ class NotTorchError(FdtensorError, TypeError, AttributeError):
 class FallbackWarning(UserWarning):
     """Said once of what runs, but costs more bytes, memory or time than what was asked for.
 
-    It is also said of a function that writes to an argument what nothing reads, which is lost.
+    Also said where a function writes to an argument a value that nothing reads: it is lost.
 
     >>> import warnings
     >>> mesh = Mesh(x=2)

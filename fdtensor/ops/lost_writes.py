@@ -1,4 +1,4 @@
-"""`lost_writes`: the writes to arguments of which nothing that a function returns depends."""
+"""`lost_writes`: the writes to arguments on which nothing that a function returns depends."""
 
 from __future__ import annotations
 

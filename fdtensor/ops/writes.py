@@ -112,11 +112,7 @@ def _one_by_one(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if any(len(a) != len(targets) for a in lists):
         return func(*args, **kwargs)  # which torch refuses
     for i, target in enumerate(targets):
-
-        def entry(a: Any, i: int = i) -> Any:
-            return a[i : i + 1] if isinstance(a, (list, tuple)) else a
-
-        own, named = [*map(entry, args)], {name: entry(a) for name, a in kwargs.items()}
+        own, named = [_entry(a, i) for a in args], {n: _entry(a, i) for n, a in kwargs.items()}
         others = (t for t in tensors_in_arguments((own, named)) if t is not target)
         if any(overlap_partly(target, t) for t in others):
             raise TraceError(
@@ -126,6 +122,11 @@ def _one_by_one(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             )
         func(*own, **named)
     return list(targets)
+
+
+def _entry(argument: Any, i: int) -> Any:
+    """The list of entry `i` alone; what is no list stays."""
+    return argument[i : i + 1] if isinstance(argument, (list, tuple)) else argument
 
 
 def _refuse_out_of_order(name: str, target: torch.Tensor) -> None:

@@ -85,7 +85,7 @@ class Constraints:
         """Whether a result of which nothing is asked may have a placement.
 
         One element is never pending, so that a rank may look at a loss alone; halves are not, since
-        they are summed in a wider dtype. Of those that are added up first all may be.
+        they are summed in a wider dtype. Where `terms` are added up first, both may be pending.
         """
         if not isinstance(placement, Partial):
             return True

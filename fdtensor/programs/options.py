@@ -173,8 +173,8 @@ class Options:
     """Whether it is one op of many, as in `call`: results follow operands alone, sums may stay
     pending, and a run on replicated operands is expected and so not warned of."""
     terms: int | None = None
-    """How many results of which nothing is asked are added up, in a wider dtype, before they are
-    reduced; None where each is for itself."""
+    """Of how many parts the results for which no layout is asked are added up before they are
+    reduced; None where each is reduced by itself."""
 
     @property
     def of_trace(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import struct
 from collections.abc import Sequence
 from contextlib import suppress
 
-__all__ = ["choose_interface", "interface_to", "place", "unreachable"]
+__all__ = ["choose_interface", "interface_to", "own_place", "unreachable"]
 
 GLOO = "GLOO_SOCKET_IFNAME"
 
@@ -34,7 +34,7 @@ def choose_interface(host: str) -> str | None:
     return name
 
 
-def place() -> str:
+def own_place() -> str:
     """The machine of this process and where gloo listens on it, for `unreachable`."""
     try:  # a container may have a network of its own, or share that of its host
         with open("/proc/sys/kernel/random/boot_id") as boot:
@@ -72,9 +72,9 @@ def interface_to(host: str) -> str | None:
     None too where the system does not tell.
     """
     with suppress(OSError):
-        (family, *_, place), *_ = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)
+        (family, *_, target), *_ = socket.getaddrinfo(host, 1, type=socket.SOCK_DGRAM)
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(place)  # sends nothing: it only looks up the route
+            probe.connect(target)  # sends nothing: it only looks up the route
             address = probe.getsockname()[0]
         if not _is_loopback(address):
             return next((n for _, n in socket.if_nameindex() if address in _addresses(n)), None)

@@ -69,7 +69,7 @@ class LocalProgram:
     dead: tuple[tuple[Var, ...], ...]
     """The values that nobody reads after each line."""
     fulls: Mapping[Var, Full] = attrs.field(factory=dict)
-    """The shapes and dtypes of what lines of ops give."""
+    """The shapes and dtypes of inputs, and of what lines of ops give."""
     conditions: Mapping[int, tuple[tuple[Var, bool], ...]] = attrs.field(factory=dict)
     """Under which lines of the program run, by their numbers, where they do not always."""
 

@@ -27,7 +27,7 @@ from fdtensor.layouts.torch_private import (
     unregister_group,
 )
 from fdtensor.runtime.control.sockets import limit_silence
-from fdtensor.runtime.interfaces import choose_interface, place, unreachable
+from fdtensor.runtime.interfaces import choose_interface, own_place, unreachable
 
 __all__ = [
     "SECONDS",
@@ -147,7 +147,7 @@ def _bring_up(seconds: float) -> None:
         # torchrun's store outlives a restart, and has the addresses of processes that have ended
         store = prefixed(store, f"fdtensor_{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}")
         arrived = prefixed(store, "fdtensor_arrived")
-        arrived.set(str(rank), place())
+        arrived.set(str(rank), own_place())
         ranks = [str(other) for other in range(size)]
         # a group of all ranks waits for the first of them that is missing, without its name
         arrived.wait(ranks, limit)

@@ -56,56 +56,56 @@ def _taken_over(values: list[Any], i: int) -> bool:
     return plain and type(tensor) is torch.Tensor and only_one_holds(tensor)
 
 
-def reusing(found: LocalProgram, given: frozenset[int] = frozenset()) -> Sequence[Line]:
+def reusing(local: LocalProgram, given: frozenset[int] = frozenset()) -> Sequence[Line]:
     """The lines of a rank, some of them in place: each gives the bits that it gave before.
 
     The memory of inputs may be taken whose numbers are `given`.
     """
-    root = roots(found.lines, found.inputs)
-    owned = _own(found, root, {found.inputs[i] for i in given})
-    last = _last_reads(found, root)
+    root = roots(local.lines, local.inputs)
+    owned = _own(local, root, {local.inputs[i] for i in given})
+    last = _last_reads(local, root)
     lines = []
-    for i, line in enumerate(found.lines):
-        target = _target(line, found)
+    for i, line in enumerate(local.lines):
+        target = _target(line, local)
         if target in owned and last[target] == i and root[target] == target:
             line = attrs.evolve(line, op=IN_PLACE[line.op])
         lines.append(line)
     return lines
 
 
-def _target(line: Line, found: LocalProgram) -> Var | None:
+def _target(line: Line, local: LocalProgram) -> Var | None:
     """The operand whose memory the result of a line fits into; None where there is none."""
-    if line.op not in IN_PLACE or line.eqn in found.conditions:
+    if line.op not in IN_PLACE or line.eqn in local.conditions:
         return None
     first, (out,) = line.args[0], line.outs
     others = values_in((line.args[1:], tuple(v for _, v in line.kwargs)))
     if not isinstance(first, Var) or first in others or out is None:
         return None
-    full, own = found.fulls.get(first), found.fulls.get(out)
+    full, own = local.fulls.get(first), local.fulls.get(out)
     return first if full is not None and full == own else None
 
 
-def _own(found: LocalProgram, root: dict[Var, Var], given: set[Var]) -> set[Var]:
+def _own(local: LocalProgram, root: dict[Var, Var], given: set[Var]) -> set[Var]:
     """The values in memory that is the program's own, and that nothing but an op of torch reads."""
     owned = {*given}
-    if any(isinstance(line.op, LOOPING) for line in found.lines):  # whose lines run again
+    if any(isinstance(line.op, LOOPING) for line in local.lines):  # whose lines run again
         return set()
-    for line in found.lines:
-        if line.op in _ALLOCATING and line.eqn not in found.conditions:
+    for line in local.lines:
+        if line.op in _ALLOCATING and line.eqn not in local.conditions:
             owned.update(v for v in line.outs if v is not None)
-    for line in found.lines:
+    for line in local.lines:
         if not has_schema(line.op) or line.op.namespace != "aten":
             owned.difference_update(root[v] for v in values_in(line.args) if v in root)
     return owned
 
 
-def _last_reads(found: LocalProgram, root: dict[Var, Var]) -> dict[Var, int]:
+def _last_reads(local: LocalProgram, root: dict[Var, Var]) -> dict[Var, int]:
     """The last line that reads each memory, by its root: the end for what the program gives."""
     last: dict[Var, int] = {}
-    for i, line in enumerate(found.lines):
+    for i, line in enumerate(local.lines):
         for v in _read(line):
             last[root[v]] = i
-    last.update((root[v], len(found.lines)) for v in found.outs)
+    last.update((root[v], len(local.lines)) for v in local.outs)
     return last
 
 

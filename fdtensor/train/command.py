@@ -73,7 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--save-every", type=int, default=20, metavar="N", help="steps (default 20)")
     add("--keep", type=int, default=2, metavar="N", help="checkpoints (default 2)")
     add("--microbatches", type=int, metavar="N", help="parts of a batch in a pipeline")
-    add("--schedule", default="1f1b", help="of a pipeline: gpipe, 1f1b or zero_bubble")
+    schedules = ("gpipe", "1f1b", "zero_bubble")
+    add("--schedule", choices=schedules, default="1f1b", help="of a pipeline (default 1f1b)")
     add("--regather", action="store_true", help="gather parameters again in the backward")
     add("--program", action="store_true", help="print all of the program, not its summary only")
 

@@ -21,7 +21,7 @@ from fdtensor.layouts.placement import Placement
 from fdtensor.runtime.comm import Comm
 from fdtensor.tensors.distribution import distribute
 from fdtensor.train.layouts import megatron
-from fdtensor.train.model import Params, Part, Pin, spans
+from fdtensor.train.model import Params, Part, Pin, layer_runs
 from fdtensor.train.text import VOCABULARY, corpus
 
 __all__ = ["GPT", "Size", "initial"]
@@ -69,10 +69,10 @@ class Size:
         return torch.func.functional_call(module, params, (tokens,))
 
     def part_names(self, count: int) -> list[tuple[str, ...]]:
-        return [self._names(layers) for layers in spans(self.layers, count)]
+        return [self._names(layers) for layers in layer_runs(self.layers, count)]
 
     def parts(self, pins: Sequence[Pin | None]) -> list[Part]:
-        runs = spans(self.layers, len(pins))
+        runs = layer_runs(self.layers, len(pins))
         return [
             Part(self._names(layers), partial(_run, self.module(pin), layers))
             for layers, pin in zip(runs, pins, strict=True)

@@ -15,7 +15,7 @@ from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.placement import Placement
 from fdtensor.runtime.comm import Comm
 
-__all__ = ["Model", "Params", "Part", "Pin", "spans"]
+__all__ = ["Model", "Params", "Part", "Pin", "layer_runs"]
 
 Params = dict[str, torch.Tensor]
 
@@ -90,7 +90,7 @@ class Model(Protocol):
         ...
 
 
-def spans(layers: int, count: int) -> list[range]:
+def layer_runs(layers: int, count: int) -> list[range]:
     """The layers of each of `count` parts: the first ones have one more where they do not divide.
 
     Raises `FdtensorError` where there are fewer layers than parts.

@@ -134,13 +134,12 @@ def parts_of_batch(job: Job, mesh: Mesh, asked: int | None) -> int:
             mesh=mesh,
             hint=f"Give a batch that is a multiple of {ranks}.",
         )
-    count = asked
     if asked is None:
-        count = max(n for n in range(1, 4 * len(meshes) + 1) if rows % n == 0)
-    if count is None or count < 1 or rows % count:
+        return max(n for n in range(1, 4 * len(meshes) + 1) if rows % n == 0)
+    if asked < 1 or rows % asked:
         raise FdtensorError(
             f"a batch of {job.batch} cannot be cut into {asked} equal parts on each of {ranks} "
             "ranks.",
-            hint=f"Give a batch that is a multiple of {ranks * max(1, asked or 1)}.",
+            hint=f"Give a batch that is a multiple of {ranks * max(1, asked)}.",
         )
-    return count
+    return asked

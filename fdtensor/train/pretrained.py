@@ -23,7 +23,7 @@ from fdtensor.layouts.errors import FdtensorError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.placement import Placement, Replicate, Shard
 from fdtensor.runtime.comm import Comm
-from fdtensor.train.model import Params, Part, Pin, spans
+from fdtensor.train.model import Params, Part, Pin, layer_runs
 from fdtensor.train.text import VOCABULARY, corpus, files
 
 __all__ = ["Pretrained"]
@@ -80,7 +80,7 @@ class Pretrained:
 
         Raises `FdtensorError` too for a model that does more than its plan of pipelines says.
         """
-        runs = spans(len(_blocks(_known(self.folder))), len(pins))
+        runs = layer_runs(len(_blocks(_known(self.folder))), len(pins))
         _check_parts(self.folder)
         return [self._part(run, pin) for run, pin in zip(runs, pins, strict=True)]
 
@@ -94,7 +94,9 @@ class Pretrained:
     def part_names(self, count: int) -> list[tuple[str, ...]]:
         module = _known(self.folder)
         _check_parts(self.folder)
-        return [_names(module, _used(module, run)) for run in spans(len(_blocks(module)), count)]
+        return [
+            _names(module, _used(module, run)) for run in layer_runs(len(_blocks(module)), count)
+        ]
 
     def placement(self, name: str) -> Placement:
         """What the model's own plan says. Raises `FdtensorError` where it says nothing known."""

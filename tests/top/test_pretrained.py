@@ -13,6 +13,7 @@ from fdtensor.train import Job, Pretrained, plain_losses
 from fdtensor.train.command import add_arguments, train
 from fdtensor.train.loop import losses
 from tests.support.llama import SIZES, small_llama
+from tests.support.training import assert_trains_as_alone
 
 tf = pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:transformers.*")
@@ -43,10 +44,7 @@ def test_the_losses_of_one_process_are_those_of_the_model_itself(llama):
     ids=str,
 )
 def test_the_losses_on_a_mesh_are_those_of_one_process(llama, mesh):
-    job = job_of(llama)
-    found = list(losses(job, SimulatedComm(mesh)))
-    assert found == pytest.approx(list(plain_losses(job)), rel=1e-9)
-    assert found[0] != found[-1]
+    assert_trains_as_alone(job_of(llama), mesh)
 
 
 def test_matrices_are_cut_as_the_plan_of_the_model_says(llama):

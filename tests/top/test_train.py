@@ -28,6 +28,7 @@ from fdtensor.train.job import types
 from fdtensor.train.layouts import STYLES
 from fdtensor.train.loop import losses
 from fdtensor.train.text import corpus, files
+from tests.support.training import assert_trains_as_alone
 
 MESHES = [
     Mesh(dp=4),
@@ -308,9 +309,7 @@ def test_an_axis_with_another_name_is_refused():
 @pytest.mark.few(4)
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_the_losses_on_a_mesh_are_those_of_one_process(mesh):
-    found = list(losses(TINY, SimulatedComm(mesh)))
-    assert found == pytest.approx(list(plain_losses(TINY)), rel=1e-9)
-    assert found[0] != found[-1]
+    assert_trains_as_alone(TINY, mesh)
 
 
 @pytest.mark.parametrize("mesh", [Mesh(dp=3), Mesh(tp=3), Mesh(sp=3), Mesh(fsdp=3)], ids=str)

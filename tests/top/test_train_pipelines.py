@@ -11,9 +11,10 @@ from fdtensor.errors import MeshError
 from fdtensor.train import Job, Pretrained, Size, part_meshes, plain_losses, weight_layouts
 from fdtensor.train.command import add_arguments, train
 from fdtensor.train.loop import losses
-from fdtensor.train.model import spans
+from fdtensor.train.model import layer_runs
 from fdtensor.train.pipelined import pipelined
 from tests.support.llama import small_llama
+from tests.support.training import assert_trains_as_alone
 
 TINY = Job(Size(layers=3, width=16, heads=4, length=8), steps=3, batch=8, dtype=torch.float64)
 
@@ -36,10 +37,10 @@ def test_each_rank_of_pp_has_a_mesh_of_the_other_axes():
 
 
 def test_layers_are_shared_out():
-    assert spans(5, 2) == [range(3), range(3, 5)]
-    assert spans(3, 3) == [range(1), range(1, 2), range(2, 3)]
+    assert layer_runs(5, 2) == [range(3), range(3, 5)]
+    assert layer_runs(3, 3) == [range(1), range(1, 2), range(2, 3)]
     with pytest.raises(FdtensorError, match="a model of 3 layers cannot be cut into 4 parts"):
-        spans(3, 4)
+        layer_runs(3, 4)
 
 
 def composed(model, params, tokens, count):
@@ -95,15 +96,12 @@ def test_a_model_without_a_plan_of_pipelines_is_refused(tmp_path):
 @pytest.mark.few(3)
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_the_losses_of_a_pipeline_are_those_of_one_process(mesh):
-    found = list(losses(TINY, SimulatedComm(mesh)))
-    assert found == pytest.approx(list(plain_losses(TINY)), rel=1e-9)
-    assert found[0] != found[-1]
+    assert_trains_as_alone(TINY, mesh)
 
 
 @pytest.mark.parametrize("how", [{"schedule": "zero_bubble"}, {"microbatches": 2}])
 def test_how_a_batch_goes_through_changes_no_loss(how):
-    found = list(losses(TINY, SimulatedComm(Mesh(pp=2)), **how))
-    assert found == pytest.approx(list(plain_losses(TINY)), rel=1e-9)
+    assert_trains_as_alone(TINY, Mesh(pp=2), **how)
 
 
 def test_half_precision_trains_in_a_pipeline_too():
@@ -153,6 +151,14 @@ def test_parameters_have_no_layout_on_the_mesh_that_has_the_axis():
     with pytest.raises(MeshError) as error:
         weight_layouts(Mesh(dp=2, pp=2), {"w": (4, 4)})
     assert error.value.hint == "part_meshes(mesh) has them."
+
+
+def test_a_schedule_that_there_is_not_is_refused_before_anything_starts(capsys):
+    with pytest.raises(SystemExit):
+        run(Mesh(pp=2), "--schedule", "nonsense")
+    assert "invalid choice: 'nonsense'" in capsys.readouterr().err
+    with pytest.raises(FdtensorError, match="there is no pipeline"):
+        run(Mesh(dp=2), "--microbatches", "2")
 
 
 # --- the command -----------------------------------------------------------------------------

@@ -101,8 +101,8 @@ def staged(
 ) -> Stage:
     """The stage of `f(params, inputs, ...)` for these types.
 
-    It runs for each of `parts` of a batch. The `first` one sends nothing back. Where the backward
-    is `split`, the gradients of parameters have a program of their own.
+    It runs once for each of the `parts` parts of a batch. The `first` one sends nothing back. Where
+    the backward is `split`, the gradients of parameters have a program of their own.
     """
     leaves, spec = flatten((args, {}), is_leaf=lambda x: type_of(x) is not None)
     types: list[TensorType | None] = [type_of(leaf) for leaf in leaves]  # type: ignore[misc]
