@@ -9,6 +9,7 @@ from fdtensor.layouts.blocks import length, whole
 from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.counts import axes_of, constant, most, summed, table, to_receive
+from fdtensor.plans.meetings import few_enough, received_and_sent
 from fdtensor.plans.movement import movement
 from fdtensor.plans.normal_type import NormalType, normalized, overlaps
 
@@ -43,6 +44,8 @@ def least_total(src: TensorType, dst: TensorType) -> int:
     if _is_movement(a, b):
         return summed(dst.mesh.sizes, to_receive(movement(src, dst))) * itemsize
     if src.mesh is not dst.mesh:
+        if few_enough(src, dst):
+            return received_and_sent(src, dst)[0].total() * itemsize
         return _cross_bound(src, dst, a, b)
     reduced = _reduced(a, b)
     adding = [i for i in b.partial if not _kept(a, b, i)]
@@ -119,7 +122,7 @@ def _already_held(a: NormalType, b: NormalType, adding: Sequence[int]) -> int:
 
 
 def _cross_bound(src: TensorType, dst: TensorType, a: NormalType, b: NormalType) -> int:
-    """As above between meshes, where a wanter that holds a term is assumed wherever it may be."""
+    """As above between large meshes, where some wanter of each element is taken to hold a term."""
     terms = prod(src.mesh.sizes[i] for i in a.partial)
     added = prod(dst.mesh.sizes[i] for i in b.partial)
     repeated = any(op == "avg" for op in dst.layout.partial.values())

@@ -13,8 +13,18 @@ from typing import TypeGuard, get_args
 from fdtensor.layouts.errors import PlanError
 from fdtensor.layouts.placement import Spans, StridedShard
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.plans.collectives import Collective, Exchange, Slice, Step, Way, by_exchange
+from fdtensor.plans.collectives import (
+    Collective,
+    Exchange,
+    ReduceExchange,
+    Slice,
+    Step,
+    Way,
+    by_exchange,
+    by_meetings,
+)
 from fdtensor.plans.cost import CostModel
+from fdtensor.plans.meetings import few_enough
 from fdtensor.plans.normal_type import NormalType, normalized
 from fdtensor.plans.search import same_everywhere
 from fdtensor.plans.traffic import most_received
@@ -89,6 +99,12 @@ def is_right(step: Step) -> bool:
                 and 1 <= pieces <= max((1, *src.shape))
                 and _exchangeable(src, dst)
                 and step is by_exchange(src, dst, way, pieces)
+            )
+        case ReduceExchange(_, _, pieces):
+            return (
+                1 <= pieces <= max((1, *src.shape))
+                and few_enough(src, dst)
+                and step is by_meetings(src, dst, pieces)
             )
         case Slice((), ()):
             return _held(src, dst)

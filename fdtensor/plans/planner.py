@@ -21,11 +21,11 @@ from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.arguments import check_ends, check_prices
 from fdtensor.plans.bound import least_total, lower_bound
 from fdtensor.plans.check import check_steps
-from fdtensor.plans.collectives import Step, by_exchange, is_local
+from fdtensor.plans.collectives import ReduceExchange, Step, by_exchange, by_meetings, is_local
 from fdtensor.plans.cost import NCCL, CostModel, seconds
 from fdtensor.plans.json import decode, encode
 from fdtensor.plans.memory import peak_at
-from fdtensor.plans.search import candidates
+from fdtensor.plans.search import by_owners, candidates
 from fdtensor.plans.text import as_text
 from fdtensor.plans.traffic import (
     all_received,
@@ -35,7 +35,7 @@ from fdtensor.plans.traffic import (
     sent_at,
 )
 
-__all__ = ["Plan", "plan"]
+__all__ = ["Plan", "by_layouts", "plan"]
 
 
 @attrs.frozen(eq=False, repr=False)
@@ -190,8 +190,9 @@ def plan(
     """The plan that receives the fewest bytes from `src` to `dst`, on the same mesh or another.
 
     Among plans with the same bytes, the one that takes the least time by `cost` (by default that
-    of NCCL, where named collectives are best). Ranks along axes that neither type uses help to
-    reduce pending terms only while at most 64 talk: beyond, fewer messages are worth more bytes.
+    of NCCL, where named collectives are best). All ranks together receive `least_total_bytes`. Only
+    where pending terms are reduced and more than 64 ranks talk, fewer messages are worth more
+    bytes: ranks along axes that neither type uses do not help, and terms meet where layouts say.
     `max_bytes` bounds what any rank holds at once, its source and destination block counted:
     messages are then cut into pieces as needed.
     Raises `PlanError` where shape or dtype differ, or where `max_bytes` is too little.
@@ -232,11 +233,23 @@ def _plan(src: object, dst: object, cost: CostModel, max_bytes: int | None) -> P
             dst=dst,
             hint="Spans are what a line of a program reads: move what they were made from.",
         )
-    found = [Plan(src, dst, steps, cost) for steps in candidates(src, dst, cost)]
-    best = found[0]
-    if len(found) > 1:
-        best = min(found, key=lambda p: (p.total_bytes, p.seconds, len(p.steps)))
+    best = by_layouts(src, dst, cost)
+    plans = [best]
+    if best.total_bytes and best.total_bytes > best.least_total_bytes:
+        plans += [Plan(src, dst, steps, cost) for steps in by_owners(src, dst)]
+    best = _best(plans)
     return best if max_bytes is None else _within(best, max_bytes)
+
+
+def by_layouts(src: TensorType, dst: TensorType, cost: CostModel) -> Plan:
+    """The best plan of which each step ends in a layout: terms meet where one says."""
+    return _best([Plan(src, dst, steps, cost) for steps in candidates(src, dst, cost)])
+
+
+def _best(plans: Sequence[Plan]) -> Plan:
+    if len(plans) == 1:
+        return plans[0]
+    return min(plans, key=lambda p: (p.total_bytes, p.seconds, len(p.steps)))
 
 
 def _within(found: Plan, max_bytes: int) -> Plan:
@@ -263,8 +276,14 @@ def _within(found: Plan, max_bytes: int) -> Plan:
 
 def _in_pieces(found: Plan, pieces: int) -> Plan:
     """The plan by exchanges of so many rounds."""
-    steps = [s if is_local(s) else by_exchange(s.src, s.dst, pieces=pieces) for s in found.steps]
-    return attrs.evolve(found, steps=tuple(steps))
+    return attrs.evolve(found, steps=tuple([_step_in_pieces(s, pieces) for s in found.steps]))
+
+
+def _step_in_pieces(step: Step, pieces: int) -> Step:
+    if is_local(step):
+        return step
+    owners = isinstance(step.collective, ReduceExchange)
+    return (by_meetings if owners else by_exchange)(step.src, step.dst, pieces=pieces)
 
 
 def _some(mesh: Mesh) -> Sequence[int]:

@@ -24,16 +24,18 @@ from fdtensor.plans.collectives import (
     Slice,
     Step,
     by_exchange,
+    by_meetings,
     scalable,
 )
 from fdtensor.plans.cost import CostModel, seconds
 from fdtensor.plans.counts import most, to_receive
+from fdtensor.plans.meetings import few_enough
 from fdtensor.plans.movement import Movement, movement
 from fdtensor.plans.normal_type import normalized
 from fdtensor.plans.owners import cut_like, owners
 from fdtensor.plans.transitions import named
 
-__all__ = ["candidates", "same_everywhere"]
+__all__ = ["by_owners", "candidates", "same_everywhere"]
 
 MAX_OWNERS = 64
 """Owners are spread over axes that neither type uses while at most so many ranks talk."""
@@ -52,6 +54,17 @@ def candidates(src: TensorType, dst: TensorType, cost: CostModel) -> Iterator[St
         for middle, finish in _endings(plain_src, plain_dst):
             for steps in _reducing(plain_src, middle, cost):
                 yield _between(src, dst, (*steps, *finish))
+
+
+def by_owners(src: TensorType, dst: TensorType) -> Iterator[Steps]:
+    """The way whose terms meet at owners that follow no layout, where it is open.
+
+    It receives the fewest bytes that are possible, by two all-to-alls.
+    """
+    plain_src, plain_dst = _plain(src), _plain(dst)
+    middle, finish = _unscaled(plain_src, plain_dst, _scaled(plain_src, plain_dst))
+    if src.numel and plain_src is not plain_dst and few_enough(plain_src, middle):
+        yield _between(src, dst, (by_meetings(plain_src, middle), *finish))
 
 
 def same_everywhere(src: TensorType, dst: TensorType) -> bool:
@@ -99,17 +112,28 @@ def _endings(src: TensorType, dst: TensorType) -> Iterator[tuple[TensorType, Ste
     same = src.mesh is dst.mesh
     before, after = src.layout.partial if same else {}, dst.layout.partial
     pending = [dst.mesh.axes[i] for i in normalized(dst).partial]
-    scaled = [a for a in pending if a in before and before[a] != after[a]]
-    if scaled and not scalable(src, dst):
-        scaled = []
+    scaled = _scaled(src, dst)
     added = [a for a in pending if a not in scaled and (a not in before or before[a] != after[a])]
     for middle, finish in _adding(src, dst, added):
-        unscaled = middle
-        if scaled:
-            unscaled = middle.with_layout(_with(middle.layout, scaled, Partial(before[scaled[0]])))
-            scale = Step(Scale(tuple(scaled), after[scaled[0]]), unscaled, middle)
-            finish = (scale, *finish)
-        yield unscaled, finish
+        unscaled, scale = _unscaled(src, middle, scaled)
+        yield unscaled, (*scale, *finish)
+
+
+def _scaled(src: TensorType, dst: TensorType) -> list[str]:
+    """The axes whose pending terms are only scaled: sums that become averages, or the reverse."""
+    before, after = src.layout.partial if src.mesh is dst.mesh else {}, dst.layout.partial
+    pending = [dst.mesh.axes[i] for i in normalized(dst).partial]
+    scaled = [a for a in pending if a in before and before[a] != after[a]]
+    return scaled if scaled and scalable(src, dst) else []
+
+
+def _unscaled(src: TensorType, dst: TensorType, scaled: Sequence[str]) -> tuple[TensorType, Steps]:
+    """The type before terms are scaled, and the step that scales them."""
+    if not scaled:
+        return dst, ()
+    before, after = src.layout.partial[scaled[0]], dst.layout.partial[scaled[0]]
+    unscaled = dst.with_layout(_with(dst.layout, scaled, Partial(before)))
+    return unscaled, (Step(Scale(tuple(scaled), after), unscaled, dst),)
 
 
 def _adding(

@@ -36,13 +36,13 @@ def received_at(step: Step, rank: int) -> int:
 
 
 def sent(step: Step) -> Count:
-    """The bytes each rank of `step.src.mesh` sends, as an array that broadcasts over it."""
+    """The bytes each rank that sends does, as an array that broadcasts over their mesh."""
     return step.collective.sent(step)
 
 
 def sent_at(step: Step, rank: int) -> int:
     """The bytes that `rank` sends, message by message."""
-    outside = step.src.mesh.position(rank) is None
+    outside = step.collective.senders(step).position(rank) is None
     return 0 if outside else step.collective.sent_at(step, rank)
 
 
@@ -54,7 +54,7 @@ def most_received(steps: Iterable[Step], times: Iterable[int] | None = None) -> 
 
 def most_sent(steps: Iterable[Step]) -> int:
     """The bytes that the rank that sends most sends in these steps."""
-    return _busiest([(step.src.mesh, sent(step)) for step in steps if not is_local(step)])
+    return _busiest([(s.collective.senders(s), sent(s)) for s in steps if not is_local(s)])
 
 
 def all_received(steps: Iterable[Step]) -> int:

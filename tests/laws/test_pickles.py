@@ -119,6 +119,7 @@ for placement in (
 for collective in (
     *(fd.Slice(("dp",), (0,)), fd.Mask(("dp",), "sum"), fd.Pad(("dp",), (0,), "sum")),
     *(fd.Scale(("dp",), "avg"), fd.AllGather(("dp",), (0,)), fd.AllToAll(("dp",), 0, 1)),
+    fd.plans.ReduceExchange(("dp",), "sum"),
     *(fd.AllReduce(("dp",), "sum"), fd.ReduceScatter(("dp",), (0,), "sum"), fd.Broadcast(0)),
     fd.Exchange(("dp",)),
 ):

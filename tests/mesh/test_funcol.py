@@ -44,7 +44,7 @@ from fdtensor import (
 )
 from fdtensor.layouts.dtypes import known, reducible
 from fdtensor.layouts.placement import REDUCE_OPS
-from fdtensor.plans.collectives import by_exchange, is_local
+from fdtensor.plans.collectives import ReduceExchange, by_exchange, by_meetings, is_local
 from fdtensor.plans.wire import reduces_as
 from fdtensor.runtime.funcol import FuncolComm
 from fdtensor.runtime.interpreter import run_fused
@@ -117,7 +117,11 @@ def cases(draw, world, dtype=None) -> Case:
 def forced(found: Plan, way: str, pieces: int) -> Plan:
     """The same plan with every collective as an exchange of this way."""
     steps = [
-        step if is_local(step) else by_exchange(step.src, step.dst, way, pieces)
+        by_meetings(step.src, step.dst, pieces)
+        if isinstance(step.collective, ReduceExchange)
+        else step
+        if is_local(step)
+        else by_exchange(step.src, step.dst, way, pieces)
         for step in found.steps
     ]
     return Plan(found.src, found.dst, tuple(steps), found.cost)
@@ -290,9 +294,25 @@ def reductions(dtype: torch.dtype) -> list[Plan]:
             alone(ReduceScatter(("x",), (1,), op), pending, Layout(LINE, [S(1)])),
             alone(ReduceScatter(("x", "y"), (1, 0), op), square, Layout(SQUARE, [S(1), S(0)])),
             alone(ReduceScatter(("y", "x"), (0, 0), op), square, turned),
+            *at_owners(dtype, op),
         ]
-        found += [forced(found[-1], way, 3) for way in ("peer_to_peer", "all_to_all")]
+        found += [forced(one, "all_to_all", 3) for one in at_owners(dtype, op)]
+        scattered = alone(ReduceScatter(("y", "x"), (0, 0), op), square, turned)
+        found += [forced(scattered, way, 3) for way in ("peer_to_peer", "all_to_all")]
     return found
+
+
+def at_owners(dtype: torch.dtype, op) -> list[Plan]:
+    """Terms that meet at owners: to another axis, to other ranks, into new terms."""
+    crossed = TensorType((8, 4), dtype, Layout(SQUARE, [S(0), P(op)]))
+    ends = [
+        Layout(SQUARE, [R, S(0)]),
+        Layout(Mesh.from_ranks([3, 1, 0], ("z",)), [R]),
+        Layout(SQUARE, [P("max"), R]),
+    ]
+    ends = ends if reducible(dtype, "max") else ends[:2]
+    steps = [by_meetings(crossed, crossed.with_layout(end)) for end in ends]
+    return [Plan(step.src, step.dst, (step,), GLOO) for step in steps]
 
 
 def test_every_collective_moves_every_dtype(pool4):
@@ -515,7 +535,9 @@ def test_the_bytes_announced_are_those_that_move(pool4, some):
 def test_each_step_is_the_collective_that_it_says(pool4):
     some = [one for dtype in (torch.int64, torch.complex64) for one in moves(dtype)[:11]]
     some += [
-        one for one in reductions(torch.int64) if not isinstance(one.steps[0].collective, Exchange)
+        one
+        for one in reductions(torch.int64)
+        if not isinstance(one.steps[0].collective, Exchange | ReduceExchange)
     ]
     names = {
         AllGather: "all_gather_into_tensor",

@@ -13,7 +13,6 @@ from fdtensor import (
     GLOO,
     NCCL,
     Broadcast,
-    Exchange,
     Mesh,
     Partial,
     Plan,
@@ -24,7 +23,7 @@ from fdtensor import (
     TensorType,
     run,
 )
-from fdtensor.plans.collectives import ALL, AllGather, by_exchange, is_local
+from fdtensor.plans.collectives import ALL, AllGather, by_exchange, by_meetings, is_local
 from fdtensor.plans.transitions import named
 from fdtensor.runtime.funcol_lowering import lower_steps
 from fdtensor.testing.values import full_tensor, scatter
@@ -53,18 +52,28 @@ ENDS = {
         typed(Replicate(), mesh=Mesh(all=4)),
     ),
     "Exchange": (typed(Shard(0), (5, 7)), typed(Shard(1), (5, 7))),
+    "ReduceExchange": (
+        TensorType((5, 7), torch.float64, MESH.layout("dp", partial={"tp": "sum"})),
+        TensorType((5, 7), torch.float64, MESH.layout("tp")),
+    ),
 }
 """For each kind types between which it goes."""
 
 
 def example(kind) -> Step:
     src, dst = ENDS[kind.__name__]
-    return by_exchange(src, dst) if kind is Exchange else Step(named(src, dst), src, dst)
+    match kind.__name__:
+        case "Exchange":
+            return by_exchange(src, dst)
+        case "ReduceExchange":
+            return by_meetings(src, dst)
+        case _:
+            return Step(named(src, dst), src, dst)
 
 
 def test_each_file_has_one_collective_and_each_collective_a_file():
     files = {path.stem for path in (PACKAGE / "plans" / "collectives").glob("*.py")}
-    shared = {"__init__", "base", "local", "even", "rounds", "delivery", "buffers"}
+    shared = {"__init__", "base", "local", "even", "rounds", "delivery", "buffers", "course"}
     names = {re.sub(r"(?<=.)(?=[A-Z])", "_", kind.__name__).lower(): kind for kind in ALL}
     assert files - shared == set(names)
     for file, kind in names.items():
@@ -108,10 +117,11 @@ def test_a_collective_does_to_blocks_what_its_types_say(kind):
 
 @pytest.mark.parametrize("kind", [k for k in ALL if k is not Broadcast], ids=lambda k: k.__name__)
 def test_a_rank_calls_one_functional_collective_or_none(kind):
-    step = example(kind)
+    """Each call with its wait; two all-to-alls where terms meet at owners."""
+    step, calls = example(kind), 2 if kind.__name__ == "ReduceExchange" else 1
     for rank in step.src.mesh.order:
         ops = [call.op.namespace for call in lower_steps((step,), rank).calls]
-        assert ops.count("_c10d_functional") == (0 if is_local(step) else 2), "a call and its wait"
+        assert ops.count("_c10d_functional") == (0 if is_local(step) else 2 * calls)
 
 
 def test_a_kind_of_ones_own_runs_as_those_of_the_table():

@@ -16,7 +16,7 @@ from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.collectives import AllReduce, Exchange, is_local
 from fdtensor.plans.cost import GLOO, NCCL
 from fdtensor.plans.fused import batched, fuse
-from fdtensor.plans.planner import plan
+from fdtensor.plans.planner import by_layouts, plan
 from fdtensor.runtime.interpreter import run, run_fused
 from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.tensors.connect import connect, redistribute
@@ -78,11 +78,15 @@ def test_at_most_two_rounds_move_all(pairs, cost):
 
 @given(journeys(), costs)
 def test_together_moves_the_bytes_of_each_alone(pairs, cost):
-    """A ring rounds down what it announces, and a 0-d tensor is reduced by all who want it."""
+    """A ring rounds down what it announces, and a 0-d tensor is reduced by all who want it.
+
+    Alone is the best plan by layouts: owners of no layout would take rounds of their own.
+    """
     for src, dst in pairs:
-        alone = plan(src, dst, cost=cost)
+        alone = by_layouts(src, dst, cost)
         (together,) = fuse([alone]).plans
         comm = SimulatedComm(Mesh(world=8))
+        assert fuse([plan(src, dst, cost=cost)]).plans == (together,)
         run_fused(fuse([alone]), values_of([(src, dst)]), comm)
         assert comm.received.total() == together.total_bytes
         assert comm.received == {r: n for r in range(8) if (n := together.received_bytes_at(r))}
@@ -161,15 +165,19 @@ def test_a_hundred_parameters_take_two_rounds():
     layouts = {i: dst for i, (_, dst) in enumerate(pairs)}
     alone = {i: x.redistribute(layouts[i]) for i, x in tree.items()}
     assert comm.calls.total() > 60
-    bytes_alone = comm.received.total()
+    by_layout = sum(by_layouts(*pair, NCCL).total_bytes for pair in pairs)
+    assert comm.received.total() <= by_layout
     comm.calls.clear()
     comm.received.clear()
     together = redistribute(tree, layouts)
     assert comm.calls == {"exchange": 2}
-    assert abs(comm.received.total() - bytes_alone) < 200
+    assert abs(comm.received.total() - by_layout) < 200
     for i in tree:
         assert together[i].type is alone[i].type
-        assert all(map(same, together[i].local, alone[i].local))
+        if layouts[i].layout.partial:  # terms may be split otherwise
+            assert same(together[i].full(), alone[i].full())
+        else:
+            assert all(map(same, together[i].local, alone[i].local))
 
 
 def sends_of_a_hundred():
@@ -188,9 +196,9 @@ def sends_of_a_hundred():
     together = redistribute(tree, [dst for _, dst in pairs])
     fused, sent[:] = list(sent), []
     alone = [x.redistribute(dst) for x, (_, dst) in zip(tree, pairs, strict=True)]
-    here = [dst.mesh.position(rank) is not None for _, dst in pairs]
+    here = [dst.mesh.position(rank) is not None and not dst.layout.partial for _, dst in pairs]
     right = [same(a.local, b.local) for a, b, h in zip(together, alone, here, strict=True) if h]
-    return all(right) and len(right) > 60, fused
+    return all(right) and len(right) > 40, fused
 
 
 @pytest.mark.mesh

@@ -78,19 +78,20 @@ def test_ranks_talk_only_along_the_axes_of_an_exchange(pair):
 
 
 def brute_bound(src: TensorType, dst: TensorType) -> int:
-    """The bound of a reduction on one mesh, element by element."""
-    pending = {a for a in src.layout.partial if a not in dst.layout.partial}
-    kept = [src.mesh.axis(a) for a in src.layout.partial if a in dst.layout.partial]
+    """The bound of a reduction, element by element; one coset is all ranks of both meshes."""
+    same = src.mesh is dst.mesh
+    pending = {a for a in src.layout.partial if not same or a not in dst.layout.partial}
+    kept = [src.mesh.axis(a) for a in src.layout.partial if same and a in dst.layout.partial]
     terms = 1
     for axis in pending:
         terms *= src.mesh.axis_size(axis)
     total = 0
     for coset in {tuple(src.mesh.coord(r)[i] for i in kept) for r in src.mesh.order}:
-        ranks = [r for r in src.mesh.order if tuple(src.mesh.coord(r)[i] for i in kept) == coset]
+        met = [r for r in src.mesh.order if tuple(src.mesh.coord(r)[i] for i in kept) == coset]
         holders: dict[tuple[int, ...], set[int]] = {}
         wanters: dict[tuple[int, ...], set[int]] = {}
         for table, type in ((holders, src), (wanters, dst)):
-            for rank in ranks:
+            for rank in met if same else type.mesh.order:
                 for element in torch.cartesian_prod(
                     *[torch.tensor(list(i), dtype=torch.int64) for i in (*type.index(rank), [0])]
                 ).reshape(-1, len(type.shape) + 1):
@@ -104,7 +105,7 @@ def brute_bound(src: TensorType, dst: TensorType) -> int:
     return total * src.dtype.itemsize
 
 
-@given(redistributions(dst_partial=False))
+@given(st.booleans().flatmap(lambda cross: redistributions(cross_mesh=cross, dst_partial=False)))
 def test_the_bound_of_a_reduction_counts_every_element(pair):
     src, dst = pair
     assume(any(src.mesh.axis_size(a) > 1 for a in src.layout.partial) and src.numel)

@@ -13,6 +13,7 @@
     Broadcast       [A] .             ->  [A] [A]
     Exchange        any blocks        ->  any blocks        each piece comes from one holder,
                                                             pending terms go to one owner
+    ReduceExchange  any terms         ->  any blocks        terms go to one owner, and on from it
 
 Each file says between which placements its collective goes, how it prints, what it receives, holds
 and copies, what it does to the blocks of all ranks and how one rank runs it. Planner, cost model,
@@ -30,6 +31,7 @@ from fdtensor.plans.collectives.exchange import Exchange, Way, by_exchange
 from fdtensor.plans.collectives.local import is_local, local_step
 from fdtensor.plans.collectives.mask import Mask
 from fdtensor.plans.collectives.pad import Pad
+from fdtensor.plans.collectives.reduce_exchange import ReduceExchange, by_meetings
 from fdtensor.plans.collectives.reduce_scatter import ReduceScatter
 from fdtensor.plans.collectives.scale import Scale, scalable
 from fdtensor.plans.collectives.slice import Slice
@@ -46,6 +48,7 @@ __all__ = [
     "Exchange",
     "Mask",
     "Pad",
+    "ReduceExchange",
     "ReduceScatter",
     "Scale",
     "Slice",
@@ -53,6 +56,7 @@ __all__ = [
     "Way",
     "World",
     "by_exchange",
+    "by_meetings",
     "is_local",
     "local_step",
     "scalable",
@@ -69,4 +73,5 @@ ALL: tuple[type[Collective], ...] = (
     ReduceScatter,
     Broadcast,
     Exchange,
+    ReduceExchange,
 )

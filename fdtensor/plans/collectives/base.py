@@ -169,15 +169,19 @@ class Collective(Record):
         """The bytes that all ranks together receive."""
         return summed(step.dst.mesh.sizes, self.received(step))
 
+    def senders(self, step: Step) -> Mesh:
+        """The mesh of the ranks that send."""
+        return step.src.mesh
+
     def sent(self, step: Step) -> Count:
-        """The bytes each rank of `step.src.mesh` sends, as an array that broadcasts over it."""
+        """The bytes each rank of `senders` sends, as an array that broadcasts over that mesh."""
         if step.moves.same_mesh:
             return to_send(step.moves) * step.src.dtype.itemsize
         counts = [self.sent_at(step, rank) for rank in step.src.mesh.order]
         return np.reshape(np.array(counts, np.object_), step.src.mesh.sizes)
 
     def sent_at(self, step: Step, rank: int) -> int:
-        """The bytes that a rank of `step.src.mesh` sends, message by message."""
+        """The bytes that a rank of `senders` sends, message by message."""
         messages = route(step.moves, rank).sends
         return sum(message.numel for message in messages) * step.src.dtype.itemsize
 
