@@ -91,8 +91,12 @@ class Call:
 def op_by_name(self: Any) -> tuple[Any, ...]:
     """The `__reduce__` of a record with ops of torch among its fields, which pickle cannot take."""
     fields = [a.name for a in attrs.fields(type(self)) if a.init]
-    values = tuple([getattr(self, name) for name in fields])
-    return _rebuilt, (type(self), fields, _replaced(values, _named))
+    return by_name(type(self), **{name: getattr(self, name) for name in fields})
+
+
+def by_name(kind: Callable[..., Any], **values: Any) -> tuple[Any, ...]:
+    """The `__reduce__` of an object that `kind` makes of these values, with ops by their names."""
+    return _rebuilt, (kind, list(values), _replaced(tuple(values.values()), _named))
 
 
 def _rebuilt(kind: Callable[..., Any], fields: Sequence[str], values: tuple[Any, ...]) -> Any:

@@ -22,7 +22,7 @@ from fdtensor.layouts.placement import (
 )
 from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.torch_private import schema_of
-from fdtensor.ops.graph import Call, Full, Var, substituted
+from fdtensor.ops.graph import Call, Full, Var, by_name, substituted
 from fdtensor.ops.notation.core import Entries, Halo, P, R, Row, Units, Window, rule_of
 from fdtensor.ops.notation.dtypes import keeps_sums
 from fdtensor.ops.notation.reshape import RESHAPES, recut
@@ -80,6 +80,9 @@ class CallKey:
         self.text = repr((args, kwargs))
         self.rule = rule_of(op)  # a rule registered later makes another key
         self.hash = hash((op, self.text, width))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return by_name(CallKey, op=self.op, args=self.args, kwargs=self.kwargs, width=self.width)
 
     def __hash__(self) -> int:
         return self.hash

@@ -47,6 +47,7 @@ MODULES = (
 
 MESH = fd.Mesh(dp=2, tp=2)
 ROWS = MESH.layout("dp")
+ONE_AXIS = fd.TensorType((4, 6), torch.float32, fd.Mesh(dp=4).layout("dp"))
 TYPE = fd.TensorType((4, 6), torch.float32, ROWS)
 PLAN = fd.plan(fd.TensorType((4, 6), torch.float32, MESH.layout("dp", partial={"tp": "sum"})), ROWS)
 TABLE = torch.eye(6)
@@ -63,6 +64,12 @@ def decorated(x):
 
 def doubled(x):
     return 2 * x
+
+
+def explained(program: fd.Program) -> fd.Program:
+    """The program, which now holds what it was chosen from."""
+    fd.explain(program)
+    return program
 
 
 def program() -> fd.Program:
@@ -144,6 +151,7 @@ example(fd.Plan, PLAN, lambda: (PLAN.received_bytes, PLAN.digest, PLAN)[-1])
 example(fd.Fused, fd.fuse([PLAN, PLAN]))
 example(fd.Step, PLAN.steps[0])
 example(fd.Program, program, closing, lambda: fd.trace(torch.func.grad(lambda x: x.sum()), TYPE))
+example(fd.Program, lambda: explained(fd.trace(doubled, ONE_AXIS)))
 example(fd.Eqn, lambda: program().eqns[0], lambda: program().eqns[-1])
 example(Together, Together((fd.Step(fd.AllReduce(("tp",), "sum"), PLAN.src, PLAN.dst),) * 2))
 example(fd.SimulatedComm, fd.SimulatedComm(MESH), used_comm)
