@@ -5,17 +5,23 @@ They look at values by what they have, so that every file that takes a layout ca
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import torch
 
-from fdtensor.layouts.errors import CommError, LayoutError, MeshError
+from fdtensor.layouts.errors import ArgumentError, CommError, LayoutError, MeshError
 from fdtensor.layouts.kinds import is_dict, is_list, is_tuple
 from fdtensor.layouts.placement import Placement
+from fdtensor.layouts.record import integer, natural
+from fdtensor.layouts.tree import flatten
 from fdtensor.layouts.words import shown
 
 __all__ = [
+    "check_path",
+    "no_argument",
     "no_comm",
+    "no_cuts",
     "no_device_mesh",
     "no_layout",
     "no_mesh",
@@ -24,7 +30,32 @@ __all__ = [
     "refuse_no_layouts",
     "refuse_no_tensor",
     "shown",
+    "whole_number",
 ]
+
+
+def no_argument(name: str, value: object, kind: str, hint: str) -> ArgumentError:
+    """The error for an argument, by its name, that is not of the kind that a function takes."""
+    return ArgumentError(f"{name}={shown(value)} is no {kind}.", hint=hint)
+
+
+def whole_number(
+    name: str, value: object, kind: str, hint: str, least: int = 1, most: int = 2**64
+) -> int:
+    """An argument as an int; raises `ArgumentError` for what is none, or out of its range."""
+    try:
+        number = integer(value)
+    except (TypeError, AttributeError):
+        raise no_argument(name, value, kind, hint) from None
+    if not least <= number <= most:
+        raise no_argument(name, value, kind, hint)
+    return number
+
+
+def check_path(name: str, value: object) -> None:
+    """Raises `ArgumentError` for an argument that is no path."""
+    if not isinstance(value, (str, os.PathLike)):
+        raise no_argument(name, value, "path", "Pass a str or a pathlib.Path.")
 
 
 def no_layout(value: object, what: str = "") -> LayoutError:
@@ -72,7 +103,7 @@ def refuse_no_layouts(tree: object, is_leaf: Callable[[object], bool], what: str
 def _is_meant_as_one(value: object) -> bool:
     """Whether a value that is no Layout is no pytree of some either."""
     named = any(hasattr(value, name) for name in ("axes", "layout"))
-    return named or isinstance(value, (Placement, str, int))
+    return named or flatten(value)[1].is_leaf()
 
 
 def no_placement(value: object) -> LayoutError:
@@ -82,6 +113,15 @@ def no_placement(value: object) -> LayoutError:
         hint="Use Replicate(), Shard(dim), StridedShard(dim, split_factor), "
         "Ragged(dim, sizes) or Partial(reduce_op).",
     )
+
+
+def no_cuts(dim: object) -> tuple[str, ...]:
+    """No axes, for a dim that none cuts; raises `LayoutError` for what is no dim."""
+    if natural(dim) is None:
+        raise LayoutError(
+            f"dim={shown(dim)} is not a tensor dim.", hint="Dims are ints, counted from 0."
+        )
+    return ()
 
 
 def no_axes(value: object) -> LayoutError:

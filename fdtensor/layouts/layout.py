@@ -8,9 +8,10 @@ from typing import Any
 import attrs
 
 from fdtensor.layouts.errors import LayoutError
-from fdtensor.layouts.expected import no_axes, no_mesh, no_placement, no_reduce_ops
+from fdtensor.layouts.expected import no_axes, no_cuts, no_mesh, no_placement, no_reduce_ops
 from fdtensor.layouts.kinds import is_iterable, is_list, is_mapping, is_tuple
 from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.mesh_fields import listed
 from fdtensor.layouts.placement import (
     Partial,
     Placement,
@@ -122,8 +123,8 @@ class Layout(Record):
         for dim, axes in _order(order):
             if sorted(axes) != sorted(default.get(dim, ())):
                 raise LayoutError(
-                    f"the order of dim {dim} names {_quoted(axes)}, but it is cut by "
-                    f"{_quoted(default.get(dim, ()))}.",
+                    f"the order of dim {dim} names {listed(axes, 'no axis')}, but it is cut by "
+                    f"{listed(default.get(dim, ()), 'no axis')}.",
                     placements=_named(mesh, own),
                     hint="Name each axis that cuts the dim once, outermost first.",
                 )
@@ -138,7 +139,10 @@ class Layout(Record):
 
     def cuts(self, dim: int) -> tuple[str, ...]:
         """The axes that cut `dim`, outermost first."""
-        return _cuts(self).get(dim, ())
+        try:
+            return _cuts(self).get(dim) or (() if dim.__class__ is int else no_cuts(dim))
+        except TypeError:  # what has no hash
+            return no_cuts(dim)
 
     @property
     def partial(self) -> dict[str, ReduceOp]:
@@ -202,10 +206,6 @@ class Layout(Record):
     def __str__(self) -> str:
         order = "".join(f" order {d}: {', '.join(axes)}" for d, axes in self.order)
         return _named(self.mesh, self.placements) + order
-
-
-def _quoted(axes: Sequence[str]) -> str:
-    return ", ".join(map(repr, axes)) if axes else "no axis"
 
 
 def _named(mesh: Mesh, placements: Sequence[Placement]) -> str:

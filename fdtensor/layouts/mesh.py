@@ -23,6 +23,8 @@ from fdtensor.layouts.mesh_fields import (
     links_of,
     listed,
     nested,
+    no_axes,
+    no_coord,
     size_of,
 )
 from fdtensor.layouts.record import Record, intern
@@ -95,7 +97,10 @@ class Mesh(Record):
         cls, ranks: Any, axes: Sequence[str] | str, *, links: Mapping[str, str] | None = None
     ) -> Mesh:
         """The mesh of `ranks`: a nested list or integer tensor with one level for each axis."""
-        names = (axes,) if isinstance(axes, str) else tuple(axes)
+        try:
+            names = (axes,) if isinstance(axes, str) else tuple(axes)
+        except TypeError:
+            raise no_axes(axes) from None
         levels = ranks.tolist() if hasattr(ranks, "tolist") else ranks
         sizes, flat = flattened(levels, levels)
         if len(names) != len(sizes):
@@ -165,17 +170,22 @@ class Mesh(Record):
         """The place of `rank` in `ranks`, or None where the mesh does not have it."""
         try:
             if isinstance(self.order, range):
-                return rank if 0 <= rank < len(self.order) else None
+                return self.order[rank] if 0 <= rank < len(self.order) else None  # 1.5 has no place
             return _positions(self).get(rank)
-        except TypeError:  # asked here, it costs those nothing that give an int
+        except (TypeError, RuntimeError):  # asked here, it costs those nothing that give an int
             raise no_rank(rank) from None
 
     def rank_at(self, coord: Sequence[int]) -> int:
         """The rank at `coord`."""
         place = 0
-        for size, index in zip(self.sizes, coord, strict=True):
-            place = place * size + index
-        return self.order[place]
+        try:
+            for size, index in zip(self.sizes, coord, strict=True):
+                if not 0 <= index < size:
+                    raise IndexError
+                place = place * size + index
+            return self.order[place]
+        except (TypeError, ValueError, IndexError, RuntimeError):
+            raise no_coord(coord, self.axes, self.sizes) from None
 
     def axis(self, name: str) -> int:
         """The index of the axis called `name`; raises `MeshError` where there is none."""
@@ -194,10 +204,12 @@ class Mesh(Record):
 
     def coset(self, axes: Sequence[str], coord: Coord) -> tuple[int, ...]:
         """The ranks that differ from the one at `coord` in `axes` only, the last axis fastest."""
-        place = list(coord)
-        return tuple(
-            self.rank_at(_put(place, indices, self, axes)) for indices in self.indices(axes)
-        )
+        every = self.indices(axes)
+        try:
+            place = list(coord)
+            return tuple([self.rank_at(_put(place, indices, self, axes)) for indices in every])
+        except (TypeError, IndexError):
+            raise no_coord(coord, self.axes, self.sizes) from None
 
     def cosets(self, axes: Sequence[str]) -> Iterator[tuple[int, ...]]:
         """Each set of ranks that differ in `axes` only, in the order of its first rank."""
@@ -210,15 +222,19 @@ class Mesh(Record):
 
     def part(self, axes: Sequence[str], coord: Coord) -> Mesh:
         """The mesh of a coset: `axes` in their order, and their links."""
+        ranks = self.coset(axes, coord)
         sizes = tuple([self.axis_size(axis) for axis in axes])
         links = {axis: link for axis, link in self.links if axis in axes}
-        return mesh_of(tuple(axes), sizes, self.coset(axes, coord), links)
+        return mesh_of(tuple(axes), sizes, ranks, links)
 
     def indices(self, axes: Sequence[str]) -> Iterator[Coord]:
         """Every coordinate along `axes`, the last one fastest."""
         coords: list[Coord] = [()]
-        for axis in axes:
-            coords = [(*c, i) for c in coords for i in range(self.axis_size(axis))]
+        try:
+            for axis in axes:
+                coords = [(*c, i) for c in coords for i in range(self.axis_size(axis))]
+        except TypeError:
+            raise no_axes(axes) from None
         return iter(coords)
 
     if TYPE_CHECKING:  # `layout.py` gives it

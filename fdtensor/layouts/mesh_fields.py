@@ -15,6 +15,7 @@ from typing import Any
 from fdtensor.layouts.errors import MeshError
 from fdtensor.layouts.kinds import is_list, is_mapping, is_tuple
 from fdtensor.layouts.record import integer
+from fdtensor.layouts.words import shown
 
 __all__ = [
     "LINKS",
@@ -27,6 +28,8 @@ __all__ = [
     "links_of",
     "listed",
     "nested",
+    "no_axes",
+    "no_coord",
     "size_of",
 ]
 
@@ -65,6 +68,24 @@ def links_of(axes: Sequence[str], given: object) -> Links:
                 hint=f"Links are {listed(LINKS)}; CostModel.with_links takes others.",
             )
     return tuple([(axis, str(given[axis])) for axis in axes if axis in given])
+
+
+def no_axes(axes: object) -> MeshError:
+    """The error for what is no list of names of axes."""
+    return MeshError(
+        f"axes={shown(axes)} names no mesh axes.", hint="Write a tuple of names: ('dp', 'tp')."
+    )
+
+
+def no_coord(coord: object, axes: Sequence[str], sizes: Coord) -> MeshError:
+    """The error for what is no place of a rank."""
+    given = tuple(coord) if is_list(coord) else coord
+    ends = [f"{axis}: 0 to {size - 1}" for axis, size in zip(axes, sizes, strict=True)]
+    return MeshError(
+        f"coord={shown(given)} is no place in the mesh.",
+        axes=", ".join(ends) or "none",
+        hint="Give an index for each axis: mesh.coord(rank) is the place of a rank.",
+    )
 
 
 def check_names(axes: Sequence[object]) -> None:
@@ -132,5 +153,5 @@ def nested(flat: list[int], sizes: Sequence[int]) -> Any:
     return [nested(flat[i * step : (i + 1) * step], sizes[1:]) for i in range(sizes[0])]
 
 
-def listed(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names)) if names else "none"
+def listed(names: Sequence[str], none: str = "none") -> str:
+    return ", ".join(map(repr, names)) if names else none

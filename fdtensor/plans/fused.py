@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import attrs
 
+from fdtensor.layouts.expected import no_argument
+from fdtensor.layouts.kinds import is_iterable
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.placement import Placement, Ragged, Shard, StridedShard
 from fdtensor.layouts.record import Record
@@ -81,7 +83,12 @@ def fuse(plans: Sequence[Plan]) -> Fused:
       exchange[axis=x way=all_to_all]  f32[5,6@x]  36 B
     1 step, 36 B received per rank
     """
-    return Fused(tuple([_exchanged(p) for p in plans]))
+    try:
+        return Fused(tuple([_exchanged(p) for p in plans]))
+    except (TypeError, AttributeError):  # asked here, it costs those nothing that give plans
+        if is_iterable(plans) and all(isinstance(p, Plan) for p in plans):
+            raise
+        raise no_argument("plans", plans, "list of plans", "Write fuse([plan(a, b)]).") from None
 
 
 @remembered(16384)

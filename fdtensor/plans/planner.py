@@ -207,6 +207,7 @@ def plan(
         return _plan(src, dst, cost or NCCL, max_bytes)
     except TypeError:  # what cannot be hashed, a list of placements say, is no type
         check_ends(src, dst)
+        check_prices(cost, max_bytes)
         raise
 
 

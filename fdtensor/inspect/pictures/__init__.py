@@ -18,7 +18,7 @@ from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.words import a_kind
 from fdtensor.parallel.pipelines.planned import Planned
 from fdtensor.parallel.pipelines.schedules import Schedule
-from fdtensor.plans.cost import CostModel
+from fdtensor.plans.cost import CostModel, model_of
 from fdtensor.plans.planner import Plan
 from fdtensor.programs.program import Program
 from fdtensor.tensors.dtensor import DTensor
@@ -61,7 +61,7 @@ def show(
       dp=1 |  2   |  3   |
            +------+------+
     """
-    return Picture(_described(x, cost))
+    return Picture(_described(x, None if cost is None else model_of(cost)))
 
 
 def _described(x: object, cost: CostModel | None) -> Description:
