@@ -26,7 +26,7 @@ class Arguments:
         """One of them; raises `TraceError`, with what is `told` of it, where it was not given."""
         try:
             return self.args[argument] if isinstance(argument, int) else self.names[argument]
-        except (IndexError, KeyError):
+        except (IndexError, KeyError, TypeError):
             raise TraceError(
                 f"{told} argument {argument!r}, which was not given.",
                 positions=f"0 to {len(self.args) - 1}" if self.args else "none",

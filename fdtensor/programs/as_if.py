@@ -90,13 +90,28 @@ def _scaled(type: TensorType | FreeType, scale: Scale) -> TensorType | FreeType:
         sizes = tuple(shape)
         if len(sizes) != type.ndim:
             raise TypeError
+        _refuse_other_blocks(type, sizes)
         return attrs.evolve(type, shape=sizes)
+    except TraceError:
+        raise
     except (TypeError, FdtensorError) as error:
         raise TraceError(
             f"as_if gives {shape!r} for the shape {type.shape} of an argument.",
             argument=type,
             hint="It maps a shape to the one of the same number of dims to choose for.",
         ) from error
+
+
+def _refuse_other_blocks(type: TensorType | FreeType, sizes: Sequence[int]) -> None:
+    """Raises `TraceError` for another size of a dim whose blocks are listed one by one."""
+    placements = type.layout.placements if isinstance(type, TensorType) else ()
+    for p in placements:
+        if isinstance(p, (Ragged, Spans)) and sizes[p.dim] != type.shape[p.dim]:
+            raise TraceError(
+                f"as_if gives {sizes} for {type}, and ragged blocks are not scaled.",
+                placement=p,
+                hint=f"Keep the size of dim {p.dim}, or give an argument in even shards.",
+            )
 
 
 @remembered(1024)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fdtensor.layouts.errors import TraceError
+from fdtensor.layouts.expected import check_path
 from fdtensor.programs.text import line_name
 
 if TYPE_CHECKING:
@@ -66,6 +67,9 @@ def save(
 
     There the last run of the program begins when its estimate does.
     """
+    check_path("path", path)
+    if beside is not None:
+        check_path("beside", beside)
     measured: dict[str, Any] = {} if beside is None else _read(beside)
     events: list[Event] = measured.get("traceEvents", [])
     runs = [e for e in events if e.get("name") == f"fdtensor {name}" and "ts" in e]
@@ -82,9 +86,9 @@ def save(
 
 
 def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    content = Path(path).read_bytes()
     trace: Any = {}
     try:
+        content = Path(path).read_bytes()
         trace = json.loads(gzip.decompress(content) if _is_zipped(path) else content)
         problem = "" if isinstance(trace.get("traceEvents"), list) else "no list of traceEvents"
     except (ValueError, AttributeError, OSError, EOFError) as error:

@@ -9,6 +9,7 @@ import attrs
 import torch
 
 from fdtensor.layouts.errors import TraceError
+from fdtensor.layouts.expected import no_argument
 from fdtensor.layouts.tree import flatten
 from fdtensor.layouts.words import near
 from fdtensor.programs.as_if import Scale
@@ -95,11 +96,17 @@ def _program_or_scale(_: Any, attribute: attrs.Attribute[Any], value: object) ->
         )
 
 
+def _position(_: Any, attribute: attrs.Attribute[Any], value: object) -> None:
+    if not (value is None or isinstance(value, (int, str))):
+        hint = "Write like(0), like('params') or like(None)."
+        raise no_argument(attribute.name, value, "position or name of an argument", hint)
+
+
 @attrs.frozen
 class Like:
     """A placeholder for the layouts of an argument: made by `like`."""
 
-    argument: int | str | None
+    argument: int | str | None = attrs.field(validator=_position)
 
 
 def like(argument: int | str | None) -> Like:

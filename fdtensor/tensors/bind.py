@@ -9,6 +9,7 @@ import attrs
 import torch
 
 from fdtensor.layouts.errors import ValueTreeError
+from fdtensor.layouts.expected import no_argument
 from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.words import near
 from fdtensor.programs.options import Options
@@ -81,6 +82,11 @@ def bind(module: torch.nn.Module, params: Mapping[str, DTensor[Any]], **options:
 
 def _refuse_other_names(module: torch.nn.Module, params: Mapping[str, Any]) -> None:
     """Raises where a parameter is missing, or a name is not one of the module."""
+    if not isinstance(module, torch.nn.Module):
+        raise no_argument("module", module, "torch.nn.Module", "Write bind(module, params).")
+    if not isinstance(params, Mapping):
+        names = "Write {name: DTensor}, by the names of module.named_parameters()."
+        raise no_argument("params", params, "mapping of names", names)
     needed = [name for name, _ in module.named_parameters()]
     known = [*needed, *(name for name, _ in module.named_buffers())]
     missing = [name for name in needed if name not in params]

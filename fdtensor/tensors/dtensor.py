@@ -25,7 +25,7 @@ from fdtensor.runtime.comm import Comm, Value
 from fdtensor.runtime.cotangents import collecting
 from fdtensor.runtime.interpreter import run
 from fdtensor.tensors.owed import Collecting, Owed, StandIn, at_hand
-from fdtensor.tensors.refusals import refuse_many, unchanging
+from fdtensor.tensors.refusals import refuse_many, refuse_no_cotangents, unchanging
 from fdtensor.tensors.tensor_like import TensorLike
 from fdtensor.tensors.torch_transforms import ToldByTorch
 
@@ -208,6 +208,7 @@ class DTensor(Generic[Value], _LikeTensor, metaclass=ToldByTorch):  # type: igno
         """
         whole = self.type.cotangent()
         if gradient is not None:
+            refuse_no_cotangents("gradient", [gradient], DTensor)
             cotangents = self.comm.leaves(gradient.redistribute(whole).local)
         elif self.type.numel == 1:
             cotangents = [torch.ones_like(leaf) for leaf in self.comm.leaves(self.local)]

@@ -301,7 +301,8 @@ def _block_norms(blocks: Sequence[torch.Tensor], p: float) -> list[torch.Tensor]
 
 def _factor(norm: torch.Tensor, max_norm: float) -> torch.Tensor:
     """The factor of gradients with this norm, as torch computes it."""
-    if not isinstance(max_norm, (int, float, torch.Tensor)):
+    many = isinstance(max_norm, torch.Tensor) and max_norm.numel() != 1
+    if many or not isinstance(max_norm, (int, float, torch.Tensor)):
         raise FdtensorError(
             f"max_norm={max_norm!r} is no number.",
             hint="Give the largest norm: max_norm=1.0.",

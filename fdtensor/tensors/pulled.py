@@ -10,7 +10,7 @@ import torch
 
 from fdtensor.layouts.errors import FdtensorError
 from fdtensor.tensors.owed import Collecting, Owed, at_hand
-from fdtensor.tensors.refusals import refuse_many
+from fdtensor.tensors.refusals import refuse_many, refuse_no_cotangents
 
 __all__ = ["filled", "grad_of", "pulled"]
 
@@ -97,7 +97,9 @@ def grad_of(
             hint="Write fd.vmap around the way back of fd.vjp.",
         )
     ends = [outputs] if _is_one(outputs) else list(outputs)
-    given = [grad_outputs] if grad_outputs is None or _is_one(grad_outputs) else [*grad_outputs]
+    several = isinstance(grad_outputs, (list, tuple))
+    given = [*grad_outputs] if several else [grad_outputs]
+    refuse_no_cotangents("grad_outputs", [x for x in given if x is not None], ends[0].__class__)
     given += [None] * (len(ends) - len(given))
     cotangents = [_one(x) if ct is None else ct for x, ct in zip(ends, given, strict=True)]
     named = inputs if isinstance(inputs, Mapping) else None

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from fdtensor.layouts.callsite import user_line
 from fdtensor.layouts.errors import NotTorchError
+from fdtensor.layouts.expected import no_argument
 from fdtensor.layouts.torch_private import OpOverload, OpOverloadPacket, schema_of
 from fdtensor.tensors.torch_transforms import INSTEAD, asked_by_a_transform
 
@@ -19,6 +20,7 @@ __all__ = [
     "lacked",
     "refuse_device",
     "refuse_many",
+    "refuse_no_cotangents",
     "refuse_no_dims",
     "refuse_write",
     "refuse_writing",
@@ -131,6 +133,14 @@ def refuse_many(x: Any) -> NotTorchError:
         "Write x.full() for all of them, (x == y).all() for a condition, x is not None for None.",
         {"x": x},
     )
+
+
+def refuse_no_cotangents(name: str, given: Any, kind: type) -> None:
+    """Raises `ArgumentError` for cotangents of which one is no DTensor, this `kind`."""
+    for x in given:
+        if not isinstance(x, kind):
+            hint = "Give one like the result: distribute(tensor, x.layout, x.comm)."
+            raise no_argument(name, x, "DTensor", hint)
 
 
 def refuse_no_dims(x: Any) -> NotTorchError:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fdtensor.layouts.expected import whole_number
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.tree import flatten, unflatten
@@ -85,6 +86,7 @@ def jacrev(
             [2., 0., 0., 0.],
             [3., 0., 0., 0.]])
     """
+    _check_chunk(chunk_size)
     options = {"argnums": argnums, "has_aux": has_aux, "chunk_size": chunk_size}
     return Transformed(func, torch.func.jacrev, **options)
 
@@ -138,8 +140,16 @@ def vmap(
     tensor([[0.0000, 0.3333, 0.6667],
             [0.2500, 0.3333, 0.4167]])
     """
+    _check_chunk(chunk_size)
     options = {"in_dims": in_dims, "out_dims": out_dims, "randomness": randomness}
     return Transformed(func, _vmap, chunk_size=chunk_size, spmd_axis_name=spmd_axis_name, **options)
+
+
+def _check_chunk(size: object) -> None:
+    """Raises for what is no number of entries: torch would compare a DTensor with numbers."""
+    if size is not None:
+        hint = "Write how many entries run at once, 1 or more, or None for all of them."
+        whole_number("chunk_size", size, "number of entries", hint)
 
 
 def _vmap(

@@ -14,6 +14,7 @@ from fdtensor.ops.transparent import recording
 from fdtensor.tensors.calls.inlined import as_records, as_tensors
 from fdtensor.tensors.dtensor import DTensor, is_dtensor
 from fdtensor.tensors.pulled import filled, pulled
+from fdtensor.tensors.refusals import refuse_no_cotangents
 from fdtensor.tensors.transforms import Transformed, lifted
 
 __all__ = ["vjp"]
@@ -55,6 +56,7 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
                 cotangents=structure,
                 hint="Give a DTensor for each result.",
             )
+        refuse_no_cotangents("cotangents", own, DTensor)
         again = torch.is_grad_enabled() and any(x.requires_grad for x in (*own, *records))
         starts = [x for x in tracked if is_dtensor(x)]
         grads = iter(filled(starts, pulled(ends, own, starts, again=again)))

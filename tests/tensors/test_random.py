@@ -343,7 +343,11 @@ REFUSED = [
     ("uniform(7, 3)", "7 is not a key.", "Make one: random.key(seed); a seed is an int."),
     ("normal(zeros(3).long(), 3)", "a tensor of shape (3,) and torch.int64 is not a key.", MAKE),
     ("dropout(zeros(2), ones(3))", "a tensor of shape (2,) and torch.float32 is not a key.", MAKE),
-    ("split(k, -1)", "a key cannot be split into -1.", "Pass how many keys you need, an int."),
+    (
+        "split(k, -1)",
+        "a key cannot be split into num=-1.",
+        "Pass how many keys you need, an int below 2**31.",
+    ),
     ("fold_in(k, -1)", "-1 cannot be folded into a key.", "Pass an int from 0 to 2**32 - 1."),
     (
         "fold_in(k, arange(2)[1])",

@@ -109,9 +109,10 @@ def split(key: AnyKey, num: int = 2) -> Any:
     """
     words = words_of(key)
     count = natural(num)
-    if count is None:
+    if count is None or count >> 31:
         raise FdtensorError(
-            f"a key cannot be split into {num!r}.", hint="Pass how many keys you need, an int."
+            f"a key cannot be split into num={num!r}.",
+            hint="Pass how many keys you need, an int below 2**31.",
         )
     if isinstance(key, Key):
         return tuple([Key(*hash_ints((key.high, key.low), 0, i)) for i in range(count)])

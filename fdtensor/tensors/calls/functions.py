@@ -11,6 +11,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from fdtensor.programs.options import Options
+from fdtensor.programs.recording import refuse_no_function
 from fdtensor.tensors.calls.function import Spmd
 from fdtensor.tensors.calls.kept import CACHED
 from fdtensor.tensors.calls.weakly import OWN
@@ -32,7 +33,11 @@ class MadeOf:
     def of(self, fn: Callable[..., Any]) -> dict[Any, Any]:
         """What is made of this one, to be filled."""
         table: Any = self._of_users if fn.__class__ in OWN else self._others
-        known = table.get(fn)
+        try:
+            known = table.get(fn)
+        except TypeError:  # of what has no hash nothing is kept
+            refuse_no_function(fn)
+            return {}
         if known is None:
             if len(table) >= CACHED:
                 del table[next(iter(table))]

@@ -10,6 +10,7 @@ import optree
 import torch
 
 from fdtensor.layouts.errors import FdtensorError, ValueTreeError
+from fdtensor.layouts.expected import no_argument
 from fdtensor.layouts.tree import broadcast_prefix, flatten, mismatches, unflatten
 from fdtensor.layouts.words import first_sentence, near, shown
 from fdtensor.tensors.optim.special import special_of
@@ -33,7 +34,19 @@ def defaults_of(kind: Kind) -> dict[str, Any]:
 
 def plain(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options without tensors: those of one element as Python numbers."""
-    leaves, spec = flatten(dict(options), is_leaf=lambda x: x is None)
+    if not isinstance(options, Mapping):
+        hint = "Write Optimizer(torch.optim.AdamW, {'lr': 1e-3})."
+        raise no_argument("options", options, "mapping of options by name", hint)
+    return {name: _plain(name, option) for name, option in options.items()}
+
+
+def _plain(name: str, option: Any) -> Any:
+    """An option without tensors."""
+    leaves, spec = flatten(option, is_leaf=lambda x: x is None)
+    for x in leaves:
+        if isinstance(x, torch.Tensor) and x.numel() != 1:
+            hint = "Give a Python number, a tensor of one element, or a pytree of them."
+            raise no_argument(name, x, "single number", hint)
     return unflatten(spec, [x.item() if isinstance(x, torch.Tensor) else x for x in leaves])
 
 
@@ -72,7 +85,7 @@ def checked(kind: Kind, options: Mapping[str, Any]) -> None:
     for chosen in _combinations(options, defaults):
         try:
             built(kind, chosen, torch.zeros(2, 2))
-        except (ValueError, TypeError, RuntimeError) as error:
+        except (ValueError, TypeError, RuntimeError, IndexError) as error:
             text = ", ".join(f"{n}={v!r}" for n, v in chosen.items())
             raise FdtensorError(
                 f"{name}({text}) cannot be: {first_sentence(error)}.",

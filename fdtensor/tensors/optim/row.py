@@ -92,7 +92,11 @@ class Row:
 
 
 def _is_zero(value: Any) -> bool:
-    return not isinstance(value, (torch.Tensor, DTensor)) and value == 0
+    return isinstance(value, (int, float)) and value == 0
+
+
+def _has_many(value: Any) -> bool:
+    return isinstance(value, DTensor) and value.type.numel != 1
 
 
 def settled(about: str, rows: Sequence[Row]) -> list[Row]:
@@ -122,28 +126,28 @@ def _moved(rows: Sequence[Row]) -> list[Row]:
 def _with_numbers(rows: Sequence[Row]) -> list[Row]:
     known: dict[Any, DTensor[Any]] = {}
 
-    def on(value: Any, param: DTensor[Any]) -> DTensor[Any]:
-        tensor = isinstance(value, (torch.Tensor, DTensor))
-        key = id(value) if tensor else value, param.mesh
+    def on(name: str, value: Any, param: DTensor[Any]) -> DTensor[Any]:
+        key = value if isinstance(value, (int, float)) else id(value), param.mesh
         if key not in known:
-            known[key] = _everywhere(value, param)
+            known[key] = _everywhere(name, value, param)
         return known[key]
 
     return [
-        attrs.evolve(row, numbers={n: on(v, row.param) for n, v in row.numbers.items()})
+        attrs.evolve(row, numbers={n: on(n, v, row.param) for n, v in row.numbers.items()})
         for row in rows
     ]
 
 
-def _everywhere(value: Any, param: DTensor[Any]) -> DTensor[Any]:
+def _everywhere(name: str, value: Any, param: DTensor[Any]) -> DTensor[Any]:
     """A number on every rank of the mesh of a parameter."""
-    if isinstance(value, DTensor):
+    is_one = value.numel() == 1 if isinstance(value, torch.Tensor) else not _has_many(value)
+    if isinstance(value, DTensor) and is_one:
         return value
     comm = param.comm
     device = comm.device or comm.leaves(param.local)[0].device
-    if not isinstance(value, (torch.Tensor, int, float)):
+    if not isinstance(value, (torch.Tensor, int, float)) or not is_one:
         raise FdtensorError(
-            f"{shown(value)} is no number that changes from step to step.",
+            f"{name}={shown(value)} is no number that changes from step to step.",
             hint="Give a Python number or a tensor of one element, as in lr=1e-3.",
         )
     if not isinstance(value, torch.Tensor):
