@@ -11,6 +11,7 @@ from torch.export.graph_signature import OutputKind
 from torch.export.passes import move_to_device_pass
 
 from fdtensor.layouts.errors import MeshError
+from fdtensor.layouts.expected import no_argument
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Replicate
@@ -66,6 +67,9 @@ def tensor_parallel(
     >>> {name: list(block.shape) for name, block in ours.state_dict.items()}
     {'0.weight': [4, 4], '0.bias': [4], '2.weight': [4, 4], '2.bias': [4]}
     """
+    if not isinstance(exported_program, ExportedProgram):
+        hint = "Write torch.export.export(model, args)."
+        raise no_argument("exported_program", exported_program, "ExportedProgram", hint)
     axes = axes_of(mesh, axis)
     is_this_rank = rank is None
     rank = _this(mesh) if rank is None else rank

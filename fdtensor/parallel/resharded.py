@@ -24,6 +24,7 @@ from fdtensor.layouts.signatures import named_arguments
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.torch_private import forward_hooks, transforms_active
 from fdtensor.layouts.tree import flatten
+from fdtensor.layouts.words import shown
 from fdtensor.ops.transparent import recording
 from fdtensor.parallel.kept import Kept, kept_block, kept_whole, type_of_blocks, unpacked
 from fdtensor.programs.options import EVERY_CALL
@@ -74,8 +75,7 @@ def input_reshard(
             mesh=comm.mesh,
             hint="Name the axis whose ranks hold the same activations.",
         )
-    if not isinstance(module, torch.nn.Module):
-        raise LayoutError(f"{module!r} is not a torch.nn.Module.", hint="Wrap it in a module.")
+    _check_module(module)
     if dim is None:
         return module
     if not isinstance(dim, int) or isinstance(dim, bool):
@@ -99,6 +99,7 @@ def remove_input_reshard(module: M) -> M:
     >>> fd.parallel.remove_input_reshard(model) is model
     True
     """
+    _check_module(module)
     by_number, facts_by_number = forward_hooks(module)
     for hooks in by_number:
         for number, hook in [*hooks.items()]:
@@ -107,6 +108,13 @@ def remove_input_reshard(module: M) -> M:
                 for facts in facts_by_number:
                     facts.pop(number, None)
     return module
+
+
+def _check_module(module: object) -> None:
+    if not isinstance(module, torch.nn.Module):
+        raise LayoutError(
+            f"module={shown(module)} is not a torch.nn.Module.", hint="Wrap it in a module."
+        )
 
 
 @attrs.define(eq=False)

@@ -20,6 +20,7 @@ import attrs
 
 from fdtensor.layouts.errors import LayoutError, MeshError, TraceError
 from fdtensor.layouts.expected import no_mesh
+from fdtensor.layouts.kinds import is_list, is_tuple
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Partial, Placement, Replicate
 from fdtensor.layouts.record import natural
@@ -190,7 +191,7 @@ def axes_of(mesh: Mesh, axis: str | Sequence[str] | None) -> tuple[str, ...]:
                 hint=f"Pass axis={mesh.axes[-1]!r}, or another of them.",
             )
         return ("tp",) if "tp" in mesh.axes else mesh.axes
-    axes = (axis,) if isinstance(axis, str) else tuple(axis)
+    axes: tuple[Any, ...] = tuple(axis) if is_list(axis) or is_tuple(axis) else (axis,)
     for name in axes:
         if name not in mesh.axes:
             raise MeshError(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from typing import Any
 
 import torch
 
 from fdtensor.layouts.errors import CommError, TraceError
+from fdtensor.layouts.expected import no_argument
+from fdtensor.layouts.kinds import is_iterable
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.signatures import named_arguments
 from fdtensor.layouts.tensor_type import TensorType
@@ -124,7 +126,7 @@ class Pipeline:
         self, params: Sequence[Any], x: Any, target: Any, *, cost: CostModel | None = None
     ) -> Planned:
         """The programs, plans and times of a step, for DTensors or types."""
-        trees = ([*params], x, target)
+        trees = _trees(params, x, target)
         known = (leaf for leaf in flatten(trees, is_leaf=is_dtensor)[0] if is_dtensor(leaf))
         first = next(known, None)  # a call then finds what was planned here
         device = None if first is None else first.comm.device
@@ -132,7 +134,7 @@ class Pipeline:
 
     def __call__(self, params: Sequence[Any], x: Any, target: Any) -> tuple[list[Any], Any]:
         """The gradients of `params`, and the loss."""
-        trees = ([*params], x, target)
+        trees = _trees(params, x, target)
         comm = _comm_of(trees)
         try:
             plans = self._planned(trees, comm.cost, comm.device)
@@ -165,7 +167,11 @@ class Pipeline:
         plans = self.known.get(key)
         if plans is None:
             how = self.functions, self.meshes, self.schedule, trees, self.options
-            plans = self.known[key] = planned(*how, cost, device or "cpu")
+            try:
+                plans = self.known[key] = planned(*how, cost, device or "cpu")
+            except (AttributeError, TypeError):
+                _refuse_no_batch(x=trees[1], target=trees[2])
+                raise
             if len(self.known) > KEPT:
                 gone = id(self.known.pop(next(iter(self.known))))
                 self.prepared = {k: p for k, p in self.prepared.items() if k[0] != gone}
@@ -193,6 +199,23 @@ class Pipeline:
         places = iter(range(len(leaves)))
         grads = [known.get(next(places)) if isinstance(x, DTensor) else None for x in leaves]
         return unflatten(spec, grads)
+
+
+def _trees(params: Any, x: Any, target: Any) -> tuple[Any, Any, Any]:
+    """The arguments of a step, params as a list."""
+    try:
+        return [*params], x, target
+    except TypeError:
+        hint = "Give a list with a pytree of DTensors for each stage, {} for one without."
+        raise no_argument("params", params, "list of pytrees", hint) from None
+
+
+def _refuse_no_batch(**trees: Any) -> None:
+    """Raises `ArgumentError` for a part of the batch without a DTensor, where stages fail on it."""
+    for name, tree in trees.items():
+        if all(type_of(x) is None for x in flatten(tree, is_leaf=is_dtensor)[0]):
+            hint = "Write step(params, x, target), with what the stages and the loss compute with."
+            raise no_argument(name, tree, "pytree of DTensors", hint) from None
 
 
 def _takes_part(mesh: Mesh, comm: Any) -> bool:
@@ -229,11 +252,15 @@ def _comm_of(trees: Any) -> Any:
 
 
 def _refuse(stages: Sequence[Any], loss: object, meshes: Sequence[Any]) -> None:
+    hint = "Write pipeline([f0, f1], loss, meshes=[m0, m1], microbatches=8)."
+    for name, given, kind in (("stages", stages, "functions"), ("meshes", meshes, "meshes")):
+        if not (isinstance(given, Sized) and is_iterable(given)):
+            raise no_argument(name, given, f"list of {kind}", hint)
     wrong = [f for f in (*stages, loss) if not callable(f)]
     if not stages or wrong:
         raise TraceError(
             f"{shown(wrong[0]) if wrong else 'an empty list'} is no stage of a pipeline.",
-            hint="Write pipeline([f0, f1], loss, meshes=[m0, m1], microbatches=8).",
+            hint=hint,
         )
     others = [mesh for mesh in meshes if not isinstance(mesh, Mesh)]
     if others or len(meshes) != len(stages):

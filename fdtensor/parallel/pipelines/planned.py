@@ -15,7 +15,7 @@ from fdtensor.layouts.display import display
 from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
-from fdtensor.layouts.placement import Cut, Placement, Replicate, Shard
+from fdtensor.layouts.placement import Cut, Placement, Ragged, Replicate, Shard, Spans
 from fdtensor.layouts.progress import working
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten, unflatten
@@ -146,6 +146,12 @@ def _part_of(leaf: Any, parts: int) -> Any:
         raise TraceError(
             f"a batch of {type} cannot be split into {parts} parts of one size.",
             hint="Let dim 0 of each tensor of x and target be a multiple of microbatches.",
+        )
+    if any(isinstance(p, (Ragged, Spans)) and not p.dim for p in type.layout.placements):
+        raise TraceError(
+            f"a pipeline does not split a batch in ragged shards, as {type} is.",
+            layout=type.layout,
+            hint="Redistribute x and target to even shards before: x.redistribute(layout).",
         )
     return attrs.evolve(type, shape=(type.shape[0] // parts, *type.shape[1:]))
 

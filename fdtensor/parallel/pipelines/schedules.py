@@ -25,6 +25,9 @@ Kind = Literal["F", "B", "W"]
 
 Named = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
 
+MOST_PARTS = 2**16
+"""Into so many parts a batch is split at most: a schedule lists what is done for each."""
+
 
 @attrs.frozen(order=True)
 class Action:
@@ -147,10 +150,11 @@ def _refuse(name: object, places: Sequence[int], parts: int) -> None:
             hint=f"{near(name, get_args(Named))}Write schedule= one of "
             f"{', '.join(map(repr, get_args(Named)))}.",
         )
-    if not isinstance(parts, int) or isinstance(parts, bool) or parts < 1:
+    if not isinstance(parts, int) or isinstance(parts, bool) or not 1 <= parts <= MOST_PARTS:
         raise TraceError(
             f"microbatches={parts!r} is no number of parts of a batch.",
-            hint="Write a whole number, 1 or more; four for each stage keep the bubble small.",
+            hint=f"Write a whole number, 1 to {MOST_PARTS}; four for each stage keep the bubble "
+            "small.",
         )
     count = 1 + max(places)
     if list(places) != [i % count for i in range(len(places))]:
