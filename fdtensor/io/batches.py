@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 
 from fdtensor.io.rows import Rows
 from fdtensor.layouts.errors import LayoutError
-from fdtensor.layouts.expected import no_layout
+from fdtensor.layouts.expected import no_argument, no_layout, whole_number
 from fdtensor.layouts.kinds import is_iterable
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.signatures import named_arguments
@@ -55,8 +55,12 @@ class Batches:
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Goes on from where another one was, on any number of ranks."""
-        self.epoch, self.position = int(state["epoch"]), int(state["position"])
-        self.seed = int(state["seed"])
+        try:
+            epoch, position, seed = [int(state[name]) for name in self.state_dict()]
+        except (TypeError, LookupError, ValueError, RuntimeError):
+            hint = "Pass what state_dict() gives: an int for epoch, position and seed."
+            raise no_argument("state", state, "state of batches", hint) from None
+        self.epoch, self.position, self.seed = epoch, position, seed
 
     def __iter__(self) -> Iterator[Any]:
         given = self._from_rows if _has_rows(self.source) else self._from_whole
@@ -138,6 +142,9 @@ def shard_batches(
             f"{type(loader).__name__} is no iterable of batches.",
             hint="Give a DataLoader, or any iterable of pytrees of tensors.",
         )
+    ends = "Write an int, from -2**63 to 2**64 - 1."
+    seed = whole_number("seed", seed, "seed", ends, -(2**63), 2**64 - 1)
+    prefetch = whole_number("prefetch", prefetch, "number of batches", "Write 0 or more.", 0)
     return Batches(loader, layout, comm, seed, prefetch)
 
 

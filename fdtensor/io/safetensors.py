@@ -18,7 +18,7 @@ from fdtensor.io.checkpoint.fresh import Fresh
 from fdtensor.io.checkpoint.headers import DTYPES, Header, headers, opened
 from fdtensor.io.checkpoint.names import Leaf, named
 from fdtensor.io.checkpoint.request import Request, request
-from fdtensor.io.checkpoint.stored import Contents, Stored
+from fdtensor.io.checkpoint.stored import Contents, Stored, checked_path
 from fdtensor.io.checkpoint.sums import KEY, Sums
 from fdtensor.io.checkpoint.together import relayed, together
 from fdtensor.io.checkpoint.write import sync_directory
@@ -119,8 +119,8 @@ def save_safetensors(tree: Any, path: Any, comm: Comm[Any], *, overwrite: bool =
     i64[4]
     """
     about = "save_safetensors"
+    leaves = together(about, comm, lambda: _checked(tree, Path(checked_path(path)), overwrite))
     target = Path(path)
-    leaves = together(about, comm, lambda: _checked(tree, target, overwrite))
     files = _shared_out(leaves, target, comm)
     facts = [(leaf.name, str(_kind(leaf.value))) for leaf in leaves]
     comm.agree(about, digest_of(f"{facts} {files}"), [comm.mesh], None)

@@ -140,7 +140,7 @@ def opened(file: Path) -> Iterator[Any]:
 def _files(path: Any) -> tuple[list[Path], dict[str, Path]]:
     """The files, each once, and the file of each name where there is an index."""
     if isinstance(path, (list, tuple)):
-        return [Path(file) for file in dict.fromkeys(path)], {}
+        return [Path(file) for file in dict.fromkeys(map(checked_path, path))], {}
     place = Path(checked_path(path))
     if place.is_dir():
         indices = sorted(place.glob("*.safetensors.index.json"))

@@ -18,7 +18,7 @@ from fdtensor.io.checkpoint.read import read
 from fdtensor.io.checkpoint.request import Request, request
 from fdtensor.io.checkpoint.stored import checked_path
 from fdtensor.io.checkpoint.together import together
-from fdtensor.io.pickles import Objects
+from fdtensor.io.pickles import Objects, check_objects
 from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.signatures import named_arguments
 from fdtensor.runtime.comm import Comm, inside, refuse_no_comm
@@ -60,7 +60,10 @@ def load_checkpoint(
     refuse_no_comm(comm)
     settled(comm)
     prepared = together(
-        "load_checkpoint", comm, lambda: _prepared(path, like, comm, strict), _Prepared.same
+        "load_checkpoint",
+        comm,
+        lambda: _prepared(path, like, comm, strict, objects),
+        _Prepared.same,
     )
     wanted, fresh = prepared.wanted, prepared.fresh
     if isinstance(path, StorageReader):
@@ -91,8 +94,9 @@ class _Prepared:
         return f"load_checkpoint {self.folder and self.folder.digest}"
 
 
-def _prepared(path: Any, like: Any, comm: Comm[Any], strict: bool) -> _Prepared:
+def _prepared(path: Any, like: Any, comm: Comm[Any], strict: bool, objects: Objects) -> _Prepared:
     """The request, checked against the files before memory is taken."""
+    check_objects(objects)
     folder = None if isinstance(path, StorageReader) else folder_at(checked_path(path))
     listed = reader_catalog(path)[1] if folder is None else folder.catalog
     wanted = request(like, listed.contents, comm, strict, "the checkpoint")

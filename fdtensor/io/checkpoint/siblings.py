@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fdtensor.io.checkpoint.folder import METADATA, folder_at, saved_at
+from fdtensor.io.checkpoint.stored import checked_path
 from fdtensor.io.checkpoint.together import relayed
 from fdtensor.layouts.errors import CheckpointError
 from fdtensor.runtime.comm import Comm
@@ -33,6 +34,7 @@ def latest_checkpoint(folder: str | os.PathLike[str], comm: Comm[Any] | None = N
     ...     print(fd.io.latest_checkpoint(folder).name)
     step_3
     """
+    checked_path(folder, "folder")
     if comm is None:
         return _latest(Path(folder))
     what = f"the checkpoints in {str(folder)!r} cannot be looked at"

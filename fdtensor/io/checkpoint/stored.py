@@ -64,11 +64,11 @@ class Contents(Mapping[str, Stored | None]):
         return "\n".join([*lines, f"{len(self)} {entries}, {bytes_text(nbytes)} of tensors"])
 
 
-def checked_path(path: Any) -> Any:
-    """A path; raises `CheckpointError` for what is none."""
+def checked_path(path: Any, name: str = "path") -> Any:
+    """A path, the argument of this name; raises `CheckpointError` for what is none."""
     if not isinstance(path, (str, os.PathLike)):
         raise CheckpointError(
-            f"{shown(path)} is no path.",
+            f"{name}={shown(path)} is no path.",
             hint="Pass the path of a directory, as a str or a pathlib.Path.",
         )
     return path

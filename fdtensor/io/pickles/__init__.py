@@ -14,6 +14,6 @@ code, and keeps account of memory, so that none can ask for much more than its o
 from fdtensor.io.pickles.archive import Archive
 from fdtensor.io.pickles.machine import Known, Names
 from fdtensor.io.pickles.opcodes import unpickled
-from fdtensor.io.pickles.values import Objects, value_of
+from fdtensor.io.pickles.values import Objects, check_objects, value_of
 
-__all__ = ["Archive", "Known", "Names", "Objects", "unpickled", "value_of"]
+__all__ = ["Archive", "Known", "Names", "Objects", "check_objects", "unpickled", "value_of"]

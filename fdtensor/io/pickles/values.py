@@ -14,8 +14,10 @@ import torch
 from fdtensor.io.pickles.archive import Archive
 from fdtensor.io.pickles.machine import Known, Names, check_key, name_of
 from fdtensor.io.pickles.opcodes import unpickled
+from fdtensor.layouts.expected import no_argument
+from fdtensor.layouts.kinds import is_iterable
 
-__all__ = ["DTYPES", "Objects", "size_of", "value_of"]
+__all__ = ["DTYPES", "Objects", "check_objects", "size_of", "value_of"]
 
 Objects = Sequence[Callable[..., Any]]
 """Types, and functions that make objects, that files may name: they run with what the file says."""
@@ -41,6 +43,15 @@ _STORAGES = {
     "ComplexDouble": torch.complex128,
     "ComplexFloat": torch.complex64,
 }
+
+
+def check_objects(objects: object) -> None:
+    """Raises `ArgumentError` for what are no types, nor functions that have a name."""
+    given = objects if is_iterable(objects) else [objects]
+    for thing in given:
+        if not (callable(thing) and hasattr(thing, "__qualname__")):
+            hint = "Write objects=(Thing,), with the classes that files may make values of."
+            raise no_argument("objects", objects, "tuple of types", hint)
 
 
 def value_of(

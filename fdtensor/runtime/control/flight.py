@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from fdtensor.layouts.errors import CommError
+from fdtensor.layouts.expected import check_path
 from fdtensor.plans.fused import Fused
 from fdtensor.plans.planner import Plan
 from fdtensor.programs.program import Program
+from fdtensor.runtime.comm import refuse_no_comm
 from fdtensor.runtime.control.ledger import KEPT, Ledger
 from fdtensor.runtime.control.places import line_of
 from fdtensor.runtime.control.posts import Ran, described
@@ -92,6 +94,8 @@ def dump_calls(comm: Any, folder: str | os.PathLike[str]) -> Path:
     ...     print(ranks.run(calls, folder))
     ['rank0.json', 'rank1.json']
     """
+    refuse_no_comm(comm)
+    check_path("folder", folder)
     if comm.rank is None:
         raise CommError(
             "simulated ranks share a process, and keep no calls.",
