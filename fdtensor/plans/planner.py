@@ -13,15 +13,15 @@ from fdtensor.layouts.dtypes import dtype_name
 from fdtensor.layouts.errors import FdtensorError, PlanError
 from fdtensor.layouts.json_fields import Malformed, parsed, shown
 from fdtensor.layouts.layout import Layout
-from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.record import Record
 from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.arguments import check_ends, check_prices
 from fdtensor.plans.bound import least_total, lower_bound
+from fdtensor.plans.budget import some_ranks, within
 from fdtensor.plans.check import check_steps
-from fdtensor.plans.collectives import ReduceExchange, Step, by_exchange, by_meetings, is_local
+from fdtensor.plans.collectives import Step, is_local
 from fdtensor.plans.cost import NCCL, CostModel, seconds
 from fdtensor.plans.json import decode, encode
 from fdtensor.plans.memory import peak_at
@@ -239,7 +239,7 @@ def _plan(src: object, dst: object, cost: CostModel, max_bytes: int | None) -> P
     if best.total_bytes and best.total_bytes > best.least_total_bytes:
         plans += [Plan(src, dst, steps, cost) for steps in by_owners(src, dst)]
     best = _best(plans)
-    return best if max_bytes is None else _within(best, max_bytes)
+    return best if max_bytes is None else within(best, max_bytes)
 
 
 def by_layouts(src: TensorType, dst: TensorType, cost: CostModel) -> Plan:
@@ -253,55 +253,10 @@ def _best(plans: Sequence[Plan]) -> Plan:
     return min(plans, key=lambda p: (p.total_bytes, p.seconds, len(p.steps)))
 
 
-def _within(found: Plan, max_bytes: int) -> Plan:
-    """The plan itself, or the same exchanges in as many pieces as the budget asks for."""
-    if found.peak_bytes <= max_bytes:
-        return found
-    longest, pieces = max([1, *found.src.shape]), 1
-    # cut once, what was contiguous may need a buffer; beyond that more pieces never hold more
-    least = min(p.peak_bytes for p in (found, _in_pieces(found, 1), _in_pieces(found, longest)))
-    while least <= max_bytes:
-        cut = _in_pieces(found, pieces)
-        if cut.peak_bytes <= max_bytes:
-            return cut
-        pieces = min(2 * pieces, longest)
-    raise PlanError(
-        f"no plan fits in {max_bytes} bytes per rank: the least is {least}.",
-        src=found.src,
-        dst=found.dst,
-        source=f"{max(found.src.local_nbytes(r) for r in _some(found.src.mesh))} bytes",
-        destination=f"{max(found.dst.local_nbytes(r) for r in _some(found.dst.mesh))} bytes",
-        hint=f"Pass max_bytes={least} or more, or choose layouts with smaller blocks.",
-    )
-
-
-def _in_pieces(found: Plan, pieces: int) -> Plan:
-    """The plan by exchanges of so many rounds."""
-    return attrs.evolve(found, steps=tuple([_step_in_pieces(s, pieces) for s in found.steps]))
-
-
-def _step_in_pieces(step: Step, pieces: int) -> Step:
-    if is_local(step):
-        return step
-    owners = isinstance(step.collective, ReduceExchange)
-    return (by_meetings if owners else by_exchange)(step.src, step.dst, pieces=pieces)
-
-
-def _some(mesh: Mesh) -> Sequence[int]:
-    """All ranks of a mesh, or of a large one those at the ends of its axes, who hold the most."""
-    if mesh.size <= 1024:
-        return mesh.ranks
-    corners = [sorted({0, 1 % n, n // 2, n - 1}) for n in mesh.sizes]
-    coords: list[tuple[int, ...]] = [()]
-    for indices in corners:
-        coords = [(*c, i) for c in coords for i in indices][:4096]
-    return [mesh.rank_at(c) for c in coords]
-
-
 @remembered(4096)
 def _peak(found: Plan) -> int:
     meshes = {found.src.mesh: None, found.dst.mesh: None}
-    ranks = {rank for mesh in meshes for rank in _some(mesh)}
+    ranks = {rank for mesh in meshes for rank in some_ranks(mesh)}
     return max(found.peak_bytes_at(rank) for rank in ranks)
 
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from fdtensor import Mesh, TensorType, plan
 from fdtensor.errors import PlanError
 from fdtensor.plans.boxes import contiguous
+from fdtensor.plans.budget import in_pieces
 from fdtensor.plans.collectives.buffers import most_buffered
 from fdtensor.plans.collectives.exchange import by_exchange
 from fdtensor.plans.collectives.rounds import piece
-from fdtensor.plans.planner import _in_pieces
 from fdtensor.plans.routes import Message, Route, route
 from fdtensor.testing.strategies import redistributions
 
@@ -75,7 +75,7 @@ def test_beyond_one_round_more_of_them_never_hold_more(pair):
     found = plan(*pair)
     longest = max([1, *found.src.shape])
     counts = [1, *(2**i for i in range(1, longest.bit_length()) if 2**i < longest), longest]
-    peaks = [_in_pieces(found, pieces).peak_bytes for pieces in counts]
+    peaks = [in_pieces(found, pieces).peak_bytes for pieces in counts]
     assert peaks[1:] == sorted(peaks[1:], reverse=True)
     least = min(found.peak_bytes, *peaks)
     assert plan(*pair, max_bytes=least).peak_bytes <= least
