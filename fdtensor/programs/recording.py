@@ -165,6 +165,10 @@ def _told(
                 hint="Call the function itself: what is traced writes to nothing anyhow.",
             ) from error
         raise _failure(f, spec, types, error) from error
+    except AssertionError as error:  # of the user, unless torch asserts that it gets its tensors
+        if INSIDE not in str(error):
+            raise
+        raise _failure(f, spec, types, error) from error
 
 
 def _failure(
@@ -175,12 +179,21 @@ def _failure(
 ) -> TraceError:
     """The error for a function that fails on full tensors of these types."""
     facts = {name: t for name, t in zip(_names(spec), types, strict=True) if t is not None}
-    text = first_sentence(error)
+    text, line = first_sentence(error), _line_of(error)
+    if INSIDE in str(error):
+        return TraceError(
+            f"{name_of(f)} gives a DTensor to a function of torch that takes its tensors alone.",
+            **facts,
+            line=line,
+            hint="Where torch.cond or while_loop stands in f, write fd.spmd(torch.func.grad(f)), "
+            "in which f gets tensors of torch, and not fd.func.grad(f).",
+        )
     return TraceError(
         f"{name_of(f)} fails on these types: {text}.",
         **facts,
-        line=_line_of(error),
+        line=line,
         hint=_misspelled(text)
+        or _hooked(text)
         or "It gets full tensors of these shapes; see the error above for where it fails.",
     )
 
@@ -232,6 +245,16 @@ def _misspelled(text: str) -> str:
     return f"{meant}It is an option of spmd, call and trace, and no argument." if meant else ""
 
 
+def _hooked(text: str) -> str:
+    """A hint for `checkpoint` in a derivative of torch.func, which does not take its hooks."""
+    if "saved tensor hooks" not in text:
+        return ""
+    return (
+        "torch.utils.checkpoint stands where the loss calls backward(), or in torch.autograd.grad: "
+        "write it so inside of the traced function."
+    )
+
+
 def _plain_inside(f: Callable[..., Any], error: AttributeError) -> TraceError:
     """The error for a function that takes its arguments for DTensors."""
     return TraceError(
@@ -241,6 +264,9 @@ def _plain_inside(f: Callable[..., Any], error: AttributeError) -> TraceError:
         "layout inside, out_layouts those of results; redistribute and full() come outside.",
     )
 
+
+INSIDE = "inside of a traced function)"
+"""How a DTensor that stands for a full tensor is printed."""
 
 OF_RECORDS = ("comm", "full", "local", "mesh", "plan_to", "redistribute", "to_local")
 """What a DTensor has, and no tensor of torch."""

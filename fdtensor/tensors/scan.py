@@ -38,8 +38,9 @@ def scan(
     In a traced function it is a loop: the lines of `f` are there once, its layouts are chosen once,
     and what all steps read alike is moved before them. The program takes as long to trace as one
     step. Derivatives are loops too; they read the values that forward steps have kept, or compute
-    those again that `torch.utils.checkpoint` in `f` does not keep. Functions that draw random
-    numbers have lines for each step.
+    those again that `torch.utils.checkpoint` in `f` does not keep, where a loss calls `backward()`
+    (the transforms of `torch.func` do not take its hooks). Functions that draw random numbers have
+    lines for each step.
 
     Raises `TraceError` where a step gives another type of carry than it takes.
 

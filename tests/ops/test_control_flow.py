@@ -4,9 +4,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch._higher_order_ops import associative_scan, scan
+from torch._higher_order_ops import associative_scan, scan, while_loop
 from torch._higher_order_ops import map as torch_map
+from torch.utils.checkpoint import checkpoint
 
+import fdtensor as fd
 from fdtensor import DTensor, Mesh, SimulatedComm, TensorType, distribute, spmd, trace
 from fdtensor.errors import FallbackWarning, IndexRangeError, TraceError
 
@@ -312,3 +314,35 @@ def test_an_associative_scan():
         lambda x: x.cumprod(0).sum(),
     )
     same(*map(torch.func.grad, both[:1]), x, of=torch.func.grad(both[1]))
+
+
+# --- what takes tensors of torch alone -------------------------------------------------------
+
+
+@pytest.mark.parametrize("transform", [fd.func.grad, fd.func.vmap], ids=["grad", "vmap"])
+def test_a_dtensor_given_to_cond_is_told_how_to_write_it(transform):
+    def by_sign(x):
+        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)).sum()
+
+    def by_count(x):
+        step = lambda i, x: (i + 1, 2 * x)  # noqa: E731
+        count = torch.tensor(0)
+        return while_loop(lambda i, x: i < 3, step, (count, x))[1].sum()
+
+    x = on_mesh(torch.arange(8.0).view(2, 4), MESH.layout("x"))
+    for f in (by_sign, by_count):
+        with pytest.raises(TraceError, match="gives a DTensor to a function of torch") as told:
+            transform(f)(x)
+        assert "fd.spmd(torch.func.grad(f))" in str(told.value)
+    same(torch.func.grad(by_sign), x, of=torch.cos)
+
+
+def test_checkpoint_in_a_derivative_of_torch_func_is_told_how_to_write_it():
+    def f(x):
+        return checkpoint(torch.sin, x, use_reentrant=False).sum()
+
+    x = on_mesh(torch.arange(8.0), MESH.layout("x"))
+    with pytest.raises(TraceError, match="saved tensor hooks") as told:
+        spmd(torch.func.grad(f))(x)
+    assert "backward()" in str(told.value)
+    same(lambda x: torch.autograd.grad(f(x.requires_grad_()), x)[0], x)
