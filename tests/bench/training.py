@@ -2,7 +2,7 @@
 
 The same model, text, optimizer and clipping on 4 gloo processes: data parallel beside
 `DistributedDataParallel`, sharded state beside `fully_shard`, Megatron beside DTensor's styles, and
-both together. Steps run in turns; their losses are compared.
+both together. Steps run in turns; their losses are compared, and the most bytes that each holds.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import accumulate
 from statistics import median
 from typing import Any
 
@@ -27,6 +28,7 @@ from torch.distributed.tensor.parallel import (
     RowwiseParallel,
     parallelize_module,
 )
+from torch.profiler import ProfilerActivity
 
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.plans.cost import GLOO
@@ -69,6 +71,9 @@ class Trained:
     apart: float
     """Between the losses and those of one process, at most."""
     torchs_apart: float
+    peak: int
+    """The most bytes that tensors of rank 0 hold, as the allocator counts them."""
+    torchs_peak: int
 
 
 @attrs.frozen
@@ -86,7 +91,10 @@ def measure(pool: GlooPool, effort: Effort, tick: Callable[..., None] = lambda *
         trained: list[Trained] = []
         for mesh in effort.meshes:
             tick(str(mesh), 0)
-            trained.append(pool.run(_timed, folder, mesh, effort, wanted, timeout=1200)[0])
+            times = pool.run(_timed, folder, mesh, effort, wanted, timeout=1200)[0]
+            trained.append(
+                Trained(*times, *pool.run(_peaks, folder, mesh, effort, timeout=1200)[0])
+            )
             tick(str(mesh), 1)
     return Found(tuple(trained))
 
@@ -112,8 +120,8 @@ def _job(folder: str, effort: Effort) -> Job:
     return Job(model, AdamW(warmup=4), effort.calls, effort.batch)
 
 
-def _timed(folder: str, mesh: Mesh, effort: Effort, wanted: list[float]) -> Trained:
-    """Steps of both on this rank, in turns."""
+def _timed(folder: str, mesh: Mesh, effort: Effort, wanted: list[float]) -> tuple[Any, ...]:
+    """Steps of both on this rank, in turns: the fields of `Trained` up to the peaks."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     job = _job(folder, effort)
@@ -133,7 +141,37 @@ def _timed(folder: str, mesh: Mesh, effort: Effort, wanted: list[float]) -> Trai
             spent[i].append(time.perf_counter() - start)
     rates = [effort.batch * effort.length / median(times[1:]) for times in spent]
     apart = [max(abs(a - b) for a, b in zip(found, wanted, strict=True)) for found in losses]
-    return Trained(repr(mesh), *rates, first, *apart)
+    return repr(mesh), *rates, first, *apart
+
+
+PEAK_STEPS = 3
+"""The steps in which the most bytes are looked for; moments are there from the first one on."""
+
+
+def _peaks(folder: str, mesh: Mesh, effort: Effort) -> tuple[int, int]:
+    """The most bytes of both on this rank, one after the other."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    job = _job(folder, effort)
+    return (
+        _most_allocated(lambda: steps(job, FuncolComm(mesh, cost=GLOO))),
+        _most_allocated(lambda: _torchs(folder, mesh, job)),
+    )
+
+
+def _most_allocated(start: Callable[[], Iterator[Any]]) -> int:
+    """The most bytes that are allocated at once from the start of a training on.
+
+    By the records of the allocator, which has those of C++ too, such as buckets of gradients; the
+    size of a process depends on what malloc gives back.
+    """
+    with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profile:
+        for _ in zip(range(PEAK_STEPS), start(), strict=False):
+            pass
+    assert profile.profiler is not None
+    records = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    records.sort(key=lambda e: e.start_ns())
+    return max(accumulate(e.nbytes() for e in records))
 
 
 # --- torch's ways --------------------------------------------------------------------------------
@@ -227,7 +265,17 @@ def _clip(grads: list[torch.Tensor], limit: float) -> None:
 def show(console: Console, found: Found) -> None:
     """Prints a table."""
     table = Table(title="a Llama, tokens a second on 4 gloo processes")
-    for column in ("mesh", "torch", "fdtensor", "ratio", "first step", "apart", "torch's"):
+    for column in (
+        "mesh",
+        "torch",
+        "fdtensor",
+        "ratio",
+        "first step",
+        "peak",
+        "torch's",
+        "apart",
+        "torch's",
+    ):
         table.add_column(column, justify="left" if column == "mesh" else "right")
     for row in found.trained:
         table.add_row(
@@ -236,6 +284,8 @@ def show(console: Console, found: Found) -> None:
             f"{row.own:,.0f}",
             f"{row.own / row.torchs:.2f}",
             f"{row.first:.1f} s",
+            f"{row.peak / 2**20:.0f} MiB",
+            f"{row.torchs_peak / 2**20:.0f} MiB",
             f"{row.apart:.1e}",
             f"{row.torchs_apart:.1e}",
         )
