@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fdtensor.layouts.torch_private import packet_name
 from fdtensor.ops.graph import Call, Var
 
 __all__ = ["lost_writes"]
@@ -25,6 +26,12 @@ def lost_writes(
         results = [v for v in call.outs if v is not None]
         writers.update({written[v]: call for v in results if v in written})
         if not call.outs or not needed.isdisjoint(results):
-            needed.update(call.ins)
+            needed.update(() if _reads_types_alone(call) else call.ins)
     lost = sorted(i for end, i in written.items() if end not in needed and i in writers)
     return {i: writers[i] for i in lost}
+
+
+def _reads_types_alone(call: Call) -> bool:
+    """Whether a call, as that of `zeros_like` or `new_ones`, has its operands for their types."""
+    name = packet_name(call.op)
+    return name.startswith("new_") or name.endswith("_like")

@@ -7,6 +7,7 @@ both together. Steps run in turns; their losses are compared, and the most bytes
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 import warnings
@@ -165,6 +166,7 @@ def _most_allocated(start: Callable[[], Iterator[Any]]) -> int:
     By the records of the allocator, which has those of C++ too, such as buckets of gradients; the
     size of a process depends on what malloc gives back.
     """
+    os.environ["KINETO_LOG_LEVEL"] = "99"  # it tells of each start and stop
     with torch.profiler.profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profile:
         for _ in zip(range(PEAK_STEPS), start(), strict=False):
             pass

@@ -613,6 +613,8 @@ def normalized(x, mean, var):
         (lambda x: x[:2].zero_(), (X,), None),
         (lambda x: x[:2].zero_().sum() * 0 + 1, (X,), None),
         (lambda x, y: (x.copy_(y), y)[1], (X, X), "argument 0"),
+        (lambda x: torch.zeros_like(x.zero_()), (X,), "argument 0"),
+        (lambda x: x.add_(1).new_ones(3), (X,), "argument 0"),
     ],
 )
 @pytest.mark.parametrize("way", [call, lambda f, *args: spmd(f)(*args)])
