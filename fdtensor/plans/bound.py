@@ -8,6 +8,7 @@ from math import prod
 from fdtensor.layouts.blocks import length, whole
 from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.plans.collectives import scalable
 from fdtensor.plans.counts import axes_of, constant, most, summed, table, to_receive
 from fdtensor.plans.meetings import few_enough, received_and_sent
 from fdtensor.plans.movement import movement
@@ -31,7 +32,10 @@ def lower_bound(src: TensorType, dst: TensorType) -> int:
 
 @remembered(4096)
 def least_total(src: TensorType, dst: TensorType) -> int:
-    """The bytes that all ranks together must receive, whatever the plan.
+    """The bytes that all ranks together must receive where the terms of an element meet at a rank.
+
+    No plan that makes no new terms receives fewer. Terms that stay where they are, and of which
+    only the names of the axes change, are taken to meet.
 
     An element with t pending terms that k wanters want needs t + k - 1 transfers, one less if a
     wanter holds a term. A wanter is a rank, or all ranks that share new pending terms, one of which
@@ -70,11 +74,11 @@ def _is_movement(a: NormalType, b: NormalType) -> bool:
 
 
 def _kept(a: NormalType, b: NormalType, axis: int) -> bool:
-    """Whether an axis may keep its pending terms: sums may become averages in place."""
+    """Whether an axis may keep its pending terms, as sums that become averages in place do."""
     if a.mesh is not b.mesh or axis not in a.partial or axis not in b.partial:
         return False
     ops = {a.type.layout.placements[axis], b.type.layout.placements[axis]}
-    return len(ops) == 1 or {str(op) for op in ops} == {"P(sum)", "P(avg)"}
+    return len(ops) == 1 or scalable(a.type, b.type)
 
 
 def _reduced(a: NormalType, b: NormalType) -> list[int]:

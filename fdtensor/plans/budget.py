@@ -9,7 +9,7 @@ import attrs
 
 from fdtensor.layouts.errors import PlanError
 from fdtensor.layouts.mesh import Mesh
-from fdtensor.plans.collectives import ReduceExchange, Step, by_exchange, by_meetings, is_local
+from fdtensor.plans.collectives import by_exchange, is_local
 
 if TYPE_CHECKING:
     from fdtensor.plans.planner import Plan
@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 __all__ = ["in_pieces", "some_ranks", "within"]
 
 
-def within(found: Plan, max_bytes: int) -> Plan:
-    """The plan itself, or the same exchanges in as many pieces as the budget asks for."""
+def within(found: Plan, max_bytes: int, other: int) -> Plan:
+    """The plan itself, or the same steps as exchanges in as many pieces as the budget asks for.
+
+    Raises `PlanError`, which tells the least budget: this one's, or the peak of the `other` plan.
+    """
     if found.peak_bytes <= max_bytes:
         return found
     longest, pieces = max([1, *found.src.shape]), 1
@@ -29,6 +32,7 @@ def within(found: Plan, max_bytes: int) -> Plan:
         if cut.peak_bytes <= max_bytes:
             return cut
         pieces = min(2 * pieces, longest)
+    least = min(least, other)
     raise PlanError(
         f"no plan fits in {max_bytes} bytes per rank: the least is {least}.",
         src=found.src,
@@ -41,14 +45,8 @@ def within(found: Plan, max_bytes: int) -> Plan:
 
 def in_pieces(found: Plan, pieces: int) -> Plan:
     """The plan by exchanges of so many rounds."""
-    return attrs.evolve(found, steps=tuple([_step_in_pieces(s, pieces) for s in found.steps]))
-
-
-def _step_in_pieces(step: Step, pieces: int) -> Step:
-    if is_local(step):
-        return step
-    owners = isinstance(step.collective, ReduceExchange)
-    return (by_meetings if owners else by_exchange)(step.src, step.dst, pieces=pieces)
+    steps = [s if is_local(s) else by_exchange(s.src, s.dst, pieces=pieces) for s in found.steps]
+    return attrs.evolve(found, steps=tuple(steps))
 
 
 def some_ranks(mesh: Mesh) -> Sequence[int]:

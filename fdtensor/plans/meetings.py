@@ -29,12 +29,11 @@ __all__ = [
     "meetings",
     "received_and_sent",
     "reduced_axes",
-    "share",
     "talking_axes",
 ]
 
 MAX_TALKING = 64
-"""The most ranks that meet: beyond, fewer messages are worth more bytes."""
+"""The most ranks among which bytes are worth more than messages."""
 
 MAX_RANKS = 4096
 """The most ranks of a mesh for which all pieces are listed."""
@@ -225,7 +224,7 @@ def _reducing(piece: _Piece, load: Counter[int]) -> Iterator[Meeting]:
     holders = {rank for ranks in piece.terms for rank in ranks}
     wanting = dict.fromkeys(rank for ranks in piece.wanted for rank in ranks)
     owners = [rank for rank in wanting if rank in holders] or list(wanting)
-    for box in shares(piece.box, len(owners)):
+    for box in _shares(piece.box, len(owners)):
         owner = _least(owners, load)
         senders = [owner if owner in ranks else _least(ranks, load) for ranks in piece.terms]
         (places,) = [ranks for ranks in piece.wanted if owner in ranks]
@@ -237,7 +236,7 @@ def _moving(piece: _Piece, load: Counter[int]) -> Iterator[Meeting]:
     (holders,) = piece.terms
     places = min(piece.wanted, key=lambda ranks: sum(rank not in holders for rank in ranks))
     for rank in places:
-        for box in (piece.box,) if rank in holders else shares(piece.box, len(holders)):
+        for box in (piece.box,) if rank in holders else _shares(piece.box, len(holders)):
             sender = rank if rank in holders else _least(holders, load)
             yield _counted(Meeting(box, (sender,), rank, (rank,)), load)
 
@@ -255,15 +254,11 @@ def _counted(meeting: Meeting, load: Counter[int]) -> Meeting:
     return meeting
 
 
-def shares(box: Box, count: int) -> list[Box]:
+def _shares(box: Box, count: int) -> Iterator[Box]:
     """The box in at most so many parts along its longest dim."""
-    count = min(count, max(map(length, box)))
-    return [share(box, i, count) for i in range(count)]
-
-
-def share(box: Box, index: int, count: int) -> Box:
-    """Part `index`, of `count`, of a box along its longest dim; it may be empty."""
     d = max(range(len(box)), key=lambda d: length(box[d]))
     size = length(box[d])
-    part = select(box[d], size * index // count, size * (index + 1) // count)
-    return (*box[:d], part, *box[d + 1 :])
+    count = min(count, size)
+    for i in range(count):
+        part = select(box[d], size * i // count, size * (i + 1) // count)
+        yield (*box[:d], part, *box[d + 1 :])

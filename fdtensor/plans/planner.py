@@ -94,7 +94,7 @@ class Plan(Record):
 
     @property
     def least_total_bytes(self) -> int:
-        """The bytes that all ranks together must receive: `total_bytes` cannot be below it."""
+        """The fewest bytes that all ranks together receive if an element's terms meet at a rank."""
         return least_total(self.src, self.dst)
 
     @property
@@ -190,11 +190,12 @@ def plan(
     """The plan that receives the fewest bytes from `src` to `dst`, on the same mesh or another.
 
     Among plans with the same bytes, the one that takes the least time by `cost` (by default that
-    of NCCL, where named collectives are best). All ranks together receive `least_total_bytes`. Only
-    where pending terms are reduced and more than 64 ranks talk, fewer messages are worth more
-    bytes: ranks along axes that neither type uses do not help, and terms meet where layouts say.
+    of NCCL, where named collectives are best). All ranks together receive `least_total_bytes`, but
+    where pending terms are reduced and time is worth more than bytes: of a 0-d tensor, and where
+    more than 64 ranks talk, or a mesh has more than 4096. Then each term goes to the ranks that
+    layouts of the mesh let reduce it, and ranks along axes that neither type uses do not help.
     `max_bytes` bounds what any rank holds at once, its source and destination block counted:
-    messages are then cut into pieces as needed.
+    messages are then cut into pieces as needed, of steps from layout to layout.
     Raises `PlanError` where shape or dtype differ, or where `max_bytes` is too little.
 
     >>> mesh = Mesh(x=2)
@@ -234,16 +235,26 @@ def _plan(src: object, dst: object, cost: CostModel, max_bytes: int | None) -> P
             dst=dst,
             hint="Spans are what a line of a program reads: move what they were made from.",
         )
-    best = by_layouts(src, dst, cost)
-    plans = [best]
-    if best.total_bytes and best.total_bytes > best.least_total_bytes:
-        plans += [Plan(src, dst, steps, cost) for steps in by_owners(src, dst)]
-    best = _best(plans)
-    return best if max_bytes is None else within(best, max_bytes)
+    found = by_layouts(src, dst, cost)
+    best = _by_owners(found) or found
+    if max_bytes is None or best.peak_bytes <= max_bytes:
+        return best
+    return within(found, max_bytes, other=best.peak_bytes)
+
+
+def _by_owners(found: Plan) -> Plan | None:
+    """The plan by owners of no layout where it is better: a number is worth no more time."""
+    if not found.total_bytes or found.total_bytes == found.least_total_bytes:
+        return None
+    steps = by_owners(found.src, found.dst)
+    other = None if steps is None else Plan(found.src, found.dst, steps, found.cost)
+    if other is None or other.total_bytes >= found.total_bytes:
+        return None
+    return other if found.src.shape or other.seconds <= found.seconds else None
 
 
 def by_layouts(src: TensorType, dst: TensorType, cost: CostModel) -> Plan:
-    """The best plan of which each step ends in a layout: terms meet where one says."""
+    """The best plan in which terms are reduced by the ranks that hold a block of some layout."""
     return _best([Plan(src, dst, steps, cost) for steps in candidates(src, dst, cost)])
 
 

@@ -29,16 +29,13 @@ from fdtensor.plans.collectives import (
 )
 from fdtensor.plans.cost import CostModel, seconds
 from fdtensor.plans.counts import most, to_receive
-from fdtensor.plans.meetings import few_enough
+from fdtensor.plans.meetings import MAX_TALKING, few_enough
 from fdtensor.plans.movement import Movement, movement
 from fdtensor.plans.normal_type import normalized
 from fdtensor.plans.owners import cut_like, owners
 from fdtensor.plans.transitions import named
 
 __all__ = ["by_owners", "candidates", "same_everywhere"]
-
-MAX_OWNERS = 64
-"""Owners are spread over axes that neither type uses while at most so many ranks talk."""
 
 Steps = tuple[Step, ...]
 
@@ -56,15 +53,19 @@ def candidates(src: TensorType, dst: TensorType, cost: CostModel) -> Iterator[St
                 yield _between(src, dst, (*steps, *finish))
 
 
-def by_owners(src: TensorType, dst: TensorType) -> Iterator[Steps]:
-    """The way whose terms meet at owners that follow no layout, where it is open.
+def by_owners(src: TensorType, dst: TensorType) -> Steps | None:
+    """The way whose terms meet at owners that follow no layout; None where there are too many.
 
-    It receives the fewest bytes that are possible, by two all-to-alls.
+    It receives `least_total` bytes, by two all-to-alls.
     """
     plain_src, plain_dst = _plain(src), _plain(dst)
-    middle, finish = _unscaled(plain_src, plain_dst, _scaled(plain_src, plain_dst))
-    if src.numel and plain_src is not plain_dst and few_enough(plain_src, middle):
-        yield _between(src, dst, (by_meetings(plain_src, middle), *finish))
+    before, after = plain_src.layout.partial, plain_dst.layout.partial
+    # terms that are added have the op of all others, so beside them nothing is scaled
+    scaled = _scaled(plain_src, plain_dst) if after.keys() <= before.keys() else []
+    middle, finish = _unscaled(plain_src, plain_dst, scaled)
+    if not few_enough(plain_src, middle):
+        return None
+    return _between(src, dst, (by_meetings(plain_src, middle), *finish))
 
 
 def same_everywhere(src: TensorType, dst: TensorType) -> bool:
@@ -190,7 +191,7 @@ def _reducing(src: TensorType, dst: TensorType, cost: CostModel) -> Iterator[Ste
     if owned is not dst:  # two terms for two ranks: each may as well reduce for itself
         yield _one(src, dst, cost)
     spread = owners(moves, spread=True)
-    if spread is not owned and prod(dst.mesh.sizes[i] for i in moves.dst.free) <= MAX_OWNERS:
+    if spread is not owned and prod(dst.mesh.sizes[i] for i in moves.dst.free) <= MAX_TALKING:
         yield (*_one(src, spread, cost), *_moving(spread, dst, cost))
     if moves.same_mesh:
         sliced = _sliced(src, dst)

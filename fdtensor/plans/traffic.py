@@ -36,7 +36,7 @@ def received_at(step: Step, rank: int) -> int:
 
 
 def sent(step: Step) -> Count:
-    """The bytes each rank that sends does, as an array that broadcasts over their mesh."""
+    """The bytes that each rank sends, as an array over the mesh of those that send."""
     return step.collective.sent(step)
 
 

@@ -117,10 +117,8 @@ def cases(draw, world, dtype=None) -> Case:
 def forced(found: Plan, way: str, pieces: int) -> Plan:
     """The same plan with every collective as an exchange of this way."""
     steps = [
-        by_meetings(step.src, step.dst, pieces)
-        if isinstance(step.collective, ReduceExchange)
-        else step
-        if is_local(step)
+        step
+        if is_local(step) or isinstance(step.collective, ReduceExchange)
         else by_exchange(step.src, step.dst, way, pieces)
         for step in found.steps
     ]
@@ -296,7 +294,6 @@ def reductions(dtype: torch.dtype) -> list[Plan]:
             alone(ReduceScatter(("y", "x"), (0, 0), op), square, turned),
             *at_owners(dtype, op),
         ]
-        found += [forced(one, "all_to_all", 3) for one in at_owners(dtype, op)]
         scattered = alone(ReduceScatter(("y", "x"), (0, 0), op), square, turned)
         found += [forced(scattered, way, 3) for way in ("peer_to_peer", "all_to_all")]
     return found

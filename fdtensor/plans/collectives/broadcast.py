@@ -36,7 +36,7 @@ class Broadcast(Collective):
     @classmethod
     def between(cls, change: Change) -> Broadcast | None:
         src, dst = change.src, change.dst
-        whole = not dst.cut_axes and not dst.type.layout.partial and not src.type.layout.partial
+        whole = not dst.cut_axes and not dst.partial and not src.partial
         if src.mesh.size == 1 and dst.mesh.size > 2 and whole:
             return cls(src.mesh.order[0])
         return None

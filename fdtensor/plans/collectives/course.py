@@ -17,7 +17,7 @@ from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.boxes import Boxes, Part, Views, boxes_in, cut
 from fdtensor.plans.local_tensors import empty, flat, plain
-from fdtensor.plans.meetings import Meeting, meetings, share
+from fdtensor.plans.meetings import Meeting, meetings
 from fdtensor.plans.normal_type import normalized
 from fdtensor.plans.reductions import accumulate, divide, identity
 
@@ -78,11 +78,9 @@ def _by_peer(boxes: Boxes, mail: Parts) -> dict[int, int]:
 
 
 @remembered(8192)
-def share_of(
-    src_type: TensorType, dst_type: TensorType, rank: int, index: int = 0, pieces: int = 1
-) -> RankShare:
-    """The share of a rank in part `index`, of `pieces`, of all meetings between two types."""
-    met = _parts(meetings(src_type, dst_type), index, pieces)
+def share_of(src_type: TensorType, dst_type: TensorType, rank: int) -> RankShare:
+    """The share of a rank in all meetings between two types."""
+    met = meetings(src_type, dst_type)
     given = [m for m in met if rank in m.senders]
     owned = [m for m in met if rank == m.owner]
     wanted = [m for m in met if rank in m.places and rank != m.owner]
@@ -120,41 +118,22 @@ def _boxes(type: TensorType, rank: int, met: Sequence[Meeting]) -> Boxes:
     return boxes_in(pieces, type.local_shape(rank) or (1,))
 
 
-def _parts(met: Sequence[Meeting], index: int, pieces: int) -> Sequence[Meeting]:
-    if pieces == 1:
-        return met
-    parts = [attrs.evolve(m, box=share(m.box, index, pieces)) for m in met]
-    return [part for part in parts if part.numel]
-
-
 def course(
     src: TensorType,
     dst: TensorType,
     op: ReduceOp | None,
-    shares: Sequence[RankShare],
     rank: int,
     value: torch.Tensor | None,
     device: torch.device,
 ) -> Course:
-    """The course of one rank, share after share of it, with two times of mail each.
-
-    It gives `value`, None for a rank outside of the source.
-    """
-    block = None if value is None else flat(plain(value))
+    """The course of one rank, which gives `value`, None for a rank outside of the source."""
+    share = share_of(src, dst, rank)
+    olds = [] if value is None else cut(flat(plain(value)), share.source)
     out = _fresh(src, dst, rank, device if value is None else value.device)
-    for one in shares:
-        yield from _met(one, op, rank, block, flat(out))
-    return out
-
-
-def _met(
-    share: RankShare, op: ReduceOp | None, rank: int, block: torch.Tensor | None, out: torch.Tensor
-) -> Generator[Mail, Mapping[int, torch.Tensor], None]:
-    """The course of one share, from the old block into the new one."""
-    olds = [] if block is None else cut(block, share.source)
-    news = cut(out, share.target) if share.target.parts else []
+    news = cut(flat(out), share.target) if share.target.parts else []
     _add_up(share, op, rank, olds, news, (yield _mail(share.gives, share.source, olds)))
     _put(share, news, (yield _mail(share.sends, share.target, news)))
+    return out
 
 
 def _add_up(
@@ -167,6 +146,7 @@ def _add_up(
 ) -> None:
     """Puts the terms of each part that the rank owns into its place, in their order."""
     slots = {peer: iter(_unpacked(share.target, share.takes, arrived, peer)) for peer in arrived}
+    # the parts that it owns come first, those that it gets have no terms
     for views, part, terms in zip(news, share.target.parts, share.terms, strict=False):
         for k, (sender, number) in enumerate(terms):
             if sender == rank:
@@ -194,7 +174,7 @@ def ended(steps: Course, arrived: Mapping[int, torch.Tensor]) -> torch.Tensor:
         steps.send(arrived)
     except StopIteration as end:
         return end.value
-    raise AssertionError("mail is brought twice")
+    raise AssertionError("a course ends when mail has come twice")
 
 
 def _mail(mail: Parts, boxes: Boxes, views: Sequence[Views]) -> Mail:

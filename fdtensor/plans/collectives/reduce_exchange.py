@@ -24,7 +24,7 @@ from fdtensor.plans.collectives.base import (
     axes_fact,
     local_numel,
 )
-from fdtensor.plans.collectives.course import Course, Mail, RankShare, course, ended, share_of
+from fdtensor.plans.collectives.course import Course, Mail, course, ended, share_of
 from fdtensor.plans.collectives.exchange import members, taking_part
 from fdtensor.plans.counts import SMALL, Count
 from fdtensor.plans.meetings import busy_turns, received_and_sent, reduced_axes, talking_axes
@@ -37,7 +37,7 @@ __all__ = ["ReduceExchange", "by_meetings"]
 class ReduceExchange(Collective):
     """The terms of each piece meet at a rank that holds one and wants the sum, and go on from it.
 
-    `+[A B] +[C D]  ->  [A+C] [A+C B+D]`, any terms  ->  any blocks, also new terms
+    `any pending terms  ->  any blocks, or new pending terms`
 
     Two uneven all-to-alls. It receives the fewest bytes where owners that cut the destination as a
     layout can would not all hold a term.
@@ -52,14 +52,12 @@ class ReduceExchange(Collective):
 
     axes: Axes | None
     reduce_op: ReduceOp | None = None
-    pieces: int = 1
 
     name = "reduce_exchange"
 
     def facts(self) -> list[str]:
         op = [] if self.reduce_op is None else [f"reduce_op={self.reduce_op}"]
-        pieces = [f"pieces={self.pieces}"] if self.pieces > 1 else []
-        return [*axes_fact(self.axes or ()), *op, *pieces]
+        return [*axes_fact(self.axes or ()), *op]
 
     # --- bytes --------------------------------------------------------------------------------
 
@@ -89,7 +87,8 @@ class ReduceExchange(Collective):
         return self.axes
 
     def messages(self, step: Step) -> int:
-        return 2 * self.pieces * (len(taking_part((step,), step.src.mesh.order[0])) - 1)
+        turns = sum(busy_turns(step.src, step.dst))
+        return turns * (len(taking_part((step,), step.src.mesh.order[0])) - 1)
 
     def copied(self, step: Step, moved: int) -> int:
         return 2 * step.dst.local_nbytes(step.dst.mesh.order[0]) + 6 * moved
@@ -99,10 +98,7 @@ class ReduceExchange(Collective):
         return True
 
     def working_numel(self, step: Step, rank: int, owned: bool) -> int:
-        return local_numel(step.dst, rank) + max(s.buffered for s in self._shares(step, rank))
-
-    def _shares(self, step: Step, rank: int) -> list[RankShare]:
-        return [share_of(step.src, step.dst, rank, i, self.pieces) for i in range(self.pieces)]
+        return local_numel(step.dst, rank) + share_of(step.src, step.dst, rank).buffered
 
     # --- blocks -------------------------------------------------------------------------------
 
@@ -111,9 +107,8 @@ class ReduceExchange(Collective):
         courses = {r: self._course(step, r, blocks.get(r), device) for r in ranks}
         received: Counter[int] = Counter()
         arrived = _brought({rank: next(steps) for rank, steps in courses.items()}, received)
-        for _ in range(2 * self.pieces - 1):
-            mail = {rank: steps.send(arrived[rank]) for rank, steps in courses.items()}
-            arrived = _brought(mail, received)
+        mail = {rank: steps.send(arrived[rank]) for rank, steps in courses.items()}
+        arrived = _brought(mail, received)
         after = {rank: ended(steps, arrived[rank]) for rank, steps in courses.items()}
         return {rank: after[rank] for rank in step.dst.mesh.order}, received
 
@@ -123,19 +118,19 @@ class ReduceExchange(Collective):
         if not holds and not inside:
             return lambda value, owned: value
         bring = _by_all_to_all(world, taking_part((step,), rank), src.dtype)
-        shares, busy = self._shares(step, rank), busy_turns(src, dst)
-        expected = [n for s in shares for n in (s.takes_numel, s.gets_numel)]
+        share, (to_owners, onwards) = share_of(src, dst, rank), busy_turns(src, dst)
+        first, last = share.takes_numel, share.gets_numel
 
         def perform(value: torch.Tensor, owned: bool) -> torch.Tensor:
             del owned
             steps = self._course(step, rank, value if holds else None, world.device)
             mail, arrived = next(steps), {}
             unread: Sequence[torch.Tensor] = ()
-            for i, numel in enumerate(expected):
-                if i:
-                    mail, arrived = steps.send(arrived), {}  # freed before the next is packed
-                if busy[i % 2]:
-                    arrived, unread = bring(mail, numel, unread)
+            if to_owners:
+                arrived, unread = bring(mail, first, unread)
+            mail, arrived = steps.send(arrived), {}  # freed before the next is packed
+            if onwards:
+                arrived, unread = bring(mail, last, unread)
             out = ended(steps, arrived)
             # others wait for a call of which nothing comes here, so a record has to read it
             return torch.cat([out.reshape(-1), *unread]).view(out.shape) if unread else out
@@ -145,8 +140,7 @@ class ReduceExchange(Collective):
     def _course(
         self, step: Step, rank: int, value: torch.Tensor | None, device: torch.device
     ) -> Course:
-        shares = self._shares(step, rank)
-        return course(step.src, step.dst, self.reduce_op, shares, rank, value, device)
+        return course(step.src, step.dst, self.reduce_op, rank, value, device)
 
 
 def _brought(
@@ -162,11 +156,11 @@ def _brought(
     return arrived
 
 
-def by_meetings(src: TensorType, dst: TensorType, pieces: int = 1) -> Step:
+def by_meetings(src: TensorType, dst: TensorType) -> Step:
     """The step in which terms meet at owners, one by one; see `few_enough` for which types."""
     reduced = reduced_axes(src, dst)
     op = src.layout.partial[reduced[0]] if reduced else None
-    return Step(ReduceExchange(talking_axes(src, dst), op, pieces), src, dst)
+    return Step(ReduceExchange(talking_axes(src, dst), op), src, dst)
 
 
 @remembered(4096)
