@@ -7,7 +7,7 @@ import numpy as np
 import optree
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fdtensor.layouts.errors import FdtensorError, NotTorchError, ValueTreeError
@@ -25,6 +25,9 @@ from fdtensor.testing.values import full_tensor
 A = torch.arange(-6.0, 6.0, dtype=torch.float64).reshape(3, 4)
 B = torch.arange(12.0, dtype=torch.float64).reshape(3, 4).flip(1) - 3
 ANY = {"a": A, "b": B}
+
+few = settings(max_examples=settings.default.max_examples // 5)
+"""For laws that trace several programs an example."""
 
 BINARY = (
     *(operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod),
@@ -84,6 +87,7 @@ def test_operators_take_numbers_and_tensors_on_both_sides(pair, op, number, swap
     same(op(*(ours[::-1] if swapped else ours)), op(*(plain[::-1] if swapped else plain)))
 
 
+@few
 @given(sharded(ANY))
 def test_backward_is_that_of_one_process(pair):
     a, b = (x.detach().requires_grad_() for x in (pair["a"], pair["b"]))
@@ -95,6 +99,7 @@ def test_backward_is_that_of_one_process(pair):
     assert (a * b).detach().grad is None
 
 
+@few
 @given(sharded(ANY), sharded(ANY))
 def test_backward_takes_a_cotangent_in_any_layout(pair, others):
     a = pair["a"].detach().requires_grad_()
@@ -107,6 +112,7 @@ def test_backward_takes_a_cotangent_in_any_layout(pair, others):
     same(a.grad, 2 * A * wanted)
 
 
+@few
 @given(sharded(ANY), sharded(ANY))
 def test_gradients_by_autograd_are_those_of_one_process(pair, others):
     a, b = (x.detach().requires_grad_() for x in (pair["a"], pair["b"]))
