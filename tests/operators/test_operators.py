@@ -15,6 +15,7 @@ from tests.operators.axes import cuts_of
 from tests.operators.samples import entries
 from tests.operators.sweep import Extent, check_op
 from tests.operators.table import TABLE, header, row
+from tests.support.depth import times
 
 SEED = int(os.environ.get("FDTENSOR_SEED", "0"))
 SOME = sorted(random.Random(SEED).sample(sorted(entries()), 150))
@@ -40,7 +41,7 @@ def test_an_op_is_right_on_every_layout(name):
 @pytest.mark.parametrize("name", dict.fromkeys([*WITH_UNREAD_OPERANDS, *PARTS]))
 def test_some_outputs_of_an_op_are_right_without_the_others(name):
     """The whole of it is `python -m tests.operators --parts`."""
-    extent = attrs.evolve(EXTENT, parts=True, samples=3 if name in WITH_UNREAD_OPERANDS else 1)
+    extent = attrs.evolve(EXTENT, parts=True, samples=times(1, 3))
     wrong = [f"{text}: {r}" for text, r in check_op(name, extent) if r.kind in WRONG]
     assert not wrong, "\n".join(wrong[:3])
 
