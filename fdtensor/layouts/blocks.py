@@ -19,8 +19,10 @@ __all__ = [
     "intersect",
     "length",
     "locate",
+    "longest_dim",
     "merged",
     "select",
+    "share",
     "whole",
     "united",
 ]
@@ -43,6 +45,19 @@ def select(intervals: Intervals, start: int, stop: int) -> Intervals:
         first = intervals[0][0]
         return ((first + start, first + stop),) if start < stop else ()
     return _select_all(intervals, [(start, stop)])
+
+
+def longest_dim(box: Box) -> int:
+    """The first dim of which a box has the most indices."""
+    return max(range(len(box)), key=lambda d: length(box[d]))
+
+
+def share(box: Box, index: int, count: int) -> Box:
+    """Part `index`, of `count`, of a box: a share of its longest dim, perhaps empty."""
+    d = longest_dim(box)
+    size = length(box[d])
+    part = select(box[d], size * index // count, size * (index + 1) // count)
+    return (*box[:d], part, *box[d + 1 :])
 
 
 def _select_all(intervals: Intervals, ranges: Sequence[tuple[int, int]]) -> Intervals:

@@ -23,7 +23,7 @@ from fdtensor.layouts.mesh_fields import (
     links_of,
     listed,
     nested,
-    no_axes,
+    no_axis_names,
     no_coord,
     size_of,
 )
@@ -100,7 +100,7 @@ class Mesh(Record):
         try:
             names = (axes,) if isinstance(axes, str) else tuple(axes)
         except TypeError:
-            raise no_axes(axes) from None
+            raise no_axis_names(axes) from None
         levels = ranks.tolist() if hasattr(ranks, "tolist") else ranks
         sizes, flat = flattened(levels, levels)
         if len(names) != len(sizes):
@@ -234,7 +234,7 @@ class Mesh(Record):
             for axis in axes:
                 coords = [(*c, i) for c in coords for i in range(self.axis_size(axis))]
         except TypeError:
-            raise no_axes(axes) from None
+            raise no_axis_names(axes) from None
         return iter(coords)
 
     if TYPE_CHECKING:  # `layout.py` gives it

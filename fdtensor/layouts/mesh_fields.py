@@ -28,7 +28,7 @@ __all__ = [
     "links_of",
     "listed",
     "nested",
-    "no_axes",
+    "no_axis_names",
     "no_coord",
     "size_of",
 ]
@@ -70,7 +70,7 @@ def links_of(axes: Sequence[str], given: object) -> Links:
     return tuple([(axis, str(given[axis])) for axis in axes if axis in given])
 
 
-def no_axes(axes: object) -> MeshError:
+def no_axis_names(axes: object) -> MeshError:
     """The error for what is no list of names of axes."""
     return MeshError(
         f"axes={shown(axes)} names no mesh axes.", hint="Write a tuple of names: ('dp', 'tp')."

@@ -30,6 +30,7 @@ __all__ = [
     "most",
     "summed",
     "table",
+    "per_rank",
     "to_receive",
     "to_send",
 ]
@@ -189,6 +190,12 @@ def _owners(type: NormalType, d: int, units: int) -> dict[int, NDArray[np.int64]
         at = at // (size // parts) * step + at % step
         size //= count
     return owners
+
+
+def per_rank(mesh: Mesh, numbers: Sequence[int]) -> Count:
+    """An array over a mesh from the number of each rank, in their order."""
+    kind: Any = np.int64 if max(numbers) < SMALL else np.object_
+    return np.reshape(np.array(numbers, kind), mesh.sizes)
 
 
 @remembered(4096)

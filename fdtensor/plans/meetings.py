@@ -15,15 +15,18 @@ from math import prod
 
 import attrs
 
-from fdtensor.layouts.blocks import Box, Intervals, length, select, whole
+from fdtensor.layouts.blocks import Box, Intervals, length, longest_dim, share, whole
 from fdtensor.layouts.placement import Spans
 from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.plans.movement import common_axes
 from fdtensor.plans.normal_type import NormalType, normalized, overlaps
 
 __all__ = [
+    "MAX_RANKS",
     "MAX_TALKING",
     "Meeting",
+    "added_axes",
     "busy_turns",
     "few_enough",
     "meetings",
@@ -35,8 +38,8 @@ __all__ = [
 MAX_TALKING = 64
 """The most ranks among which bytes are worth more than messages."""
 
-MAX_RANKS = 4096
-"""The most ranks of a mesh for which all pieces are listed."""
+MAX_RANKS = 1024
+"""The most ranks of a mesh that are looked at one by one."""
 
 Fixed = Mapping[int, int]
 """The index along some axes."""
@@ -59,19 +62,22 @@ class Meeting:
         return prod(length(intervals) for intervals in self.box)
 
 
+def _transfers(meeting: Meeting) -> Iterator[tuple[int, int]]:
+    """The sender and the receiver each time that the piece goes from one rank to another."""
+    owner = meeting.owner
+    yield from ((rank, owner) for rank in meeting.senders if rank != owner)
+    yield from ((owner, rank) for rank in meeting.places if rank != owner)
+
+
 @remembered(4096)
 def received_and_sent(src: TensorType, dst: TensorType) -> tuple[Counter[int], Counter[int]]:
     """The elements that each rank receives, and that it sends."""
     received: Counter[int] = Counter()
     sent: Counter[int] = Counter()
     for meeting in meetings(src, dst):
-        owner, numel = meeting.owner, meeting.numel
-        for rank in meeting.senders:
-            sent[rank] += numel * (rank != owner)
-            received[owner] += numel * (rank != owner)
-        for rank in meeting.places:
-            sent[owner] += numel * (rank != owner)
-            received[rank] += numel * (rank != owner)
+        for sender, receiver in _transfers(meeting):
+            sent[sender] += meeting.numel
+            received[receiver] += meeting.numel
     return received, sent
 
 
@@ -79,10 +85,9 @@ def received_and_sent(src: TensorType, dst: TensorType) -> tuple[Counter[int], C
 def busy_turns(src: TensorType, dst: TensorType) -> tuple[bool, bool]:
     """Whether anything goes to owners, and whether anything goes on from them."""
     met = meetings(src, dst)
-    turns = [m.senders for m in met], [m.places for m in met]
-    return tuple(  # type: ignore[return-value]
-        any(rank != m.owner for m, ranks in zip(met, turn, strict=True) for rank in ranks)
-        for turn in turns
+    return (
+        any({*m.senders} != {m.owner} for m in met),
+        any({*m.places} != {m.owner} for m in met),
     )
 
 
@@ -139,17 +144,19 @@ def reduced_axes(src_type: TensorType, dst_type: TensorType) -> tuple[str, ...]:
     return tuple(src.mesh.axes[i] for i in src.partial if i not in kept)
 
 
+def added_axes(src_type: TensorType, dst_type: TensorType) -> tuple[str, ...]:
+    """The axes of the destination whose terms are new."""
+    dst = normalized(dst_type)
+    kept = _kept(normalized(src_type), dst)
+    return tuple(dst.mesh.axes[i] for i in dst.partial if i not in kept)
+
+
 def _still(src: NormalType, dst: NormalType) -> list[int]:
     """The axes of one mesh along which nothing moves: outer cuts of both, terms that stay."""
     if src.mesh is not dst.mesh:
         return []
-    still = _kept(src, dst)
-    for before, after in zip(src.cuts, dst.cuts, strict=True):
-        for a, b in zip(before, after, strict=False):  # as many as both have
-            if a != b:
-                break
-            still.append(a[0])
-    return still
+    outer = [axis for common in map(common_axes, src.cuts, dst.cuts) for axis in common]
+    return [*_kept(src, dst), *outer]
 
 
 def _kept(src: NormalType, dst: NormalType) -> list[int]:
@@ -246,19 +253,13 @@ def _least(ranks: Sequence[int], load: Counter[int]) -> int:
 
 
 def _counted(meeting: Meeting, load: Counter[int]) -> Meeting:
-    for ranks in (meeting.senders, meeting.places):
-        for rank in ranks:
-            if rank != meeting.owner:
-                load[rank] += meeting.numel
-                load[meeting.owner] += meeting.numel
+    for pair in _transfers(meeting):
+        for rank in pair:
+            load[rank] += meeting.numel
     return meeting
 
 
-def _shares(box: Box, count: int) -> Iterator[Box]:
+def _shares(box: Box, count: int) -> list[Box]:
     """The box in at most so many parts along its longest dim."""
-    d = max(range(len(box)), key=lambda d: length(box[d]))
-    size = length(box[d])
-    count = min(count, size)
-    for i in range(count):
-        part = select(box[d], size * i // count, size * (i + 1) // count)
-        yield (*box[:d], part, *box[d + 1 :])
+    count = min(count, length(box[longest_dim(box)]))
+    return [share(box, i, count) for i in range(count)]

@@ -14,12 +14,12 @@ from math import prod
 import attrs
 
 from fdtensor.layouts.layout import Layout
-from fdtensor.layouts.placement import Cut, Shard, Spans
+from fdtensor.layouts.placement import Shard, Spans
 from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.plans.normal_type import NormalType, dim_to_cut, normalized
+from fdtensor.plans.normal_type import Cuts, NormalType, dim_to_cut, normalized
 
-__all__ = ["Movement", "movement"]
+__all__ = ["Movement", "common_axes", "movement"]
 
 
 @attrs.frozen(eq=False)
@@ -84,7 +84,7 @@ def _paired_on_one_mesh(
     pairs = [(a, a) for a in src.free if a in dst.free or _sliced(src, dst, a)]
     kept = set(src.partial) & set(dst.partial)
     pairs += [(a, a) for a in sorted(kept)]
-    outer = {a for common in map(_common, src.cuts, dst.cuts) for a in common}
+    outer = {a for common in map(common_axes, src.cuts, dst.cuts) for a in common}
     placements = src.type.layout.placements
     # blocks that overlap are paired, else several ranks would send the same
     pairs += [(a, a) for a in sorted(outer) if isinstance(placements[a], Spans)]
@@ -127,7 +127,7 @@ def _sliced(src: NormalType, dst: NormalType, axis: int) -> bool:
     )
 
 
-def _common(src: Sequence[tuple[int, int, Cut]], dst: Sequence[tuple[int, int, Cut]]) -> list[int]:
+def common_axes(src: Cuts, dst: Cuts) -> list[int]:
     """The axes of the outer cuts that both have."""
     axes: list[int] = []
     for a, b in zip(src, dst, strict=False):  # as many as both have

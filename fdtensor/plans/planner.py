@@ -190,10 +190,10 @@ def plan(
     """The plan that receives the fewest bytes from `src` to `dst`, on the same mesh or another.
 
     Among plans with the same bytes, the one that takes the least time by `cost` (by default that
-    of NCCL, where named collectives are best). All ranks together receive `least_total_bytes`, but
-    where pending terms are reduced and time is worth more than bytes: of a 0-d tensor, and where
-    more than 64 ranks talk, or a mesh has more than 4096. Then each term goes to the ranks that
-    layouts of the mesh let reduce it, and ranks along axes that neither type uses do not help.
+    of NCCL, where named collectives are best). All ranks together receive `least_total_bytes`,
+    unless pending terms are reduced where bytes are not all that counts: in a 0-d tensor, where
+    more than 64 ranks talk, on a mesh of more than 1024, and where sums become averages beside new
+    terms. Then terms meet at owners of a layout, without ranks that neither type uses.
     `max_bytes` bounds what any rank holds at once, its source and destination block counted:
     messages are then cut into pieces as needed, of steps from layout to layout.
     Raises `PlanError` where shape or dtype differ, or where `max_bytes` is too little.
@@ -235,22 +235,22 @@ def _plan(src: object, dst: object, cost: CostModel, max_bytes: int | None) -> P
             dst=dst,
             hint="Spans are what a line of a program reads: move what they were made from.",
         )
-    found = by_layouts(src, dst, cost)
-    best = _by_owners(found) or found
+    plain = by_layouts(src, dst, cost)
+    best = _by_owners(plain) or plain
     if max_bytes is None or best.peak_bytes <= max_bytes:
         return best
-    return within(found, max_bytes, other=best.peak_bytes)
+    return within(plain, max_bytes, other=best.peak_bytes)
 
 
-def _by_owners(found: Plan) -> Plan | None:
-    """The plan by owners of no layout where it is better: a number is worth no more time."""
-    if not found.total_bytes or found.total_bytes == found.least_total_bytes:
+def _by_owners(plain: Plan) -> Plan | None:
+    """The plan by owners of no layout, where that receives less; a number may not take longer."""
+    if plain.total_bytes in (0, plain.least_total_bytes):
         return None
-    steps = by_owners(found.src, found.dst)
-    other = None if steps is None else Plan(found.src, found.dst, steps, found.cost)
-    if other is None or other.total_bytes >= found.total_bytes:
+    steps = by_owners(plain.src, plain.dst)
+    other = None if steps is None else Plan(plain.src, plain.dst, steps, plain.cost)
+    if other is None or other.total_bytes >= plain.total_bytes:
         return None
-    return other if found.src.shape or other.seconds <= found.seconds else None
+    return other if plain.src.shape or other.seconds <= plain.seconds else None
 
 
 def by_layouts(src: TensorType, dst: TensorType, cost: CostModel) -> Plan:

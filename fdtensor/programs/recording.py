@@ -165,8 +165,8 @@ def _told(
                 hint="Call the function itself: what is traced writes to nothing anyhow.",
             ) from error
         raise _failure(f, spec, types, error) from error
-    except AssertionError as error:  # of the user, unless torch asserts that it gets its tensors
-        if INSIDE not in str(error):
+    except AssertionError as error:
+        if not _of_control_flow(error):
             raise
         raise _failure(f, spec, types, error) from error
 
@@ -180,7 +180,7 @@ def _failure(
     """The error for a function that fails on full tensors of these types."""
     facts = {name: t for name, t in zip(_names(spec), types, strict=True) if t is not None}
     text, line = first_sentence(error), _line_of(error)
-    if INSIDE in str(error):
+    if _of_control_flow(error):
         return TraceError(
             f"{name_of(f)} gives a DTensor to a function of torch that takes its tensors alone.",
             **facts,
@@ -245,6 +245,11 @@ def _misspelled(text: str) -> str:
     return f"{meant}It is an option of spmd, call and trace, and no argument." if meant else ""
 
 
+def _of_control_flow(error: Exception) -> bool:
+    """Whether control flow of torch refuses a DTensor, for which it has no place."""
+    return INSIDE in str(error) and _raised_below(error, "/torch/_higher_order_ops/")
+
+
 def _hooked(text: str) -> str:
     """A hint for `checkpoint` in a derivative of torch.func, which does not take its hooks."""
     if "saved tensor hooks" not in text:
@@ -265,7 +270,7 @@ def _plain_inside(f: Callable[..., Any], error: AttributeError) -> TraceError:
     )
 
 
-INSIDE = "inside of a traced function)"
+INSIDE = "inside of a traced function"
 """How a DTensor that stands for a full tensor is printed."""
 
 OF_RECORDS = ("comm", "full", "local", "mesh", "plan_to", "redistribute", "to_local")

@@ -16,6 +16,7 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.pins import constrain
 from fdtensor.programs.closed_over import full_of
+from fdtensor.programs.recording import INSIDE
 from fdtensor.tensors.dtensor import DTensor, in_traces
 
 __all__ = ["TracedDTensor", "full_in_trace", "traced_of"]
@@ -83,7 +84,7 @@ class TracedDTensor(DTensor[Any]):
         raise _no_place("backward", self.type)
 
     def __repr__(self) -> str:
-        return f"DTensor({self.type} inside of a traced function)"
+        return f"DTensor({self.type} {INSIDE})"
 
     def _repr_html_(self) -> None:
         return None

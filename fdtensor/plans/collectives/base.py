@@ -8,13 +8,12 @@ from math import prod
 from typing import Any, ClassVar, Protocol
 
 import attrs
-import numpy as np
 import torch
 
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.record import Record
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.plans.counts import Count, summed, to_receive, to_send
+from fdtensor.plans.counts import Count, per_rank, summed, to_receive, to_send
 from fdtensor.plans.movement import Movement, movement
 from fdtensor.plans.normal_type import NormalType
 from fdtensor.plans.routes import route
@@ -177,8 +176,8 @@ class Collective(Record):
         """The bytes each rank of `senders` sends, as an array that broadcasts over that mesh."""
         if step.moves.same_mesh:
             return to_send(step.moves) * step.src.dtype.itemsize
-        counts = [self.sent_at(step, rank) for rank in step.src.mesh.order]
-        return np.reshape(np.array(counts, np.object_), step.src.mesh.sizes)
+        mesh = self.senders(step)
+        return per_rank(mesh, [self.sent_at(step, rank) for rank in mesh.order])
 
     def sent_at(self, step: Step, rank: int) -> int:
         """The bytes that a rank of `senders` sends, message by message."""

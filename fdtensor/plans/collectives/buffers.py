@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fdtensor.layouts.blocks import Box, Intervals, length
+from fdtensor.layouts.blocks import Box, Intervals, length, longest_dim
 from fdtensor.layouts.remembered import remembered
 from fdtensor.plans.boxes import contiguous
-from fdtensor.plans.collectives.rounds import longest_dim, piece
+from fdtensor.plans.collectives.rounds import piece
 from fdtensor.plans.routes import Message, Route
 
 __all__ = ["most_buffered"]
@@ -46,7 +46,7 @@ def most_buffered(way: Route, pieces: int, source: Sequence[int], packed: bool) 
 
 def _of_rounds(message: Message, shape: Sequence[int] | None, pieces: int) -> Counts:
     """The elements of a message in each round that are not contiguous in a block of this shape."""
-    d = longest_dim(message)
+    d = longest_dim(message.box)
     size = length(message.box[d])
     lengths = _lengths(size, pieces)
     rest = prod(length(held) for k, held in enumerate(message.box) if k != d)

@@ -17,7 +17,7 @@ from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.boxes import Boxes, Part, Views, boxes_in, cut
 from fdtensor.plans.local_tensors import empty, flat, plain
-from fdtensor.plans.meetings import Meeting, meetings
+from fdtensor.plans.meetings import Meeting, added_axes, meetings
 from fdtensor.plans.normal_type import normalized
 from fdtensor.plans.reductions import accumulate, divide, identity
 
@@ -112,6 +112,7 @@ def _boxes(type: TensorType, rank: int, met: Sequence[Meeting]) -> Boxes:
     if coord is None:
         return boxes_in([], ())
     block = normalized(type).box(coord)
+    # not merged where intervals touch, so that both blocks of a rank have a piece in the same runs
     pieces = [
         tuple(locate(held, part) for held, part in zip(block, m.box, strict=True)) for m in met
     ]
@@ -164,8 +165,8 @@ def _put(share: RankShare, news: Sequence[Views], arrived: Mapping[int, torch.Te
     for owner, numbers in share.gets.items():
         results = _unpacked(share.target, share.gets, arrived, owner)
         for i, result in zip(numbers, results, strict=True):
-            runs = share.target.parts[i].runs
-            _add(None, 0, news[i], [result[run] if run else result for run in runs])
+            for run, place in zip(share.target.parts[i].runs, news[i], strict=True):
+                place.copy_(result[run] if run else result)
 
 
 def ended(steps: Course, arrived: Mapping[int, torch.Tensor]) -> torch.Tensor:
@@ -202,13 +203,8 @@ def _add(op: ReduceOp | None, number: int, targets: Views, sources: Views) -> No
 
 def _fresh(src: TensorType, dst: TensorType, rank: int, device: torch.device) -> torch.Tensor:
     """A new block: identity elements where terms are new, of which a rank may get none."""
-    before = src.layout.partial if src.mesh is dst.mesh else {}
-    added: list[ReduceOp] = [
-        op
-        for axis, op in dst.layout.partial.items()
-        if dst.mesh.axis_size(axis) > 1 and before.get(axis) != op
-    ]
+    added = added_axes(src, dst)
     if not added or dst.mesh.coord(rank) is None:
         return empty(dst, rank, device)
     like = torch.empty(0, dtype=dst.dtype, device=device)
-    return identity(added[0], dst.local_shape(rank), like)
+    return identity(dst.layout.partial[added[0]], dst.local_shape(rank), like)

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import attrs
-import numpy as np
 import torch
 
 from fdtensor.layouts.mesh import Mesh
@@ -26,7 +25,7 @@ from fdtensor.plans.collectives.base import (
 )
 from fdtensor.plans.collectives.course import Course, Mail, course, ended, share_of
 from fdtensor.plans.collectives.exchange import members, taking_part
-from fdtensor.plans.counts import SMALL, Count
+from fdtensor.plans.counts import Count, per_rank
 from fdtensor.plans.meetings import busy_turns, received_and_sent, reduced_axes, talking_axes
 from fdtensor.plans.wire import from_wire, to_wire
 
@@ -65,14 +64,14 @@ class ReduceExchange(Collective):
         return _everyone(step.src.mesh, step.dst.mesh)
 
     def received(self, step: Step) -> Count:
-        return _table(step.dst.mesh, [self.received_at(step, r) for r in step.dst.mesh.order])
+        return per_rank(step.dst.mesh, [self.received_at(step, r) for r in step.dst.mesh.order])
 
     def received_at(self, step: Step, rank: int) -> int:
         return received_and_sent(step.src, step.dst)[0][rank] * step.src.dtype.itemsize
 
     def sent(self, step: Step) -> Count:
         mesh = self.senders(step)
-        return _table(mesh, [self.sent_at(step, rank) for rank in mesh.order])
+        return per_rank(mesh, [self.sent_at(step, rank) for rank in mesh.order])
 
     def sent_at(self, step: Step, rank: int) -> int:
         return received_and_sent(step.src, step.dst)[1][rank] * step.src.dtype.itemsize
@@ -167,11 +166,6 @@ def by_meetings(src: TensorType, dst: TensorType) -> Step:
 def _everyone(src: Mesh, dst: Mesh) -> Mesh:
     """The mesh of all ranks that send: of two meshes a line of the ranks of both."""
     return src if src is dst else Mesh.from_ranks(members((src, dst)), ("ranks",))
-
-
-def _table(mesh: Mesh, counts: Sequence[int]) -> Count:
-    kind = np.int64 if max(counts) < SMALL else np.object_
-    return np.reshape(np.array(counts, kind), mesh.sizes)
 
 
 Bring = Callable[

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import attrs
 import torch
 
-from fdtensor.layouts.blocks import Box, Intervals, length, select
+from fdtensor.layouts.blocks import Box, Intervals, share
 from fdtensor.layouts.placement import ReduceOp
 from fdtensor.layouts.remembered import remembered
 from fdtensor.plans.boxes import Boxes, Part, Views, boxes_in, contiguous
@@ -19,7 +19,6 @@ __all__ = [
     "ExchangeRound",
     "MessageView",
     "copy_kept",
-    "longest_dim",
     "piece",
     "put_in_place",
     "reduce_arrivals",
@@ -108,19 +107,11 @@ def _round(
     )
 
 
-def longest_dim(message: Message) -> int:
-    """The dim along which a message is cut into pieces."""
-    return max(range(len(message.box)), key=lambda d: length(message.box[d]))
-
-
 def piece(message: Message, index: int, count: int) -> Message:
     """Part `index`, of `count`, of a message: a share of its longest dim."""
     if count == 1:
         return message
-    d = longest_dim(message)
-    size = length(message.box[d])
-    part = select(message.box[d], size * index // count, size * (index + 1) // count)
-    return Message(message.peer, (*message.box[:d], part, *message.box[d + 1 :]), message.term)
+    return Message(message.peer, share(message.box, index, count), message.term)
 
 
 def _within(kept: tuple[Message, Message], box: Box) -> tuple[Box, Box]:

@@ -95,8 +95,11 @@ def _is_zero(value: Any) -> bool:
     return isinstance(value, (int, float)) and value == 0
 
 
-def _has_many(value: Any) -> bool:
-    return isinstance(value, DTensor) and value.type.numel != 1
+def _is_one(value: Any) -> bool:
+    """Whether a value has one element, if it is a tensor."""
+    if isinstance(value, DTensor):
+        return value.type.numel == 1
+    return not isinstance(value, torch.Tensor) or value.numel() == 1
 
 
 def settled(about: str, rows: Sequence[Row]) -> list[Row]:
@@ -140,12 +143,11 @@ def _with_numbers(rows: Sequence[Row]) -> list[Row]:
 
 def _everywhere(name: str, value: Any, param: DTensor[Any]) -> DTensor[Any]:
     """A number on every rank of the mesh of a parameter."""
-    is_one = value.numel() == 1 if isinstance(value, torch.Tensor) else not _has_many(value)
-    if isinstance(value, DTensor) and is_one:
+    if isinstance(value, DTensor) and _is_one(value):
         return value
     comm = param.comm
     device = comm.device or comm.leaves(param.local)[0].device
-    if not isinstance(value, (torch.Tensor, int, float)) or not is_one:
+    if not isinstance(value, (torch.Tensor, int, float)) or not _is_one(value):
         raise FdtensorError(
             f"{name}={shown(value)} is no number that changes from step to step.",
             hint="Give a Python number or a tensor of one element, as in lr=1e-3.",
