@@ -182,7 +182,7 @@ def _failure(
     text, line = first_sentence(error), _line_of(error)
     if _of_control_flow(error):
         return TraceError(
-            f"{name_of(f)} gives a DTensor to a function of torch that takes its tensors alone.",
+            f"{name_of(f)} gives a DTensor to a function of torch that takes plain tensors only.",
             **facts,
             line=line,
             hint="Where torch.cond or while_loop stands in f, write fd.spmd(torch.func.grad(f)), "
