@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import prod
+from math import log2, prod
 from typing import Any
+
+import torch
 
 from fdtensor.layouts.placement import Cut
 from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.torch_private import packet_of
 from fdtensor.ops.decompositions.grouped import GROUPED_MM, GROUPED_OUTER
+from fdtensor.ops.decompositions.sort import BY_PLACE
 from fdtensor.ops.graph import Call, Full, is_view
 from fdtensor.ops.loop_ops import ENTRY, LOOP_OPS, WITH_ENTRY
 from fdtensor.ops.rows import CallKey, arguments
@@ -21,6 +24,17 @@ IN_PLACE = {ENTRY, WITH_ENTRY, *LOOP_OPS}
 """Ops of loops, which read or write little of what they are given."""
 
 PRODUCTS_OF_GROUPS = {GROUPED_MM, GROUPED_OUTER}
+
+SORTS = {torch.ops.aten.sort.default, torch.ops.aten.sort.stable, BY_PLACE}
+
+
+def passes(call: Call, types: Sequence[Full]) -> float:
+    """How often a call reads its operands and writes its results: a sort merges `log2(n)` times."""
+    if call.op not in SORTS:
+        return 1.0
+    x = types[call.ins[0].index]
+    dims = [a for a in (*call.args[1:], dict(call.kwargs).get("dim")) if type(a) is int]
+    return max(1.0, log2(max(x.shape[dims[0] if dims else -1], 1))) if x.ndim else 1.0
 
 
 def is_free(call: Call) -> bool:
@@ -48,7 +62,8 @@ def work(
     split = share / count if any(cut for _, cut in parts) else share
     fulls = tuple(types[v.index] for v in call.ins)
     results = tuple(None if v is None else types[v.index] for v in call.outs)
-    return moved / cost.copy + _compute(call, fulls, results, cost) * split
+    copied = moved * passes(call, types) / cost.copy
+    return copied + _compute(call, fulls, results, cost) * split
 
 
 Part = tuple[float, int]
@@ -66,6 +81,7 @@ class Work:
         results = tuple(None if v is None else types[v.index] for v in call.outs)
         self.is_free = is_free(call)
         self.compute = _compute(call, fulls, results, cost)
+        self.copy = cost.copy / passes(call, types)
 
     def part(self, v: int | None, placements: Sequence[Any]) -> Part:
         """The part of an operand or result; of one that nobody reads the cuts alone."""
@@ -83,7 +99,7 @@ class Work:
         for nbytes, cuts in parts:
             moved, mask = moved + nbytes, mask | cuts
         ranks = prod(n for i, n in enumerate(self.sizes) if mask >> i & 1)
-        return moved / self.cost.copy + self.compute / ranks
+        return moved / self.copy + self.compute / ranks
 
 
 def _compute(

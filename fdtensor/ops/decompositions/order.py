@@ -35,12 +35,3 @@ def topk(blocks, x, k, dim=-1, largest=True, sorted=True):
     at = at + placed_along(at, dim, size)
     values, of = _best(values.flatten(dim, dim + 1), k, dim, largest, padded)
     return values, at.flatten(dim, dim + 1).gather(dim, of)
-
-
-@decomposition(aten.kthvalue.default)
-def kthvalue(x, k, dim=-1, keepdim=False):
-    """`values[i]` is the last of the `k` least of `x[i, :]`, or the first of the rest"""
-    few = min(k, x.shape[dim] + 1 - k) if x.ndim else k
-    values, at = torch.topk(x, few, dim, largest=few != k)
-    values, at = (t.narrow(dim, few - 1, 1) if t.ndim else t for t in (values, at))
-    return (values, at) if keepdim or not x.ndim else (values.squeeze(dim), at.squeeze(dim))
