@@ -41,15 +41,23 @@ class Values:
     """The classes that take them, each with the number of its operand, and how many nodes do."""
 
 
-def values_of(nodes: Sequence[Node], first: Sequence[int]) -> Iterator[Values]:
-    """The values of a graph whose nodes have these classes."""
+def values_of(
+    nodes: Sequence[Node], first: Sequence[int], as_one: bool = False
+) -> Iterator[Values]:
+    """The values of a graph whose nodes have these classes.
+
+    With `as_one`, operands and results of a node that all its options place alike count as one.
+    """
+    numbered = [
+        node.equals() if as_one else (range(len(node.ins)), range(len(node.outs))) for node in nodes
+    ]
     takers: dict[int, Counter[tuple[int, int]]] = {}
-    for n, node in enumerate(nodes):
-        for i, v in enumerate(node.ins):
+    for n, (node, (ins, _)) in enumerate(zip(nodes, numbered, strict=True)):
+        for i, v in zip(ins, node.ins, strict=True):
             takers.setdefault(v, Counter())[first[n], i] += 1
     groups: dict[Hashable, list[int]] = {}
-    for n, node in enumerate(nodes):
-        for k, v in enumerate(node.outs):
+    for n, (node, (_, outs)) in enumerate(zip(nodes, numbered, strict=True)):
+        for k, v in zip(outs, node.outs, strict=True):
             if v is not None and v in takers:
                 group = (first[n], k), frozenset(takers[v].items())
                 groups.setdefault(group, []).append(v)
@@ -76,7 +84,7 @@ def solved_by_flows(
     }
     for pick in picks.values():
         model.constraint([(x, 1.0) for x in pick], 1, 1)
-    for values in values_of(nodes, first):
+    for values in values_of(nodes, first, as_one=True):
         m, k = values.maker
         makers = _grouped(picks[m], [o.outs[k] for o in nodes[m].options])
         moves: dict[Hashable, int] = {}

@@ -31,6 +31,10 @@ class Option:
         return self.ins, self.outs
 
 
+MANY = 6
+"""From how many operands or results of a node on those that are placed alike count as one."""
+
+
 @attrs.frozen(eq=False)
 class Node:
     """A node: its operands and results, by the numbers of values, and its options."""
@@ -44,6 +48,22 @@ class Node:
     def use(self, i: int) -> Any:
         """What prices the moves of operand `i` besides the placements."""
         return self.uses[i] if self.uses else None
+
+    def equals(self) -> tuple[list[int], list[int]]:
+        """For each operand and each result, where they are many, the first one placed as it is.
+
+        Nothing but its number tells one from another: a step of a loop from the next, in what
+        `unbind` gives and `stack` takes.
+        """
+        ins, outs = list(range(len(self.ins))), list(range(len(self.outs)))
+        if len(ins) >= MANY:
+            along = zip(*(o.ins for o in self.options), strict=True)
+            taken = [(x, self.use(i)) for i, x in enumerate(along)]
+            ins = [taken.index(x) for x in taken]
+        if len(outs) >= MANY:
+            given = list(zip(*(o.outs for o in self.options), strict=True))
+            outs = [given.index(x) for x in given]
+        return ins, outs
 
 
 class Price(Protocol):

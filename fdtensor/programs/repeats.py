@@ -29,9 +29,11 @@ def classes(nodes: Sequence[Node], kind: Callable[[int], Hashable]) -> list[int]
     readers: dict[int, list[tuple[int, int]]] = {}
     maker: dict[int, tuple[int, int]] = {}
     for n, node in enumerate(nodes):
-        for i, v in enumerate(node.ins):
+        ins, outs = node.equals()
+        for i, v in zip(ins, node.ins, strict=True):
             readers.setdefault(v, []).append((n, i))
-        maker.update((v, (n, k)) for k, v in enumerate(node.outs) if v is not None)
+        pairs = zip(outs, node.outs, strict=True)
+        maker.update((v, (n, k)) for k, v in pairs if v is not None)
     colors = _numbered([_look(node, kind) for node in nodes])
     for _ in range(DISTANCE):
         colors = _numbered(

@@ -9,10 +9,12 @@ nodes that stand in the same place of repeated layers choose alike (`repeats`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from math import prod
 from typing import Any
 
+from fdtensor.layouts.kinds import is_tuple
+from fdtensor.layouts.placement import StridedShard
 from fdtensor.programs.flows import solved_by_flows
 from fdtensor.programs.nodes import Node, Option, Price
 from fdtensor.programs.repeats import classes
@@ -49,6 +51,9 @@ Members = list[tuple[tuple[int, int], ...]]
 
 MOST_OPTIONS = 24
 """The most options of a merged node."""
+
+MANY_RUNS = 1024
+"""From how many runs of a block on a value does not move before it is viewed otherwise."""
 
 
 def contracted(nodes: Sequence[Node], inner: Collection[int]) -> list[tuple[Node, Members]]:
@@ -87,6 +92,8 @@ def _joined(
     for i, x in enumerate(a.options):
         for j, y in enumerate(b.options):
             if x.outs[0] == y.ins[at]:
+                if _in_runs(x.ins) and not _in_runs(x.outs):
+                    return None  # it had better move after `a` than before
                 ins = (*x.ins, *y.ins[:at], *y.ins[at + 1 :])
                 total = x.seconds + y.seconds
                 known = best.get((ins, y.outs))
@@ -101,6 +108,12 @@ def _joined(
         uses = (*of_a, *of_b[:at], *of_b[at + 1 :])
     node = Node((*a.ins, *b.ins[:at], *b.ins[at + 1 :]), b.outs, options, uses)
     return node, [members for _, members in best.values()]
+
+
+def _in_runs(placements: Iterable[Any]) -> bool:
+    """Whether one of them cuts a dim into very many runs; a placement may be one for each axis."""
+    flat: list[Any] = [q for p in placements for q in (p if is_tuple(p) else (p,))]
+    return any(isinstance(q, StridedShard) and q.split_factor >= MANY_RUNS for q in flat)
 
 
 def _solved(nodes: Sequence[Node], price: Price, share: Callable[[int], bool]) -> list[int]:

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fdtensor import SimulatedComm, TensorType, distribute, spmd, trace, verify
+from fdtensor import SimulatedComm, TensorType, distribute, run, shards, spmd, trace, verify
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.ops.decompositions.grouped import GROUPED_MM, GROUPED_OUTER
 from fdtensor.testing import assert_same_on_every_layout
@@ -46,6 +46,36 @@ def test_rows_hold_for_any_groups(drawn):
     x, y = ints(rows, 3), ints(rows, 2, seed=1)
     assert verify(GROUPED_MM, [(x, ints(len(ends), 3, 2), starts, ends)]) == []
     assert verify(GROUPED_OUTER, [(x, y, starts, ends)]) == []
+
+
+@few
+@given(groups(), st.integers(1, 3), st.booleans())
+def test_a_batch_has_groups_of_its_own_and_vmap_makes_one(drawn, batch, shares):
+    rows, ends = drawn
+    starts = torch.cat([ends.new_zeros(1), ends[:-1]])
+    x, y = ints(batch, rows, 3), ints(batch, rows, 2, seed=1)
+    w = ints(len(ends), 3, 2) if shares else ints(batch, len(ends), 3, 2)
+    wide = w.expand(batch, *w.shape) if shares else w
+    each = [t.expand(batch, -1).contiguous() for t in (starts, ends)]
+    assert verify(GROUPED_MM, [(x, wide.contiguous(), *each)]) == []
+    assert verify(GROUPED_OUTER, [(x, y, *each)]) == []
+
+    def loss(x, w, y):
+        out = torch.nn.functional.grouped_mm(x, w, offs=ends)
+        return (out * out).sum() + torch.nn.functional.grouped_mm(x.mT, y, offs=ends).sum()
+
+    def plain(x, w, y):
+        return (reference(x, w, ends) ** 2).sum() + reference(x.mT, y, ends).sum()
+
+    over = torch.func.vmap(torch.func.grad(loss, (0, 1)), (0, None if shares else 0, 0))
+    types = [TensorType(t.shape, t.dtype, Mesh(x=2).layout("x")) for t in (x, y)]
+    of_w = TensorType(w.shape, w.dtype, Mesh(x=2).layout())
+    program = trace(over, types[0], of_w, types[1], out_layouts=Mesh(x=2).layout())
+    values = [shards(t, s.layout) for t, s in zip((x, w, y), program.in_types, strict=True)]
+    outs = run(program, values, SimulatedComm(Mesh(x=2)))
+    for i in range(batch):
+        wanted = torch.func.grad(plain, (0, 1))(x[i], wide[i], y[i])
+        assert all(torch.equal(got[0][i], t) for got, t in zip(outs, wanted, strict=True))
 
 
 @few

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fdtensor import Mesh, TensorType
 from fdtensor.programs import solver
-from fdtensor.programs.flows import solved_by_flows
+from fdtensor.programs.flows import solved_by_flows, values_of
 from fdtensor.programs.nodes import Node, Option
 from fdtensor.programs.repeats import classes
 from fdtensor.programs.tracer import trace
@@ -101,3 +101,23 @@ def test_layers_may_take_turns(mesh, monkeypatch):
     alike = trace(decode, *types)
     monkeypatch.setattr(solver, "MANY", 10**9)
     assert alike.received_bytes == trace(decode, *types).received_bytes
+
+
+def test_steps_that_read_one_value_each_are_no_more_classes():
+    """What `unbind` gives to each step, and `stack` takes of it, differs in its number alone."""
+
+    def steps(count):
+        first = Node(
+            (),
+            tuple(range(count)),
+            (Option((), ("R",) * count, 0.0), Option((), ("S",) * count, 1.0)),
+        )
+        options = Option(("R", "R"), ("R",), 0.0), Option(("S", "S"), ("S",), 1.0)
+        chain = [Node((n, count + n - 1 if n else 0), (count + n,), options) for n in range(count)]
+        last = tuple(range(count, 2 * count))
+        ends = Option(("R",) * count, ("R",), 0.0), Option(("S",) * count, ("S",), 1.0)
+        return [first, *chain, Node(last, (2 * count,), ends)]
+
+    assert len(set(classes(steps(40), one_kind))) == len(set(classes(steps(80), one_kind)))
+    values = {n: len([*values_of(steps(n), classes(steps(n), one_kind), True)]) for n in (40, 80)}
+    assert values[40] == values[80]

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fdtensor import random
+from fdtensor import func, random
 from fdtensor.layouts.errors import FdtensorError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
@@ -537,3 +537,38 @@ def test_compiled_draws_have_the_same_bits(draw):
 def test_half_types_round_the_same_way_where_ops_are_recorded(dtype):
     x = random.normal(random.key(1), (4000,), dtype=f64) * 2.0 ** torch.arange(-30, 10).repeat(100)
     assert torch.equal(make_fx(lambda x: _nearest(x, dtype))(x)(x), _nearest(x, dtype))
+
+
+KEYED = {
+    "normal": lambda k: random.normal(k, (3,)),
+    "split": lambda k: random.split(k, 3),
+    "fold_in": lambda k: random.fold_in(k, 5),
+    "of a part": lambda k: random.uniform(random.split(k)[1], (2,)),
+    "permutation": lambda k: random.permutation(k, 7),
+    "randint": lambda k: random.randint(k, (6,), 0, 9),
+}
+
+
+@pytest.mark.parametrize("name", KEYED)
+def test_a_key_may_be_a_dtensor_and_vmap_goes_over_many(name):
+    comm = SimulatedComm(Mesh(x=2))
+    keys = random.split(random.key(3).tensor(), 4)
+    one = KEYED[name](distribute(keys[0], Mesh(x=2).layout(), comm))
+    assert torch.equal(one.full(), KEYED[name](keys[0]))
+    many = func.vmap(KEYED[name])(distribute(keys, Mesh(x=2).layout("x"), comm))
+    assert torch.equal(many.full(), torch.stack([KEYED[name](k) for k in keys]))
+
+
+def test_a_dtensor_is_dropped_by_a_key_that_is_one():
+    comm = SimulatedComm(Mesh(x=2))
+    key, x = random.key(3).tensor(), torch.randn(4, 6)
+    wide, cut = (
+        distribute(key, Mesh(x=2).layout(), comm),
+        distribute(x, Mesh(x=2).layout("x"), comm),
+    )
+    assert torch.equal(random.dropout(wide, cut).full(), random.dropout(key, x))
+    assert torch.equal(random.categorical(wide, cut).full(), random.categorical(key, x))
+    with pytest.raises(FdtensorError, match="by a key that every rank has"):
+        random.normal(wide, TensorType((3,), f32, Mesh(x=2).layout()), comm)
+    with pytest.raises(FdtensorError, match="folded"):
+        random.fold_in(wide, -1)

@@ -1,4 +1,4 @@
-"""Mixtures of experts: capacity by einsums, expert and tensor parallel, experts that all share."""
+"""Mixtures of experts: capacity by einsums, dropless, expert and tensor parallel, shared ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ import torch
 import torch.nn.functional as F
 
 from fdtensor import Mesh
-from fdtensor.collectives import all_to_all, axis_size, psum
+from fdtensor.collectives import (
+    all_gather,
+    all_to_all,
+    axis_index,
+    axis_size,
+    psum,
+    reduce_scatter,
+)
+from fdtensor.ops.decompositions.grouped import GROUPED_MM, grouped_mm
 from tests.workloads.language import halves
 from tests.workloads.workload import Function, Laid, Workload, at, single
 
@@ -103,6 +111,42 @@ def shared_by_hand(p: Tensors, x: Tensor) -> Tensor:
     return mean_of_squares(mixture_by_hand(p, x) + every, "ep")
 
 
+def sorted_by_expert(chosen: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The choices in the order of their experts, and where those of each expert end."""
+    flat = chosen.flatten()
+    ends = F.one_hot(flat, count).sum(0).cumsum(0)
+    return flat.argsort(stable=True), ends.to(torch.int32)
+
+
+def routed(x: Tensor, router: Tensor) -> tuple[Tensor, Tensor]:
+    weights, chosen = single(x @ router).softmax(-1).topk(2, -1)
+    return (weights / weights.sum(-1, keepdim=True)).to(x.dtype), chosen
+
+
+def dropless(p: Tensors, x: Tensor) -> Tensor:
+    """Gale et al., "MegaBlocks" (2022): every expert takes all of its tokens, however many."""
+    p = halves(p)
+    weights, chosen = routed(x, p["router"])
+    order, ends = sorted_by_expert(chosen, len(p["up"]))
+    hidden = torch.relu(grouped_mm(x[order // 2], p["up"], ends))
+    out = grouped_mm(hidden, p["down"], ends) * weights.flatten()[order, None]
+    return torch.zeros_like(x).index_add(0, order // 2, out)
+
+
+def dropless_by_hand(p: Tensors, x: Tensor) -> Tensor:
+    """Each rank takes all tokens through its experts, as counts that differ have no fixed size."""
+    p = halves(p)
+    weights, chosen = (all_gather(t, "ep") for t in routed(x, p["router"]))
+    count, tokens = len(p["up"]), all_gather(x, "ep")
+    order, ends = sorted_by_expert(chosen, count * axis_size("ep"))
+    first = axis_index("ep") * count
+    starts = torch.cat([ends.new_zeros(1), ends[:-1]])
+    starts, ends = (t[first + torch.arange(count)] for t in (starts, ends))
+    hidden = torch.relu(GROUPED_MM(tokens[order // 2], p["up"], starts, ends))
+    out = GROUPED_MM(hidden, p["down"], starts, ends) * weights.flatten()[order, None]
+    return reduce_scatter(torch.zeros_like(tokens).index_add(0, order // 2, out), "ep")
+
+
 def parameters(n: Mapping[str, int]) -> dict[str, Tensor]:
     e, m, h = n["experts"], n["width"], n["hidden"]
     return {
@@ -125,6 +169,11 @@ def with_shared(n: Mapping[str, int]) -> tuple[dict[str, Tensor], Tensor]:
         "shared_down": torch.randn(h, m) / h**0.5,
     }
     return {**p, **more}, x
+
+
+def tokens_of(n: Mapping[str, int]) -> tuple[dict[str, Tensor], Tensor]:
+    p, x = arguments(n)
+    return p, x.flatten(0, 1)
 
 
 REAL = {"groups": 8, "tokens": 2048, "width": 1024, "hidden": 4096, "experts": 64}
@@ -175,5 +224,19 @@ EXPERTS = (
         f=shared,
         args=with_shared,
         also={"shared_up": at(), "shared_down": at()},
+    ),
+    Workload(
+        "top-2 of 64 experts, dropless, forward",
+        LINE,
+        dropless,
+        dropless_by_hand,
+        tokens_of,
+        (layouts(LINE), at("ep")),
+        at("ep"),
+        REAL,
+        SMALL,
+        at_most=2.4,
+        slower=2.8,
+        why="relu waits for the sum of all experts: hidden entries are cut instead, weights move",
     ),
 )

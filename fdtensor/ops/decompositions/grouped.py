@@ -2,7 +2,8 @@
 
 Torch's `_grouped_mm` leaves rows without a group uninitialized, and has fakes for some dtypes
 only. Here such rows are zero, and groups are given by where they start and end, so that they
-may be cut: a rank that holds some of the groups, or of the rows, computes just those.
+may be cut: a rank that holds some of the groups, or of the rows, computes just those. Operands may
+have a first dim more, of products that have nothing to do with each other: what `vmap` makes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ Tensor = torch.Tensor
 
 
 def _product(x: Tensor, w: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
-    out = x.new_zeros(x.shape[0], w.shape[2])
+    out = x.new_zeros(*x.shape[:-1], w.shape[-1])
+    if x.ndim == 3:
+        for of_one, *one in zip(out, x, w, starts, ends, strict=True):
+            of_one.copy_(_product(*one))
+        return out
     for matrix, start, end in zip(w, starts.tolist(), ends.tolist(), strict=True):
         if start < end:
             torch.mm(x[start:end], matrix, out=out[start:end])
@@ -27,7 +32,11 @@ def _product(x: Tensor, w: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
 
 
 def _outer(x: Tensor, y: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
-    out = x.new_zeros(len(starts), x.shape[1], y.shape[1])
+    out = x.new_zeros(*starts.shape, x.shape[-1], y.shape[-1])
+    if x.ndim == 3:
+        for of_one, *one in zip(out, x, y, starts, ends, strict=True):
+            of_one.copy_(_outer(*one))
+        return out
     for matrix, start, end in zip(out, starts.tolist(), ends.tolist(), strict=True):
         if start < end:
             torch.mm(x[start:end].T, y[start:end], out=matrix)
@@ -35,11 +44,11 @@ def _outer(x: Tensor, y: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
 
 
 for _name, _run, _fake in [
-    ("grouped_mm", _product, lambda x, w, *_: x.new_empty(x.shape[0], w.shape[2])),
+    ("grouped_mm", _product, lambda x, w, *_: x.new_empty(*x.shape[:-1], w.shape[-1])),
     (
         "grouped_outer",
         _outer,
-        lambda x, y, starts, _: x.new_empty(len(starts), x.shape[1], y.shape[1]),
+        lambda x, y, starts, _: x.new_empty(*starts.shape, x.shape[-1], y.shape[-1]),
     ),
 ]:
     torch.library.define(
@@ -55,12 +64,32 @@ GROUPED_OUTER = torch.ops.fdtensor.grouped_outer.default
 """`out[g, k, j] = sum_s x[s, k] * y[s, j]` over the rows `s` of group `g`."""
 
 
+def _batched(op: Any) -> Any:
+    """The op on operands of which some have a batch: all have one then, the first of their dims."""
+
+    def over(info: Any, in_dims: tuple[int | None, ...], *operands: Tensor) -> tuple[Tensor, int]:
+        batched = [
+            t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
+            for t, d in zip(operands, in_dims, strict=True)
+        ]
+        if batched[0].ndim == 3:
+            return op(*batched), 0
+        several = batched[0].shape[:2]
+        return op(*[t.flatten(0, 1) for t in batched]).unflatten(0, several), 0
+
+    return over
+
+
+for _op in (GROUPED_MM, GROUPED_OUTER):
+    torch.library.register_vmap(_op, _batched(_op))
+
+
 def _of_rows(op: Any) -> Any:
     """The op on a block of rows, in which groups start and end elsewhere."""
 
     def local(at: Any, x: Tensor, y: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
-        first, count = at.ins[0].start[0], at.ins[0].shape[0]
-        if count != at.ins[0].full[0]:
+        first, count = at.ins[0].start[-2], at.ins[0].shape[-2]
+        if count != at.ins[0].full[-2]:
             starts, ends = ((t - first).clamp(0, count) for t in (starts, ends))
         return op(x, y, starts, ends)
 
@@ -70,27 +99,35 @@ def _of_rows(op: Any) -> Any:
 @rule(GROUPED_MM, local=_of_rows(GROUPED_MM), contiguous=True)
 def grouped_mm_rows(x, w, starts, ends):
     """`out[s, j] = sum_k x[s, k] * w[g, k, j]` for the rows `s` of group `g`"""
-    yield (S(0), R, R, R), S(0)  # s
-    yield (R, S(2), R, R), S(1)  # j
-    yield (S(1), S(1), R, R), P  # k
-    yield (R, S(0), S(0), S(0)), P  # g: rows of other groups are zero
+    d = x.ndim - 2
+    yield (S(d), R, R, R), S(d)  # s
+    yield (R, S(d + 2), R, R), S(d + 1)  # j
+    yield (S(d + 1), S(d + 1), R, R), P  # k
+    yield (R, S(d), S(d), S(d)), P  # g: rows of other groups are zero
     yield (P, R, R, R), P
     yield (R, P, R, R), P
+    if d:
+        yield (S(0), S(0), S(0), S(0)), S(0)
 
 
 @rule(GROUPED_OUTER, local=_of_rows(GROUPED_OUTER), contiguous=True)
 def grouped_outer_rows(x, y, starts, ends):
     """`out[g, k, j] = sum_s x[s, k] * y[s, j]` over the rows `s` of group `g`"""
-    yield (S(0), S(0), R, R), P  # s
-    yield (S(1), R, R, R), S(1)  # k
-    yield (R, S(1), R, R), S(2)  # j
-    yield (R, R, S(0), S(0)), S(0)  # g
+    d = x.ndim - 2
+    yield (S(d), S(d), R, R), P  # s
+    yield (S(d + 1), R, R, R), S(d + 1)  # k
+    yield (R, S(d + 1), R, R), S(d + 2)  # j
+    yield (R, R, S(d), S(d)), S(d)  # g
     yield (P, R, R, R), P
     yield (R, P, R, R), P
+    if d:
+        yield (S(0), S(0), S(0), S(0)), S(0)
 
 
 class _Grouped(torch.autograd.Function):
     """One of the two ops, whose derivatives are made of both."""
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(op: Any, x: Tensor, y: Tensor, starts: Tensor, ends: Tensor) -> Tensor:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from fdtensor.ops.decompositions.core import decomposition, smooth, summed, wide
-from fdtensor.ops.decompositions.scan import placed_along
+from fdtensor.ops.decompositions.scan import in_blocks, placed_along
+from fdtensor.ops.notation.dtypes import highest, lowest
 from fdtensor.ops.rules.reduce import reduced_dims
 
 aten = torch.ops.aten
@@ -100,34 +101,53 @@ def _where(x: torch.Tensor, most: torch.Tensor, dims: list[int]) -> torch.Tensor
     return torch.where(hit, place, step).amin(dims, True)
 
 
-def _extreme(x: torch.Tensor, dim: int | None, keepdim: bool, reduce: Callable):
+Extreme = tuple[Callable, Callable, Callable]
+"""How a dim is reduced with its place and without, and what is never the result of a dtype."""
+
+MOST: Extreme = torch.max, torch.amax, lowest
+LEAST: Extreme = torch.min, torch.amin, highest
+
+
+def _extreme(kind: Extreme, blocks: int, x: torch.Tensor, dim: int | None, keepdim: bool):
     if not x.ndim:
         return x.clone(), torch.zeros((), dtype=torch.int64, device=x.device)
+    with_place, reduce, fill = kind
     dims = sorted(reduced_dims(x, dim))
-    most = reduce(x, dims, True)
-    where = _where(x, most, dims)
+    if len(dims) > 1:
+        most = reduce(x, dims, True)
+        where = _where(x, most, dims)
+        return _dropped(most, dims, keepdim), _dropped(where, dims, keepdim)
+    d = dims[0]
+    parts = in_blocks(x, d, blocks, fill(x.dtype))
+    best, place = with_place(parts, d + 1)
+    most = reduce(best, [d], True)
+    hit = best == most
+    if x.is_floating_point():
+        hit = hit | best.isnan()
+    place = place + placed_along(place, d, parts.shape[d + 1])
+    where = torch.where(hit, place, x.shape[d]).amin([d], True)
     return _dropped(most, dims, keepdim), _dropped(where, dims, keepdim)
 
 
-@decomposition(aten.max.dim)
-def max_dim(x, dim, keepdim=False):
+@decomposition(aten.max.dim, blocked=True)
+def max_dim(blocks, x, dim, keepdim=False):
     """`values[i] = max_j x[i, j]`, and the first `j` that has it"""
-    return _extreme(x, dim, keepdim, torch.amax)
+    return _extreme(MOST, blocks, x, dim, keepdim)
 
 
-@decomposition(aten.min.dim)
-def min_dim(x, dim, keepdim=False):
+@decomposition(aten.min.dim, blocked=True)
+def min_dim(blocks, x, dim, keepdim=False):
     """`values[i] = min_j x[i, j]`, and the first `j` that has it"""
-    return _extreme(x, dim, keepdim, torch.amin)
+    return _extreme(LEAST, blocks, x, dim, keepdim)
 
 
-@decomposition(aten.argmax.default)
-def argmax(x, dim=None, keepdim=False):
+@decomposition(aten.argmax.default, blocked=True)
+def argmax(blocks, x, dim=None, keepdim=False):
     """The first `j` with the greatest `x[i, j]`"""
-    return _extreme(x, dim, keepdim, torch.amax)[1]
+    return _extreme(MOST, blocks, x, dim, keepdim)[1]
 
 
-@decomposition(aten.argmin.default)
-def argmin(x, dim=None, keepdim=False):
+@decomposition(aten.argmin.default, blocked=True)
+def argmin(blocks, x, dim=None, keepdim=False):
     """The first `j` with the least `x[i, j]`"""
-    return _extreme(x, dim, keepdim, torch.amin)[1]
+    return _extreme(LEAST, blocks, x, dim, keepdim)[1]

@@ -14,6 +14,9 @@ from fdtensor.layouts.record import Record
 
 __all__ = ["Entries", "Halo", "Units", "Window"]
 
+MOST_RUNS = 1 << 16
+"""The most runs of a block that a row cuts: each is an interval in all that is planned of it."""
+
 
 @attrs.frozen(eq=False)
 class Units(Record):
@@ -28,7 +31,9 @@ class Units(Record):
         if self.blocks > 1:
             block = size // self.blocks
             even = -(-block // count) == self.unit * -(-block // (self.unit * count))
-            return StridedShard(self.dim, self.blocks) if even else None
+            return (
+                StridedShard(self.dim, self.blocks) if even and self.blocks <= MOST_RUNS else None
+            )
         units = -(-size // self.unit)
         blocks = [chunk(units, count, i) for i in range(count)]
         sizes = [min(size, b * self.unit) - min(size, a * self.unit) for a, b in blocks]

@@ -5,8 +5,9 @@ and gives a plain tensor, or takes a `TensorType` and a Comm and gives a DTensor
 makes its own block, without traffic.
 """
 
-from fdtensor.ops.random_bits import Key, fold_in, key, split
+from fdtensor.ops.random_bits import Key, key
 from fdtensor.tensors.random.choices import bernoulli, categorical, dropout, permutation
+from fdtensor.tensors.random.keyed import fold_in, split
 from fdtensor.tensors.random.numbers import (
     bits,
     exponential,

@@ -20,6 +20,7 @@ from fdtensor.runtime.comm import Comm
 from fdtensor.tensors.call import call
 from fdtensor.tensors.connect import distribute
 from fdtensor.tensors.dtensor import DTensor
+from fdtensor.tensors.random.keyed import keyed
 from fdtensor.tensors.random.numbers import bits, gumbel
 from fdtensor.tensors.random.target import (
     Device,
@@ -34,6 +35,7 @@ __all__ = ["bernoulli", "categorical", "dropout", "permutation"]
 
 
 @named_arguments
+@keyed
 def bernoulli(
     key: AnyKey,
     p: Any = 0.5,
@@ -100,6 +102,7 @@ def _below(key: AnyKey, limit: torch.Tensor, places: Places, device: Device) -> 
 
 
 @named_arguments
+@keyed
 def categorical(key: AnyKey, logits: Any, dim: int = -1) -> Any:
     """The index along `dim` of one of its categories, with probability `softmax(logits, dim)`.
 
@@ -125,6 +128,7 @@ def categorical(key: AnyKey, logits: Any, dim: int = -1) -> Any:
 
 
 @named_arguments
+@keyed
 def permutation(
     key: AnyKey, x: Any, comm: Comm[Any] | None = None, *, dim: int = 0, device: Device = None
 ) -> Any:
@@ -166,6 +170,7 @@ def permutation(
 
 
 @named_arguments
+@keyed
 def dropout(key: AnyKey, x: Any, p: float = 0.5) -> Any:
     """`x / (1 - p)` where an element is kept, with probability `1 - p`, and 0 elsewhere.
 

@@ -23,6 +23,7 @@ from fdtensor.ops.random_bits import (
 )
 from fdtensor.ops.random_bits.keys import AnyKey
 from fdtensor.runtime.comm import Comm
+from fdtensor.tensors.random.keyed import keyed
 from fdtensor.tensors.random.target import Device, Where, checked_dtype, drawn, floats
 
 __all__ = ["bits", "exponential", "gumbel", "normal", "randint", "truncated_normal", "uniform"]
@@ -34,6 +35,7 @@ _INTEGERS = (
 
 
 @named_arguments
+@keyed
 def bits(
     key: AnyKey,
     shape: Where,
@@ -59,6 +61,7 @@ def bits(
 
 
 @named_arguments
+@keyed
 def uniform(
     key: AnyKey,
     shape: Where,
@@ -90,6 +93,7 @@ def uniform(
 
 
 @named_arguments
+@keyed
 def normal(
     key: AnyKey,
     shape: Where,
@@ -107,6 +111,7 @@ def normal(
 
 
 @named_arguments
+@keyed
 def truncated_normal(
     key: AnyKey,
     lower: float,
@@ -131,6 +136,7 @@ def truncated_normal(
 
 
 @named_arguments
+@keyed
 def exponential(
     key: AnyKey,
     shape: Where,
@@ -148,6 +154,7 @@ def exponential(
 
 
 @named_arguments
+@keyed
 def gumbel(
     key: AnyKey,
     shape: Where,
@@ -165,6 +172,7 @@ def gumbel(
 
 
 @named_arguments
+@keyed
 def randint(
     key: AnyKey,
     shape: Where,
