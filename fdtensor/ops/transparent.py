@@ -13,7 +13,7 @@ import torch
 from torch.masked import MaskedTensor
 from torch.overrides import TorchFunctionMode
 
-from fdtensor.layouts.callsite import user_line
+from fdtensor.layouts.callsite import torch_line, user_line
 from fdtensor.layouts.dtypes import dtype_name
 from fdtensor.layouts.errors import DataDependentError, TraceError
 from fdtensor.layouts.torch_private import (
@@ -34,6 +34,7 @@ from fdtensor.layouts.torch_private import (
     saving_hooks,
     schema_of,
     set_onednn_enabled,
+    without_validation,
 )
 from fdtensor.ops.writes import checked_write
 
@@ -68,12 +69,23 @@ def needs_values(func: Any, args: Any) -> DataDependentError:
         sentence = f"{name} reads the values of {type}"
     else:
         sentence = f"the shape of what {name} gives depends on the values of {type}"
+    asking = torch_line()
     return DataDependentError(
         f"{sentence}, which a traced function does not know.",
         line=user_line() or "not known",
-        hint="Use torch.where, masks or sizes that are known, or return the tensor and look at it "
-        'outside; `call` and spmd(f, on_data_dependent="replicate") run all of it on replicas.',
+        **({"inside": asking} if asking else {}),
+        hint=_OF_DISTRIBUTIONS if "/distributions/" in (asking or "") else _OF_VALUES,
     )
+
+
+_OF_VALUES = (
+    "Use torch.where, masks or sizes that are known, or return the tensor and look at it "
+    'outside; `call` and spmd(f, on_data_dependent="replicate") run all of it on replicas.'
+)
+
+_OF_DISTRIBUTIONS = (
+    "Leave out validate_args=True: by default a distribution in a traced function checks no values."
+)
 
 
 _ITEM = torch.ops.aten._local_scalar_dense.default
@@ -103,7 +115,14 @@ def transparent(of_caller: bool) -> Iterator[None]:
         hooks.append(saving_hooks(True))
         pop_saving_hooks()
     try:
-        with as_if_compiling(of_caller), _Plain(), _as_written(), _without_masked(), folding():
+        with (
+            as_if_compiling(of_caller),
+            without_validation(),
+            _Plain(),
+            _as_written(),
+            _without_masked(),
+            folding(),
+        ):
             yield
     finally:
         for pack, unpack in reversed(hooks):

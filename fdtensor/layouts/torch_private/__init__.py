@@ -111,6 +111,7 @@ from fdtensor.layouts.torch_private.settings import (
     set_deterministic,
     set_onednn_enabled,
     without_autocast,
+    without_validation,
 )
 from fdtensor.layouts.torch_private.sizes import (
     SYMBOLIC,
@@ -251,6 +252,7 @@ __all__ = [
     "set_deterministic",
     "set_onednn_enabled",
     "without_autocast",
+    "without_validation",
     "SYMBOLIC",
     "conditions_on_sizes",
     "size_environment",
