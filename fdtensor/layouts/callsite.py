@@ -7,12 +7,13 @@ import inspect
 import linecache
 import os
 import sysconfig
+import warnings
 from types import FrameType
 
 import optree
 import torch
 
-__all__ = ["torch_line", "user_line", "user_line_of", "user_place"]
+__all__ = ["torch_line", "user_line", "user_line_of", "user_place", "warn_user"]
 
 
 def _folder(file: str | None) -> str:
@@ -65,6 +66,15 @@ def user_line_of(error: BaseException) -> str | None:
             line = _text(step.tb_frame, step.tb_lineno)
         step = step.tb_next
     return line
+
+
+def warn_user(text: str, kind: type[Warning]) -> None:
+    """A warning that points at that line, however deep below it is said."""
+    frame: FrameType | None = inspect.currentframe()
+    level = 1
+    while (frame := frame and frame.f_back) and not _is_user(frame.f_code.co_filename):
+        level += 1
+    warnings.warn(text, kind, stacklevel=level + 1)
 
 
 def torch_line() -> str | None:
