@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import optree
 import torch
 from torch.masked import MaskedTensor
 from torch.overrides import TorchFunctionMode
@@ -200,6 +201,24 @@ def _has_values(tensor: torch.Tensor) -> bool:
     return not wrapped and not isinstance(tensor, FakeTensor)
 
 
+def _refuse_copied(func: Any, args: Any) -> None:
+    """Refuses `torch.tensor` of lists with tensors, which it reads one by one."""
+    if func not in _COPIES or not args or not isinstance(args[0], (list, tuple)):
+        return
+    tensors = [t for t in optree.tree_leaves(args[0]) if isinstance(t, torch.Tensor)]
+    if not all(map(_has_values, tensors)):
+        raise DataDependentError(
+            f"torch.{func.__name__} of a list reads the values of its tensors, which a traced "
+            "function does not know.",
+            line=user_line() or "not known",
+            hint=f"Write torch.stack([...]), which has derivatives too, for torch.{func.__name__}"
+            "([...]).",
+        )
+
+
+_COPIES = {torch.tensor, torch.as_tensor, torch.asarray}
+
+
 def _refuse_fused(func: Any) -> None:
     """Refuses the steps of fused optimizers, which functionalization supports in some cases."""
     name = getattr(func, "__name__", "").partition(".")[0]
@@ -219,6 +238,7 @@ class _Plain(TorchFunctionMode):
             raise needs_values(func, args)
         name = qualified_name_or(func)
         _refuse_fused(func)
+        _refuse_copied(func, args)
         replacement = _RECORDED_AS.get(func, _RECORDED_AS.get(name))
         if replacement is not None:
             for kind in types:

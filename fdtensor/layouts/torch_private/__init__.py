@@ -7,11 +7,7 @@ resolves them all, and fails where another file uses a private name.
 
 from __future__ import annotations
 
-from fdtensor.layouts.torch_private.compiling import (
-    DYNAMO,
-    as_if_compiling,
-    make_uncompiled,
-)
+from fdtensor.layouts.torch_private.compiling import DYNAMO, as_if_compiling, make_uncompiled
 from fdtensor.layouts.torch_private.distributed import (
     NO_GROUPS,
     c10d_group,
@@ -121,6 +117,7 @@ from fdtensor.layouts.torch_private.sizes import (
     symbolic_size,
 )
 from fdtensor.layouts.torch_private.tensors import (
+    OF_PARAMETERS,
     RESETS,
     ConvNd,
     ConvTransposeNd,
@@ -258,6 +255,7 @@ __all__ = [
     "size_environment",
     "size_symbol",
     "symbolic_size",
+    "OF_PARAMETERS",
     "RESETS",
     "ConvNd",
     "ConvTransposeNd",
