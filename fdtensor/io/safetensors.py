@@ -17,6 +17,7 @@ from fdtensor.io.checkpoint.boxes import rectangles, view
 from fdtensor.io.checkpoint.fresh import Fresh
 from fdtensor.io.checkpoint.headers import DTYPES, Header, headers, opened
 from fdtensor.io.checkpoint.names import Leaf, named
+from fdtensor.io.checkpoint.one_path import of_paths, one_path
 from fdtensor.io.checkpoint.request import Request, request
 from fdtensor.io.checkpoint.stored import Contents, Stored, checked_path
 from fdtensor.io.checkpoint.sums import KEY, Sums
@@ -60,8 +61,9 @@ def load_safetensors(path: Any, layouts: Any, comm: Comm[Any], *, strict: bool =
     (tensor([0, 1]), tensor([2, 3]))
     """
     about = "load_safetensors"
-    where, wanted, fresh = together(about, comm, lambda: _prepared(path, layouts, comm, strict))
-    together(about, comm, lambda: _read(where, fresh))
+    with of_paths(path, comm):
+        where, wanted, fresh = together(about, comm, lambda: _prepared(path, layouts, comm, strict))
+        together(about, comm, lambda: _read(where, fresh))
     return wanted.filled({name: x.value() for name, x in fresh.items()})
 
 
@@ -119,6 +121,7 @@ def save_safetensors(tree: Any, path: Any, comm: Comm[Any], *, overwrite: bool =
     i64[4]
     """
     about = "save_safetensors"
+    one_path(about, path, comm)
     leaves = together(about, comm, lambda: _checked(tree, Path(checked_path(path)), overwrite))
     target = Path(path)
     files = _shared_out(leaves, target, comm)

@@ -7,12 +7,13 @@ import inspect
 import linecache
 import os
 import sysconfig
+import warnings
 from types import FrameType
 
 import optree
 import torch
 
-__all__ = ["user_line", "user_line_of", "user_place"]
+__all__ = ["torch_line", "user_line", "user_line_of", "user_place", "warn_user"]
 
 
 def _folder(file: str | None) -> str:
@@ -24,6 +25,10 @@ _OWN = (
     *("<fdtensor ", "<frozen ", "<attrs generated ", "<eval_with_key>"),
 )
 """How the names of files begin whose lines nobody has to mend."""
+
+_TORCH = _folder(torch.__file__)
+_CALLS = os.path.join("nn", "modules", "module.py")
+"""The file of torch in which each module calls its forward."""
 
 _CELL = os.sep + "ipykernel_"
 """A part of the name of the file that a cell of a notebook is for Python."""
@@ -61,6 +66,30 @@ def user_line_of(error: BaseException) -> str | None:
             line = _text(step.tb_frame, step.tb_lineno)
         step = step.tb_next
     return line
+
+
+def warn_user(text: str, kind: type[Warning]) -> None:
+    """A warning that points at that line, however deep below it is said."""
+    frame: FrameType | None = inspect.currentframe()
+    level = 1
+    while (frame := frame and frame.f_back) and not _is_user(frame.f_code.co_filename):
+        level += 1
+    warnings.warn(text, kind, stacklevel=level + 1)
+
+
+def torch_line() -> str | None:
+    """The innermost line of torch's public Python that the user's line calls: `torch/f.py:4: x[0]`.
+
+    None where the user's line is at work by itself, or a module only calls its forward.
+    """
+    frame: FrameType | None = inspect.currentframe()
+    while frame is not None and not _is_user(file := frame.f_code.co_filename):
+        inner = file[len(_TORCH) :] if file.startswith(_TORCH) else "_"
+        if not inner.startswith("_") and f"{os.sep}_" not in inner and inner != _CALLS:
+            code = linecache.getline(file, frame.f_lineno, frame.f_globals).strip()
+            return f"torch/{inner.replace(os.sep, '/')}:{frame.f_lineno}: {code}"
+        frame = frame.f_back
+    return None
 
 
 @functools.lru_cache(maxsize=4096)

@@ -35,8 +35,9 @@ from fdtensor.ops.saved_values import CONSTRAIN, phase
 from fdtensor.ops.sizes import Sizes
 from fdtensor.ops.transparent import needs_values
 from fdtensor.ops.value_checks import CHECKED
+from fdtensor.ops.write_errors import write_error
 
-__all__ = ["CallRecorder", "write_error"]
+__all__ = ["CallRecorder"]
 
 aten = torch.ops.aten
 
@@ -153,7 +154,7 @@ class CallRecorder(TorchDispatchMode):
         _refuse(func, args)
         if func is _BATCH_NORM and args[5] and args[3] is not None:
             if not all(isinstance(t, FakeTensor) for t in args[3:5]):
-                raise write_error("batch norm in training mode")
+                raise write_error("batch norm in training mode", args[3])
             return self._batch_norm(args)
         args, kwargs = mapped((args, kwargs), self.fake)
         otherwise = OTHERWISE.get(func)
@@ -268,7 +269,7 @@ class CallRecorder(TorchDispatchMode):
 def _refuse(func: Any, args: Any) -> None:
     refuse_random(func, args)
     if schema_of(func).is_mutable:
-        raise write_error(str(func))
+        raise write_error(str(func), *args[:1])
     if packet_name(func).startswith(("quantize_per_", "dequantize")):
         raise TraceError(
             f"{func} is of quantized tensors, and only plain ones are recorded.",
@@ -288,11 +289,3 @@ def _unmasked(func: Any, args: Any, out: Any) -> Any:
 
 def _smooth(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
-
-
-def write_error(writer: str) -> TraceError:
-    """The error for a write, in place, to a tensor that the function closes over."""
-    return TraceError(
-        f"{writer} writes to a tensor that the function closes over.",
-        hint="Pass the tensor as an argument and return its new value.",
-    )

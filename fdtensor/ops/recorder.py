@@ -24,7 +24,7 @@ from fdtensor.layouts.torch_private import (
     turn_functionalization_on,
 )
 from fdtensor.ops.ambient import neutral
-from fdtensor.ops.call_recorder import CallRecorder, write_error
+from fdtensor.ops.call_recorder import CallRecorder
 from fdtensor.ops.functional import unwrapped
 from fdtensor.ops.graph import Call, Full, Graph, Var, pruned
 from fdtensor.ops.loop_values import with_kept_values, without_dead_carries
@@ -33,6 +33,7 @@ from fdtensor.ops.randomness import Numbers, without_rejection
 from fdtensor.ops.saved_values import with_saved_values
 from fdtensor.ops.sizes import Sizes
 from fdtensor.ops.transparent import ALONE, needs_values, transparent
+from fdtensor.ops.write_errors import write_error
 
 __all__ = ["draw_from", "record"]
 

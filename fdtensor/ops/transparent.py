@@ -9,11 +9,12 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import optree
 import torch
 from torch.masked import MaskedTensor
 from torch.overrides import TorchFunctionMode
 
-from fdtensor.layouts.callsite import user_line
+from fdtensor.layouts.callsite import torch_line, user_line
 from fdtensor.layouts.dtypes import dtype_name
 from fdtensor.layouts.errors import DataDependentError, TraceError
 from fdtensor.layouts.torch_private import (
@@ -34,6 +35,7 @@ from fdtensor.layouts.torch_private import (
     saving_hooks,
     schema_of,
     set_onednn_enabled,
+    without_validation,
 )
 from fdtensor.ops.writes import checked_write
 
@@ -68,12 +70,23 @@ def needs_values(func: Any, args: Any) -> DataDependentError:
         sentence = f"{name} reads the values of {type}"
     else:
         sentence = f"the shape of what {name} gives depends on the values of {type}"
+    asking = torch_line()
     return DataDependentError(
         f"{sentence}, which a traced function does not know.",
         line=user_line() or "not known",
-        hint="Use torch.where, masks or sizes that are known, or return the tensor and look at it "
-        'outside; `call` and spmd(f, on_data_dependent="replicate") run all of it on replicas.',
+        **({"inside": asking} if asking else {}),
+        hint=_OF_DISTRIBUTIONS if "/distributions/" in (asking or "") else _OF_VALUES,
     )
+
+
+_OF_VALUES = (
+    "Use torch.where, masks or sizes that are known, or return the tensor and look at it "
+    'outside; `call` and spmd(f, on_data_dependent="replicate") run all of it on replicas.'
+)
+
+_OF_DISTRIBUTIONS = (
+    "Leave out validate_args=True: by default a distribution in a traced function checks no values."
+)
 
 
 _ITEM = torch.ops.aten._local_scalar_dense.default
@@ -103,7 +116,14 @@ def transparent(of_caller: bool) -> Iterator[None]:
         hooks.append(saving_hooks(True))
         pop_saving_hooks()
     try:
-        with as_if_compiling(of_caller), _Plain(), _as_written(), _without_masked(), folding():
+        with (
+            as_if_compiling(of_caller),
+            without_validation(),
+            _Plain(),
+            _as_written(),
+            _without_masked(),
+            folding(),
+        ):
             yield
     finally:
         for pack, unpack in reversed(hooks):
@@ -181,6 +201,24 @@ def _has_values(tensor: torch.Tensor) -> bool:
     return not wrapped and not isinstance(tensor, FakeTensor)
 
 
+def _refuse_copied(func: Any, args: Any) -> None:
+    """Refuses `torch.tensor` of lists with tensors, which it reads one by one."""
+    if func not in _COPIES or not args or not isinstance(args[0], (list, tuple)):
+        return
+    tensors = [t for t in optree.tree_leaves(args[0]) if isinstance(t, torch.Tensor)]
+    if not all(map(_has_values, tensors)):
+        raise DataDependentError(
+            f"torch.{func.__name__} of a list reads the values of its tensors, which a traced "
+            "function does not know.",
+            line=user_line() or "not known",
+            hint=f"Write torch.stack([...]), which has derivatives too, for torch.{func.__name__}"
+            "([...]).",
+        )
+
+
+_COPIES = {torch.tensor, torch.as_tensor, torch.asarray}
+
+
 def _refuse_fused(func: Any) -> None:
     """Refuses the steps of fused optimizers, which functionalization supports in some cases."""
     name = getattr(func, "__name__", "").partition(".")[0]
@@ -200,6 +238,7 @@ class _Plain(TorchFunctionMode):
             raise needs_values(func, args)
         name = qualified_name_or(func)
         _refuse_fused(func)
+        _refuse_copied(func, args)
         replacement = _RECORDED_AS.get(func, _RECORDED_AS.get(name))
         if replacement is not None:
             for kind in types:

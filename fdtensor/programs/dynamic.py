@@ -7,13 +7,12 @@ another one has, so that results come out alike.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 
-from fdtensor.layouts.callsite import user_line
+from fdtensor.layouts.callsite import user_line, warn_user
 from fdtensor.layouts.errors import FallbackWarning
 from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.tensor_type import TensorType
@@ -102,4 +101,4 @@ class Dynamic:
         if why not in self.told:
             self.told.add(why)
             text = f"{name} is recorded again for each size, since {why}"
-            warnings.warn(f"{text} ({user_line() or 'not known'})", FallbackWarning, stacklevel=3)
+            warn_user(f"{text} ({user_line() or 'not known'})", FallbackWarning)

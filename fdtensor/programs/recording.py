@@ -7,7 +7,6 @@ import functools
 import inspect
 import re
 import traceback
-import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ import attrs
 import optree
 import torch
 
-from fdtensor.layouts.callsite import user_line, user_line_of
+from fdtensor.layouts.callsite import user_line, user_line_of, warn_user
 from fdtensor.layouts.errors import FallbackWarning, FdtensorError, TraceError
 from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.tensor_type import TensorType
@@ -26,6 +25,7 @@ from fdtensor.ops.recorder import record
 from fdtensor.ops.rewrite import rewritten
 from fdtensor.ops.sizes import Sizes
 from fdtensor.ops.sources import Sources
+from fdtensor.ops.write_errors import AS_BUFFERS
 
 __all__ = ["TENSOR", "Recorded", "filled", "name_of", "recorded", "refuse_no_function"]
 
@@ -229,8 +229,10 @@ def _tell_lost(
             hint="Call it in a function that returns the new values too, or leave out what it "
             "writes to: running statistics may be None.",
         )
-    text = f"{sentence}; return it too, or write to a clone() ({line})"
-    warnings.warn(text, FallbackWarning, stacklevel=2)
+    cure = (
+        AS_BUFFERS if getattr(call.mark, "module", "") else "Return it too, or write to a clone()."
+    )
+    warn_user(f"{sentence} ({line}). {cure}", FallbackWarning)
 
 
 def _line_of(error: BaseException) -> str:

@@ -29,10 +29,32 @@ class Bound:
     """By the names that `module.named_parameters()` and `named_buffers()` give."""
     function: Spmd[..., Any] = attrs.field(alias="function")
     """The forward as a function of `params` and the arguments."""
+    updating: Spmd[..., Any]
+    """The same, which gives the new buffers too."""
 
     @opaque
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(self.params, *args, **kwargs)
+
+    @opaque
+    def updated(self, *args: Any, **kwargs: Any) -> tuple[Any, Bound]:
+        """The result of a call, and the module with what the call has written to its buffers.
+
+        They are those among `params`, such as the running statistics of a batch norm in training.
+
+        >>> mesh = Mesh(x=2)
+        >>> comm = SimulatedComm(mesh)
+        >>> norm = torch.nn.BatchNorm1d(3)
+        >>> held = [*norm.named_parameters(), *norm.named_buffers()]
+        >>> params = {n: distribute(t.detach(), mesh.layout(), comm) for n, t in held}
+        >>> x = distribute(torch.ones(4, 3), mesh.layout("x"), comm)
+        >>> y, bound = bind(norm, params).updated(x)
+        >>> bound.params["running_mean"].full()
+        tensor([0.1000, 0.1000, 0.1000])
+        """
+        result, written = self.updating(self.params, *args, **kwargs)
+        placed = {n: x.redistribute(self.params[n].layout) for n, x in written.items()}
+        return result, attrs.evolve(self, params={**self.params, **placed})
 
     def trace(self, *args: Any, **kwargs: Any) -> Program:
         """The program that a call with these arguments runs."""
@@ -76,8 +98,15 @@ def bind(module: torch.nn.Module, params: Mapping[str, DTensor[Any]], **options:
     def forward(params: dict[str, torch.Tensor], *args: Any, **kwargs: Any) -> Any:
         return torch.func.functional_call(module, params, args, kwargs)
 
-    forward.__name__ = type(module).__name__
-    return Bound(module, params, Spmd(forward, Options(**options)))
+    def updating(params: dict[str, torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+        result = forward(params, *args, **kwargs)
+        return result, {n: params[n] for n, _ in module.named_buffers() if n in params}
+
+    forward.__name__ = updating.__name__ = type(module).__name__
+    wanted = Options(**options)
+    asked = wanted.out_layouts
+    of_both = wanted if asked is None else attrs.evolve(wanted, out_layouts=(asked, None))
+    return Bound(module, params, Spmd(forward, wanted), Spmd(updating, of_both))
 
 
 def _refuse_other_names(module: torch.nn.Module, params: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import attrs
 import torch
 
+from fdtensor.layouts.callsite import warn_user
 from fdtensor.layouts.display import display
 from fdtensor.layouts.errors import CommError, FdtensorError
 from fdtensor.layouts.layout import Layout
@@ -25,9 +26,9 @@ from fdtensor.runtime.comm import Comm, Value
 from fdtensor.runtime.cotangents import collecting
 from fdtensor.runtime.interpreter import run
 from fdtensor.tensors.owed import Collecting, Owed, StandIn, at_hand
-from fdtensor.tensors.refusals import refuse_many, refuse_no_cotangents, unchanging
+from fdtensor.tensors.refusals import refuse_clipping, refuse_many, refuse_no_cotangents, unchanging
 from fdtensor.tensors.tensor_like import TensorLike
-from fdtensor.tensors.torch_transforms import ToldByTorch
+from fdtensor.tensors.torch_transforms import ToldByTorch, asked_by_clipping
 
 __all__ = ["DTensor", "due", "in_traces", "is_dtensor", "read_by_call", "settled"]
 
@@ -179,10 +180,22 @@ class DTensor(Generic[Value], _LikeTensor, metaclass=ToldByTorch):  # type: igno
 
     @property
     def grad(self) -> DTensor[Value] | None:
-        """The gradient that a backward left in the local tensors, or None."""
-        if due(self) is not self:
+        """The gradient that a backward left in the local tensors, or None; that of a leaf alone."""
+        if asked_by_clipping():
+            raise refuse_clipping(self)
+        is_due = due(self) is not self
+        leaves = self.comm.leaves(at_hand(self.held) if is_due else self.local)
+        if not all(leaf.is_leaf or leaf.retains_grad for leaf in leaves):
+            warn_user(
+                f"this DTensor ({self.type}) is no leaf of autograd, so that no backward leaves a "
+                ".grad in it; write w = distribute(t, layout, comm).requires_grad_() for one of t "
+                "that requires none, or w = w.detach().requires_grad_(), and compute with w",
+                UserWarning,
+            )
             return None
-        grads: list[Any] = [leaf.grad for leaf in self.comm.leaves(self.local)]
+        if is_due:
+            return None
+        grads: list[Any] = [leaf.grad for leaf in leaves]
         missing = [grad is None for grad in grads]
         if all(missing):
             return None

@@ -12,12 +12,13 @@ import torch.nn.functional as F
 from fdtensor.layouts.callsite import user_line
 from fdtensor.layouts.errors import NotTorchError
 from fdtensor.layouts.expected import no_argument
-from fdtensor.layouts.torch_private import OpOverload, OpOverloadPacket, schema_of
+from fdtensor.layouts.torch_private import OF_PARAMETERS, OpOverload, OpOverloadPacket, schema_of
 from fdtensor.tensors.torch_transforms import INSTEAD, asked_by_a_transform
 
 __all__ = [
     "Absent",
     "lacked",
+    "refuse_clipping",
     "refuse_device",
     "refuse_many",
     "refuse_no_cotangents",
@@ -147,7 +148,8 @@ def refuse_no_dims(x: Any) -> NotTorchError:
     """The error for the length of a tensor without dims."""
     return _error(
         "a DTensor without dims has no length.",
-        "Write x.item() for its number; x.full(), not torch.tensor(x), for a tensor of torch.",
+        "Write x.item() for its number; torch.stack([...]), not torch.tensor([...]), for one "
+        "of several; x.full(), not torch.tensor(x), for a tensor of torch.",
         {"x": x},
     )
 
@@ -165,15 +167,36 @@ def refuse_device(x: Any, given: Any) -> None:
         )
 
 
+_ANOTHER = "Make another: call(f, x), x.redistribute(layout), attrs.evolve(x, local=...)."
+
+_SET_INSTEAD = {
+    "grad": "Write x = x.detach().requires_grad_() for a leaf with these values and no gradient.",
+    "data": "Write x = y.detach().requires_grad_() for a leaf with other values.",
+    "requires_grad": "Write x.requires_grad_(), or x = x.detach().",
+    OF_PARAMETERS: "Write x = x.detach().requires_grad_(), and fd.bind(module, {name: x}) for a "
+    "module with it.",
+}
+"""What to write for an attribute of a tensor that torch lets one set."""
+
+
+def refuse_clipping(x: object) -> NotTorchError:
+    """The error for `torch.nn.utils.clip_grad_norm_` of DTensors, of which it sees no blocks."""
+    return _error(
+        "torch.nn.utils clips the gradients of tensors of torch, and not of a DTensor.",
+        "Write fd.optim.clip_grad_norm_(params, max_norm), which counts each element once and all "
+        "ranks call; or optimizer.step(params, {name: g.clamp(-1, 1)}, state) with fd.optim.",
+        {"x": x},
+    )
+
+
 def unchanging(kind: K) -> K:
     """A frozen class whose attributes say, where one is set, that nothing of it changes."""
 
     def refuse(x: object, name: str, *_: object) -> NoReturn:
-        raise _error(
-            f"a DTensor never changes: {name!r} cannot be set.",
-            "Make another: call(f, x), x.redistribute(layout), attrs.evolve(x, local=...).",
-            {"x": x},
-        )
+        sentence = f"a DTensor never changes: {name!r} cannot be set."
+        if name == OF_PARAMETERS:
+            sentence = "a DTensor is no torch.nn.Parameter, and never changes to one."
+        raise _error(sentence, _SET_INSTEAD.get(name, _ANOTHER), {"x": x})
 
     for name in ("__setattr__", "__delattr__"):
         setattr(kind, name, refuse)

@@ -27,6 +27,7 @@ from fdtensor.tensors.refusals import (
     refuse_write,
     refuse_writing,
 )
+from fdtensor.tensors.torch_transforms import name_for_torch
 
 __all__ = ["TensorLike", "computes"]
 
@@ -131,6 +132,10 @@ class TensorLike:
     def __delitem__(self, index: Any) -> None:
         raise refuse_write("del x[...]", self, "call(f, x) for another one")
 
+    @property
+    def __name__(self) -> str:
+        return name_for_torch(type(self))
+
     # --- facts, which need no values -------------------------------------------------------------
 
     def size(self, dim: int | None = None) -> Any:
@@ -227,14 +232,7 @@ _BINARY = {
     "rshift": torch.bitwise_right_shift,
 }
 
-_COMPARISONS = {
-    "lt": torch.lt,
-    "le": torch.le,
-    "gt": torch.gt,
-    "ge": torch.ge,
-    "eq": torch.eq,
-    "ne": torch.ne,
-}
+_COMPARISONS = {name: getattr(torch, name) for name in ("lt", "le", "gt", "ge", "eq", "ne")}
 
 
 def _operand(value: Any) -> bool:

@@ -1,12 +1,13 @@
-"""What torch's own transforms say of a DTensor, which they do not take: those that do."""
+"""What torch's own Python says of a DTensor that it does not take: what takes one."""
 
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 from fdtensor.layouts.torch_private import TRANSFORMS_FOLDER
 
-__all__ = ["INSTEAD", "ToldByTorch", "asked_by_a_transform"]
+__all__ = ["INSTEAD", "ToldByTorch", "asked_by_a_transform", "asked_by_clipping", "name_for_torch"]
 
 INSTEAD = (
     "fd.grad, fd.grad_and_value, fd.vjp, fd.jvp, fd.vmap, fd.jacrev, fd.jacfwd and fd.hessian "
@@ -27,7 +28,33 @@ class ToldByTorch(type):
 
 def asked_by_a_transform() -> bool:
     """Whether a transform of torch itself is what asks the caller of this function."""
-    frame = inspect.currentframe()
-    for _ in range(2):
+    return TRANSFORMS_FOLDER in _file_of_caller(2)
+
+
+def asked_by_clipping() -> bool:
+    """The same for `torch.nn.utils.clip_grad_norm_` and what else clips gradients."""
+    return _file_of_caller(2).endswith("/nn/utils/clip_grad.py")
+
+
+def name_for_torch(kind: type) -> str:
+    """The name of a kind of record, for optimizers and modules with what to write instead.
+
+    They ask a record for it, by `torch.typename`, to say that it is no parameter. Nobody else does.
+    """
+    asking = _file_of_caller(3)
+    if asking.endswith("/optim/optimizer.py"):
+        return (
+            f"{kind.__qualname__}, for which fd.optim has optimizers of the same names; "
+            "those of torch step on fd.optim.local_tensors(params)"
+        )
+    if asking.endswith("/nn/modules/module.py"):
+        return f"{kind.__qualname__}, with which fd.bind(module, {{name: x}}) calls a module"
+    raise AttributeError(f"{kind.__qualname__!r} object has no attribute '__name__'")
+
+
+def _file_of_caller(levels: int) -> str:
+    """The file whose code stands this many calls above the caller of this function."""
+    frame: Any = inspect.currentframe()
+    for _ in range(levels + 1):
         frame = frame and frame.f_back
-    return frame is not None and TRANSFORMS_FOLDER in frame.f_code.co_filename
+    return "" if frame is None else frame.f_code.co_filename.replace("\\", "/")

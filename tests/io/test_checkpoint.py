@@ -1,5 +1,6 @@
 """Tests of checkpoint: any blocks to files and back, beside torch's own state dicts."""
 
+import shutil
 import tempfile
 import warnings
 from math import prod
@@ -22,6 +23,7 @@ from fdtensor.io.checkpoint import (
 )
 from fdtensor.io.checkpoint.boxes import bounding, rectangle, rectangles, shared, view
 from fdtensor.io.checkpoint.names import joined, named, nested
+from fdtensor.io.safetensors import load_safetensors, save_safetensors
 from fdtensor.layouts.errors import CheckpointError, FdtensorError, ValueTreeError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
@@ -513,6 +515,46 @@ def test_all_ranks_fail_where_one_does(pool4, tmp_path):
         assert "is not what is there" in said[3]
         assert ("rank 3" in said[3]) == (rank != 3)
         assert said[4].startswith("CheckpointError: the checkpoint at")
+
+
+@pytest.mark.mesh
+def test_paths_that_differ_by_rank_are_listed(pool4, tmp_path):
+    def check(path):
+        comm = connect(Mesh(x=4))
+        x = {"x": distribute(torch.arange(5), Mesh(x=4).layout("x"), comm)}
+        own = path / f"of_{comm.rank % 2}"
+        own.mkdir(exist_ok=True)
+        said = []
+        for act in (
+            lambda: save_checkpoint(x, own, comm),
+            lambda: save_safetensors(x, own, comm),
+            lambda: load_checkpoint(own, x, comm),
+            lambda: load_safetensors(own, {"x": x["x"].layout}, comm),
+            lambda: save_checkpoint(x, path, comm),
+        ):
+            try:
+                act()
+                said.append(None)
+            except CheckpointError as error:
+                said.append((error.sentence, error.facts, error.hint))
+        copies = path / f"copy_{comm.rank}"
+        shutil.copytree(path, copies, ignore=shutil.ignore_patterns("copy_*"))
+        back = load_checkpoint(copies, x, comm)["x"]  # each machine may have its own copy
+        return said, torch.equal(back.full(), torch.arange(5))
+
+    for said, is_same in pool4.run(check, tmp_path):
+        assert is_same
+        *failed, last = said
+        assert last is None
+        for about, (sentence, facts, hint) in zip(
+            ("checkpoint", "safetensors"), failed, strict=False
+        ):
+            assert sentence == f"save_{about}: ranks gave different paths."
+            assert facts == {f"rank {i}": repr(str(tmp_path / f"of_{i}")) for i in (0, 1)}
+            assert "make a temporary one on one rank" in hint
+        for _, facts, hint in failed[2:]:
+            assert facts["rank 1"] == repr(str(tmp_path / "of_1"))
+            assert hint.startswith("Ranks gave different paths.")
 
 
 @pytest.mark.mesh

@@ -138,6 +138,18 @@ Use torch.where, masks or sizes that are known, or return the tensor and look at
 `call` and spmd(f, on_data_dependent="replicate") run all of it on replicas."""
 
 
+@pytest.mark.parametrize("copy", [torch.tensor, torch.as_tensor, torch.asarray])
+def test_a_tensor_of_a_list_of_tensors_is_a_stack(copy):
+    for f in (lambda x: copy([x[0, 0], x[1, 1]]), lambda x: copy([[x[0, 0], 1.0]])):
+        with pytest.raises(DataDependentError, match=f"{copy.__name__} of a list") as raised:
+            spmd(f)(laid())
+        assert raised.value.hint.startswith("Write torch.stack([...])")
+        assert torch.equal(call(f, laid()).full(), f(X))
+    assert torch.equal(
+        spmd(lambda x: x + copy([[1.0], [2.0]]))(laid()).full(), X + copy([[1], [2]])
+    )
+
+
 def test_a_backward_that_asks_is_refused_at_the_call():
     x = laid().requires_grad_()
     with pytest.raises(DataDependentError) as raised:

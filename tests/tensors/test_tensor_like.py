@@ -217,3 +217,46 @@ def test_it_is_still_no_tensor():
     assert optree.tree_leaves([X]) == [X]
     assert len({X, X}) == 1
     same(call(torch.add, X, 1), A + 1)
+
+
+# --- what torch says of one ----------------------------------------------------------------------
+
+
+def of_a_row():
+    mesh = Mesh(x=2)
+    return distribute(torch.ones(4), mesh.layout("x"), SimulatedComm(mesh))
+
+
+def test_optimizers_and_modules_of_torch_name_what_takes_one():
+    x = of_a_row()
+    with pytest.raises(TypeError, match=r"DTensor, for which fd.optim has .*local_tensors\(params"):
+        torch.optim.AdamW([x])
+    with pytest.raises(TypeError, match=r"DTensor, with which fd.bind\(module, {name: x}\)"):
+        torch.nn.Linear(4, 4).weight = x
+    assert not hasattr(x, "__name__")
+    assert DTensor.__name__ == "DTensor"
+
+
+def test_a_gradient_of_no_leaf_is_warned_of_at_the_line_that_asks():
+    x = of_a_row().requires_grad_()
+    source = torch.ones(4, requires_grad=True)
+    given, owed = distribute(source, x.layout, x.comm), x.reshape(2, 2) @ x.reshape(2, 2)
+    given.sum().backward()
+    for y in (given, owed, x * 2, x.redistribute(x.mesh.layout())):
+        with pytest.warns(UserWarning, match="is no leaf of autograd") as told:
+            assert y.grad is None
+        assert [one.filename for one in told] == [__file__]
+        assert "requires_grad_()" in str(told[0].message)
+    assert source.grad is not None
+    assert x.grad is None
+    assert x.detach().grad is None
+    assert (x.detach().reshape(2, 2) @ x.detach().reshape(2, 2)).grad is None
+
+
+def test_a_gradient_that_was_asked_to_be_kept_is_there():
+    x = of_a_row().requires_grad_()
+    y = x * 2
+    for leaf in y.local:
+        leaf.retain_grad()
+    y.sum().backward()
+    assert torch.equal(y.grad.full(), torch.ones(4))

@@ -14,6 +14,7 @@ from fdtensor.io.checkpoint.contents import reader_catalog
 from fdtensor.io.checkpoint.elsewhere import read_elsewhere
 from fdtensor.io.checkpoint.folder import Folder, folder_at
 from fdtensor.io.checkpoint.fresh import Fresh
+from fdtensor.io.checkpoint.one_path import of_paths
 from fdtensor.io.checkpoint.read import read
 from fdtensor.io.checkpoint.request import Request, request
 from fdtensor.io.checkpoint.stored import checked_path
@@ -59,12 +60,13 @@ def load_checkpoint(
     """
     refuse_no_comm(comm)
     settled(comm)
-    prepared = together(
-        "load_checkpoint",
-        comm,
-        lambda: _prepared(path, like, comm, strict, objects),
-        _Prepared.same,
-    )
+    with of_paths(path, comm):
+        prepared = together(
+            "load_checkpoint",
+            comm,
+            lambda: _prepared(path, like, comm, strict, objects),
+            _Prepared.same,
+        )
     wanted, fresh = prepared.wanted, prepared.fresh
     if isinstance(path, StorageReader):
         names = list(prepared.names)

@@ -16,6 +16,7 @@ from fdtensor.io.checkpoint.background import Saving, settled
 from fdtensor.io.checkpoint.folder import METADATA
 from fdtensor.io.checkpoint.names import Leaf, named
 from fdtensor.io.checkpoint.names import Path as Keys
+from fdtensor.io.checkpoint.one_path import one_path
 from fdtensor.io.checkpoint.same import differences
 from fdtensor.io.checkpoint.shares import Pieces, Planner, shared_out
 from fdtensor.io.checkpoint.siblings import check_keep
@@ -99,6 +100,7 @@ def save_checkpoint(
         )
     settled(comm)
     about = "save_checkpoint"
+    one_path(about, path, comm)
     options = _Options(overwrite, keep, wait, sync_files)
     leaves = together(about, comm, lambda: _checked(tree, path, comm, options))
     values = {leaf.name: leaf.value for leaf in leaves}

@@ -7,11 +7,7 @@ resolves them all, and fails where another file uses a private name.
 
 from __future__ import annotations
 
-from fdtensor.layouts.torch_private.compiling import (
-    DYNAMO,
-    as_if_compiling,
-    make_uncompiled,
-)
+from fdtensor.layouts.torch_private.compiling import DYNAMO, as_if_compiling, make_uncompiled
 from fdtensor.layouts.torch_private.distributed import (
     NO_GROUPS,
     c10d_group,
@@ -111,6 +107,7 @@ from fdtensor.layouts.torch_private.settings import (
     set_deterministic,
     set_onednn_enabled,
     without_autocast,
+    without_validation,
 )
 from fdtensor.layouts.torch_private.sizes import (
     SYMBOLIC,
@@ -120,6 +117,7 @@ from fdtensor.layouts.torch_private.sizes import (
     symbolic_size,
 )
 from fdtensor.layouts.torch_private.tensors import (
+    OF_PARAMETERS,
     RESETS,
     ConvNd,
     ConvTransposeNd,
@@ -251,11 +249,13 @@ __all__ = [
     "set_deterministic",
     "set_onednn_enabled",
     "without_autocast",
+    "without_validation",
     "SYMBOLIC",
     "conditions_on_sizes",
     "size_environment",
     "size_symbol",
     "symbolic_size",
+    "OF_PARAMETERS",
     "RESETS",
     "ConvNd",
     "ConvTransposeNd",

@@ -4,9 +4,12 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Generator
 from typing import Any
 
 import torch
+from torch.distributions import Distribution
 
 __all__ = [
     "autocast_devices",
@@ -18,6 +21,7 @@ __all__ = [
     "set_deterministic",
     "set_onednn_enabled",
     "without_autocast",
+    "without_validation",
 ]
 
 _C: Any = torch._C
@@ -48,3 +52,17 @@ onednn_enabled: Any = _C._get_mkldnn_enabled
 
 set_onednn_enabled: Any = _C._set_mkldnn_enabled
 """Sets it."""
+
+
+@contextlib.contextmanager
+def without_validation() -> Generator[None]:
+    """A context in which distributions look at no values, but where `validate_args=True` is said.
+
+    It is for all threads, as the setting of torch is.
+    """
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)

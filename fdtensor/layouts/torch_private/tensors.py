@@ -15,6 +15,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.utils import _pytree
 
 __all__ = [
+    "OF_PARAMETERS",
     "RESETS",
     "ConvNd",
     "ConvTransposeNd",
@@ -42,6 +43,9 @@ version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
 
 storage_number: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
 """The number of a memory: that of no other as long as it is there."""
+
+OF_PARAMETERS = "_is_param"
+"""The attribute that torch sets on a tensor of another kind to make it a parameter."""
 
 ConvNd = _ConvNd
 """The base of all convolutions."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
 from contextvars import ContextVar
 
 import torch
 
-from fdtensor.layouts.callsite import user_line
+from fdtensor.layouts.callsite import user_line, warn_user
 from fdtensor.layouts.errors import FallbackWarning
 from fdtensor.layouts.torch_private import associative_rounds
 from fdtensor.layouts.tree import flatten, unflatten
@@ -126,4 +125,4 @@ def while_loop(cond_fn, body_fn, carried_inputs, additional_inputs=()):
 
 def _told(text):
     """Says, with the line of the user, what a loop costs."""
-    warnings.warn(f"{text} ({user_line() or 'not known'})", FallbackWarning, stacklevel=3)
+    warn_user(f"{text} ({user_line() or 'not known'})", FallbackWarning)

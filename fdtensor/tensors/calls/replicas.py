@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pickle
 import struct
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from fdtensor.layouts.callsite import warn_user
 from fdtensor.layouts.errors import DataDependentError, FallbackWarning
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
@@ -132,4 +132,4 @@ def warn_of_replicas(f: Callable[..., Any], error: DataDependentError, said: set
     if reason not in said:
         said.add(reason)
         text = f"{name_of(f)} runs on replicated operands, whole on every rank: {reason}"
-        warnings.warn(text, FallbackWarning, stacklevel=5)
+        warn_user(text, FallbackWarning)

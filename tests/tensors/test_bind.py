@@ -1,0 +1,85 @@
+"""`bind`: what a module writes to its buffers comes out, or is refused by its name."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import fdtensor as fd
+
+MESH = fd.Mesh(dp=2, tp=2)
+COMM = fd.connect(MESH)
+X = torch.arange(24.0).reshape(4, 6).sin()
+
+
+def normed():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))
+
+
+def laid(tensors, layout=None):
+    held = {name: t.detach() for name, t in tensors}
+    return fd.distribute(held, layout or MESH.layout(), COMM)
+
+
+def tensors_of(module):
+    return laid(module.named_parameters()), laid(module.named_buffers())
+
+
+@pytest.mark.parametrize("options", [{}, {"out_layouts": MESH.layout("dp")}])
+def test_a_call_that_updates_gives_what_the_module_would_hold(options):
+    module = normed()
+    params, buffers = tensors_of(module)
+    buffers["1.running_mean"] = buffers["1.running_mean"].redistribute(MESH.layout("tp"))
+    x = fd.distribute(X, MESH.layout("dp"), COMM)
+
+    y, bound = fd.bind(module, {**params, **buffers}, **options).updated(x)
+    again, bound = bound.updated(x)
+
+    plain = copy.deepcopy(module)
+    for out in (y, again):
+        torch.testing.assert_close(out.full(), plain(X))
+    for name, buffer in plain.named_buffers():
+        torch.testing.assert_close(bound.params[name].full(), buffer)
+        assert bound.params[name].layout is buffers[name].layout
+    assert not module[1].num_batches_tracked, "the module stays as it is"
+    assert y.layout is MESH.layout("dp")
+
+
+def test_a_call_that_updates_is_differentiable():
+    module = normed()
+    params, buffers = tensors_of(module)
+    params = {name: p.requires_grad_() for name, p in params.items()}
+    y, _ = fd.bind(module, {**params, **buffers}).updated(fd.distribute(X, MESH.layout(), COMM))
+    y.square().sum().backward()
+    module(X).square().sum().backward()
+    for name, p in module.named_parameters():
+        torch.testing.assert_close(params[name].grad.full(), p.grad, atol=1e-4, rtol=1e-4)
+
+
+def test_a_write_to_a_buffer_that_is_not_given_names_it():
+    module = normed()
+    params, _ = tensors_of(module)
+    x = fd.distribute(X, MESH.layout("dp"), COMM)
+    for f in (fd.bind(module, params), fd.spmd(module), lambda x: fd.call(module, x)):
+        with pytest.raises(fd.TraceError) as raised:
+            f(x)
+        assert raised.value.sentence == (
+            "Sequential writes to its own '1.num_batches_tracked', which the function closes over."
+        )
+        assert ".updated(x)" in raised.value.hint
+        assert "test_bind.py:" in raised.value.facts["line"]
+    module[1].num_batches_tracked = None
+    with pytest.raises(fd.TraceError, match=r"its own '1.running_mean'"):
+        fd.spmd(module)(x)
+
+
+def test_what_is_lost_is_told_at_the_line_of_the_caller():
+    module = normed()
+    params, buffers = tensors_of(module)
+    bound = fd.bind(module, {**params, **buffers})
+    with pytest.warns(fd.FallbackWarning, match="num_batches_tracked") as told:
+        bound(fd.distribute(X, MESH.layout("dp"), COMM))
+    assert [one.filename for one in told] == [__file__]
+    assert "functional_call(module, (params, buffers), (x,))" in str(told[0].message)
