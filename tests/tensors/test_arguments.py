@@ -10,7 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fdtensor import Mesh, SimulatedComm, call, distribute, spmd
+from fdtensor import Mesh, SimulatedComm, call, distribute, random, spmd
+from fdtensor.errors import FallbackWarning
+from fdtensor.tensors.calls import again
 from fdtensor.tensors.calls.python_state import Reads
 
 MESH = Mesh(b=3)
@@ -314,3 +316,25 @@ def test_functions_of_torch_read_nothing_that_varies_but_what_they_are_around():
     before = around.key()
     scale = 3.0
     assert around.key() != before
+
+
+def test_a_value_that_changes_at_each_call_is_told_once(monkeypatch):
+    monkeypatch.setattr(again, "TIMES", 3)
+    comm = SimulatedComm(Mesh(x=2))
+    x = distribute(torch.ones(4), Mesh(x=2).layout("x"), comm)
+    f = spmd(lambda x, k, scale=1.0: x * scale + random.normal(k, (4,)))
+    keys = random.split(random.key(0), 6)
+    f(x, keys[0])
+    f(x, keys[1])
+    with pytest.warns(
+        FallbackWarning, match=r"each value of a random key, so far for 3.*key\.tensor"
+    ):
+        f(x, keys[2])
+    f(x, keys[3])
+    f(x, keys[0], scale=2.0)
+    f(x, keys[0], scale=3.0)
+    with pytest.warns(FallbackWarning, match=r"argument \['scale'\], so far for 3.*torch\.tensor"):
+        f(x, keys[0], scale=4.0)
+    f(x, keys[0], scale=5.0)
+    for n in range(3, 9):  # another size is another program
+        f(distribute(torch.ones(n, 4), Mesh(x=2).layout("x"), comm), keys[0])

@@ -18,7 +18,15 @@ from fdtensor.tensors.calls.text import shown
 from fdtensor.tensors.dtensor import DTensor
 from fdtensor.tensors.owed import Collecting
 
-__all__ = ["call_key", "refuse_other_comm", "requires_grad", "tracking", "without_sizes"]
+__all__ = [
+    "FIRST_LEAF",
+    "SPEC",
+    "call_key",
+    "refuse_other_comm",
+    "requires_grad",
+    "tracking",
+    "without_sizes",
+]
 
 
 def call_key(
@@ -52,14 +60,17 @@ def call_key(
     return (comm, grads, ambient(), *key)
 
 
-_FIRST_LEAF = 7
+SPEC = 3
+"""The place in such a key of the tree of the arguments, which has random keys in it."""
+
+FIRST_LEAF = 7
 """The place in such a key of the first leaf."""
 
 
 def without_sizes(key: tuple[Any, ...], names: Names) -> tuple[Any, ...]:
     """The key of a call without those sizes of its leaves that have names."""
     parts = list(key)
-    for place, of_leaf in enumerate(names, _FIRST_LEAF):
+    for place, of_leaf in enumerate(names, FIRST_LEAF):
         if any(of_leaf):
             type, pairs = key[place], zip(of_leaf, key[place].shape, strict=True)
             shape = tuple([name or size for name, size in pairs])
