@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import optree
@@ -10,9 +10,10 @@ import optree
 from fdtensor.layouts.errors import ValueTreeError
 from fdtensor.layouts.expected import refuse_no_layouts
 from fdtensor.layouts.layout import Layout
-from fdtensor.layouts.tree import broadcast_prefix, mismatches, unflatten
+from fdtensor.layouts.placement import Partial, Replicate
+from fdtensor.layouts.tree import broadcast_prefix, flatten, mismatches, paths, unflatten
 
-__all__ = ["layout_of_each"]
+__all__ = ["layout_of_each", "uncut", "whole_without_dims"]
 
 
 def layout_of_each(
@@ -34,6 +35,29 @@ def layout_of_each(
             **(mismatches(layouts, skeleton, is_layout, "layouts") or {"problem": error}),
             hint="Pass one layout, or a pytree of layouts like the tree or a prefix of it.",
         ) from error
+
+
+def whole_without_dims(
+    layouts: Any, spec: optree.PyTreeSpec, wanted: Sequence[Any], ndims: Sequence[int]
+) -> list[Any]:
+    """The layouts of leaves, uncut for tensors without dims where one stands for all below it.
+
+    So one layout does for the state of an optimizer, whose `step` has nothing to cut. One that is
+    given for that very leaf stays, and its mistake is told.
+    """
+    if all(ndims):
+        return [*wanted]
+    own = {*paths(flatten(layouts, is_leaf=_is_layout)[1], "tree")}
+    triples = zip(wanted, ndims, paths(spec, "tree"), strict=True)
+    return [
+        uncut(to) if not n and name not in own and _is_layout(to) else to for to, n, name in triples
+    ]
+
+
+def uncut(layout: Layout) -> Layout:
+    """The layout that cuts nothing, pending as this one."""
+    kept = [p if isinstance(p, Partial) else Replicate() for p in layout.placements]
+    return Layout(layout.mesh, kept)
 
 
 def _is_layout(node: object) -> bool:

@@ -184,7 +184,8 @@ class CallRecorder(TorchDispatchMode):
         if any(t.layout is not torch.strided for t in results):
             raise TraceError(
                 f"{func} gives a sparse tensor, and only dense ones are distributed.",
-                hint="Keep its indices and values as two dense tensors.",
+                hint="Pass sparse=False to an embedding; keep indices and values of others as two "
+                "dense tensors.",
             )
         if func in _SAME or (args and out is args[0]):
             self.vars[id(out)] = self.known(args[0])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import re
 import traceback
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
@@ -19,13 +18,14 @@ from fdtensor.layouts.errors import FallbackWarning, FdtensorError, TraceError
 from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import argument, flatten, paths, unflatten
-from fdtensor.layouts.words import first_sentence, near, shown
+from fdtensor.layouts.words import first_sentence, shown
 from fdtensor.ops.graph import Call, Full, Graph
 from fdtensor.ops.recorder import record
 from fdtensor.ops.rewrite import rewritten
 from fdtensor.ops.sizes import Sizes
 from fdtensor.ops.sources import Sources
 from fdtensor.ops.write_errors import AS_BUFFERS
+from fdtensor.programs.failure_hints import INSIDE, hint_for
 
 __all__ = ["TENSOR", "Recorded", "filled", "name_of", "recorded", "refuse_no_function"]
 
@@ -192,9 +192,7 @@ def _failure(
         f"{name_of(f)} fails on these types: {text}.",
         **facts,
         line=line,
-        hint=_misspelled(text)
-        or _hooked(text)
-        or "It gets full tensors of these shapes; see the error above for where it fails.",
+        hint=hint_for(text),
     )
 
 
@@ -240,26 +238,9 @@ def _line_of(error: BaseException) -> str:
     return user_line_of(error) or user_line() or "not known"
 
 
-def _misspelled(text: str) -> str:
-    """A hint for an argument that no function has, where an option of this library is near."""
-    unknown = re.search(r"unexpected keyword argument '(\w+)'|(\w+)=\w+\)$", text)
-    meant = near(unknown[1] or unknown[2], OPTIONS) if unknown else ""
-    return f"{meant}It is an option of spmd, call and trace, and no argument." if meant else ""
-
-
 def _of_control_flow(error: Exception) -> bool:
     """Whether control flow of torch refuses a DTensor, for which it has no place."""
     return INSIDE in str(error) and _raised_below(error, "/torch/_higher_order_ops/")
-
-
-def _hooked(text: str) -> str:
-    """A hint for `checkpoint` in a derivative of torch.func, which does not take its hooks."""
-    if "saved tensor hooks" not in text:
-        return ""
-    return (
-        "torch.utils.checkpoint stands where the loss calls backward(), or in torch.autograd.grad: "
-        "write it so inside of the traced function."
-    )
 
 
 def _plain_inside(f: Callable[..., Any], error: AttributeError) -> TraceError:
@@ -272,18 +253,8 @@ def _plain_inside(f: Callable[..., Any], error: AttributeError) -> TraceError:
     )
 
 
-INSIDE = "inside of a traced function"
-"""How a DTensor that stands for a full tensor is printed."""
-
 OF_RECORDS = ("comm", "full", "local", "mesh", "plan_to", "redistribute", "to_local")
 """What a DTensor has, and no tensor of torch."""
-
-OPTIONS = (
-    *("out_layouts", "regather", "on_missing_rule", "on_data_dependent", "plain", "check"),
-    *("check_indices", "reduce_dtype", "max_bytes", "as_if", "cost", "mesh"),
-    *("choice", "deterministic", "dynamic"),
-)
-"""The names of options that stand beside the arguments of a function."""
 
 
 def _raised_below(error: BaseException, folder: str) -> bool:

@@ -12,7 +12,7 @@ from fdtensor.layouts.expected import no_layout
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.opaque import opaque
-from fdtensor.layouts.prefixes import layout_of_each
+from fdtensor.layouts.prefixes import layout_of_each, whole_without_dims
 from fdtensor.layouts.signatures import named_arguments
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten, paths, unflatten
@@ -71,9 +71,10 @@ def redistribute(tree: Tree, layouts: Any, *, max_bytes: int | None = None) -> T
     """A DTensor, or a pytree of them, under other layouts. Differentiable.
 
     `layouts` is one layout for all, or a pytree of layouts that has the structure of `tree` or of
-    a prefix of it. The traffic of small tensors is fused: one message a pair of ranks, in at most
-    two rounds. Leaves that are not DTensors come back as they are. `max_bytes` is for each tensor.
-    Raises `ValueTreeError`, which names every leaf that has no plan, before anything is sent.
+    a prefix of it; tensors without dims stay whole under one for many. The traffic of small tensors
+    is fused: one message a pair of ranks, in at most two rounds. Leaves that are not DTensors come
+    back as they are. `max_bytes` is for each tensor. Raises `ValueTreeError`, which names every
+    leaf that has no plan, before anything is sent.
 
     >>> mesh = Mesh(x=2)
     >>> comm = SimulatedComm(mesh)
@@ -87,6 +88,8 @@ def redistribute(tree: Tree, layouts: Any, *, max_bytes: int | None = None) -> T
         return moved
     leaves, spec = flatten(tree, is_leaf=is_dtensor)
     wanted = layout_of_each(layouts, spec, _is_target)
+    ndims = [x.ndim if isinstance(x, DTensor) else 1 for x in leaves]
+    wanted = whole_without_dims(layouts, spec, wanted, ndims)
     if recording():
         pairs = zip(leaves, wanted, strict=True)
         return unflatten(spec, [x.redistribute(t) if is_dtensor(x) else x for x, t in pairs])

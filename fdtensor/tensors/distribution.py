@@ -112,7 +112,8 @@ def distribute(
     together.
 
     `tensor` may be a pytree, dataclasses included, and `layout` one for all or a pytree of layouts
-    that is a prefix of it; ranks agree on all at once. Arrays of numpy, and of other libraries by
+    that is a prefix of it; ranks agree on all at once. Under one that stands for all below it a
+    tensor without dims stays whole. Arrays of numpy, and of other libraries by
     DLPack, are tensors too; leaves that are no tensors come back as they are. With `src_rank` the
     other ranks pass None only where the layouts have the structure of the tree.
 
@@ -135,6 +136,8 @@ def distribute(
         if not isinstance(wanted, Layout):
             raise no_layout(wanted, name and f"the layout of {name}")
         refuse_overlaps(wanted)
+    if not given.tensors:  # those of a module without buffers
+        return given.with_tensors([])
     if recording():
         return given.with_tensors(list(map(_in_trace, given.tensors, given.layouts)))
     if src_rank is None:

@@ -11,7 +11,7 @@ import torch
 
 from fdtensor.layouts.errors import LayoutError
 from fdtensor.layouts.layout import Layout
-from fdtensor.layouts.prefixes import layout_of_each
+from fdtensor.layouts.prefixes import layout_of_each, whole_without_dims
 from fdtensor.layouts.tree import flatten, flatten_with_dataclasses, paths, unflatten
 from fdtensor.tensors.dtensor import is_dtensor
 
@@ -48,10 +48,13 @@ class Given:
             return cls([_tensor(tree)], [layouts], [""])
         places = [i for i, leaf in enumerate(leaves) if is_dtensor(leaf) or _is_array(leaf)]
         if not places:
-            return single
+            return single if leaves else cls([], [], [], leaves, places, spec)
         wanted, names = layout_of_each(layouts, spec), paths(spec, "tree")
+        tensors = {i: _tensor(leaves[i]) for i in places}
+        ndims = [tensors[i].ndim if i in tensors else 1 for i in range(len(leaves))]
+        wanted = whole_without_dims(layouts, spec, wanted, ndims)
         return cls(
-            [_tensor(leaves[i]) for i in places],
+            [*tensors.values()],
             [wanted[i] for i in places],
             [names[i] for i in places],
             leaves,

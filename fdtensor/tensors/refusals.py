@@ -18,6 +18,7 @@ from fdtensor.tensors.torch_transforms import INSTEAD, asked_by_a_transform
 __all__ = [
     "Absent",
     "lacked",
+    "name_of_torch",
     "refuse_clipping",
     "refuse_device",
     "refuse_many",
@@ -89,7 +90,7 @@ def _instead(name: str) -> str:
 
 def refuse_writing(func: Any, args: Any, kwargs: Mapping[str, Any], kind: type) -> None:
     """Raises for a function of torch that would write to one of its arguments."""
-    name = _name_of(func)
+    name = name_of_torch(func)
     short = name.rpartition(".")[2]
     if short in ("__setitem__", "__delitem__"):
         written = "Write t = torch.where(...), or t = t.index_put(...)."
@@ -215,8 +216,9 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
-def _name_of(func: Any) -> str:
+def name_of_torch(func: Any) -> str:
     """The name under which users know a function of torch."""
     if isinstance(func, (OpOverload, OpOverloadPacket)):
         return f"torch.ops.{func}"
-    return torch.overrides.resolve_name(func) or f"{func.__module__}.{func.__name__}"
+    known = torch.overrides.resolve_name(func)
+    return known or getattr(func, "__qualname__", None) or type(func).__name__

@@ -16,7 +16,7 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.pins import constrain
 from fdtensor.programs.closed_over import full_of
-from fdtensor.programs.recording import INSIDE
+from fdtensor.programs.failure_hints import INSIDE
 from fdtensor.tensors.dtensor import DTensor, in_traces
 
 __all__ = ["TracedDTensor", "full_in_trace", "traced_of"]

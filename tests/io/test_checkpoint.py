@@ -713,3 +713,16 @@ def test_a_block_is_read_from_wherever_it_lies_in_a_file(tmp_path, dtype, before
     save_checkpoint(tree, tmp_path / "saved", comm)
     loaded = load_checkpoint(tmp_path / "saved", mesh.layout("x"), comm)
     assert torch.equal(loaded["b"].full(), tree["b"])
+
+
+def test_one_layout_for_all_loads_numbers_whole(tmp_path):
+    mesh = Mesh(x=2)
+    comm, rows = SimulatedComm(mesh), mesh.layout("x")
+    state = {"w": torch.ones(4), "of_w": {"step": torch.tensor(3.0), "average": torch.zeros(4)}}
+    save_checkpoint(distribute(state, rows, comm), tmp_path / "a", comm)
+    for wanted in (rows, {"w": rows, "of_w": rows}):
+        loaded = load_checkpoint(tmp_path / "a", wanted, comm)
+        assert loaded["of_w"]["step"].item() == 3
+        assert loaded["of_w"]["average"].layout is rows
+    with pytest.raises(CheckpointError, match="1 wrong"):
+        load_checkpoint(tmp_path / "a", {**wanted, "of_w": {"step": rows, "average": rows}}, comm)

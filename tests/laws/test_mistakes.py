@@ -28,6 +28,19 @@ OPT = optim.AdamW(lr=1e-3)
 FOLDER = tempfile.mkdtemp()
 io.save_checkpoint(PARAMS, FOLDER + "/saved", COMM)
 
+
+class Old(torch.autograd.Function):
+    """One of the form that torch.func does not take."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        return 2 * cotangent
+
+
 NAMES = {
     **{name: getattr(fd, name) for name in fd.__all__},
     **{name: getattr(collectives, name) for name in collectives.__all__},
@@ -57,6 +70,8 @@ NAMES = {
     "y": fd.distribute(T, MESH.layout(), COMM),
     "z": fd.distribute(T, LINE.layout("x"), OTHER),
     "i": fd.distribute(torch.arange(4), MESH.layout(), COMM),
+    "i_": torch.arange(3),
+    "Old": Old,
     "key": random.key(0),
     "blocks": tuple(torch.ones(2, 6) for _ in range(8)),
     "folder": FOLDER,
@@ -225,6 +240,9 @@ MISTAKES = {
     "call and spmd": [
         ("call(torch.relu, t)", "TraceError", "a Tensor", "distribute(tensor, layout, comm)"),
         ("call(torch.add, x, t)", "ValueTreeError", "argument 1", "(4, 6)", 'plain="replicate"'),
+        ("x * t", "ValueTreeError", "call('mul')", 'fd.call(torch.mul, ..., plain="replicate")'),
+        ("x.add(t)", "ValueTreeError", "call('add')", "fd.call(torch.Tensor.add, ..., "),
+        ("spmd(torch.add)(x, t)", "ValueTreeError", "spmd('add')", 'or pass plain="replicate"'),
         ("call(torch.add, x, z)", "CommError", "another Comm", "connect(mesh) once"),
         ("call('relu', x)", "TraceError", "'relu' is no function", "call(f, x)"),
         ("call(torch.nn.ReLU, x)", "TraceError", "ReLU is a class", "call(ReLU(...), x)"),
@@ -387,6 +405,14 @@ INSIDE = [
     ("lambda x: psum(x, 'dp')", "CommError", "outside of shard_map", "shard_map(f, mesh"),
     ("lambda x: mesh.layout('pp')", "MeshError", "no axis 'pp'", "'dp', 'tp'"),
     ("torch.func.grad(lambda x: x)", "TraceError", "scalar", "full tensors"),
+    ("torch.func.grad(lambda x: Old.apply(x).sum())", "TraceError", "setup_context(ctx, inputs"),
+    (
+        "torch.func.grad(lambda x: torch.nn.functional.embedding(i_, x, sparse=True).sum())",
+        "TraceError",
+        "gives a sparse tensor",
+        "Pass sparse=False to an embedding",
+    ),
+    ("lambda x: torch.tensor([x[0, 0], x[1, 1]])", "DataDependentError", "torch.stack([...])"),
 ]
 
 ROWS = [(name, *row) for name, rows in MISTAKES.items() for row in rows]

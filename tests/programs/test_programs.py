@@ -347,21 +347,21 @@ def refused(kind, text):
 PLAIN = """\
 argument 1 is a plain tensor of shape (4, 3) beside DTensors.
 
-  function: spmd('add')
+  function: call('add')
   mesh:     Mesh(dp=2, tp=2)
 
-Distribute it first: distribute(tensor, layout, comm), or pass plain="replicate" if every rank \
-holds the same one."""
+Distribute it first: distribute(tensor, layout, comm), or write fd.call(torch.add, ..., \
+plain="replicate") if every rank holds the same one."""
 
 NOWHERE = """\
-no argument of spmd('add') is a DTensor.
+no argument of call('add') is a DTensor.
 
   arguments: a Tensor, a Tensor
 
 Make one with distribute(tensor, layout, comm), or call the function itself."""
 
 OTHER_COMM = """\
-argument 1 of spmd('add') is on another Comm than the arguments before it.
+argument 1 of call('add') is on another Comm than the arguments before it.
 
   first:  SimulatedComm(Mesh(dp=2, tp=2))
   second: SimulatedComm(Mesh(dp=2, tp=2))

@@ -83,3 +83,17 @@ def test_what_is_lost_is_told_at_the_line_of_the_caller():
         bound(fd.distribute(X, MESH.layout("dp"), COMM))
     assert [one.filename for one in told] == [__file__]
     assert "functional_call(module, (params, buffers), (x,))" in str(told[0].message)
+
+
+def test_a_module_in_a_transform_of_dtensors_says_where_it_goes():
+    module = nn.Linear(6, 3)
+    params, _ = tensors_of(module)
+
+    def loss(params, x):
+        return torch.func.functional_call(module, params, (x,)).sum()
+
+    x = fd.distribute(X, MESH.layout("dp"), COMM)
+    with pytest.raises(fd.TraceError, match=r"is not an instance of torch\.Tensor") as raised:
+        fd.grad(loss)(params, x)
+    assert "write fd.spmd(torch.func.grad(f))" in raised.value.hint
+    assert fd.spmd(torch.func.grad(loss))(params, x)["bias"].full().tolist() == [4.0] * 3

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fdtensor.layouts.errors import CommError, LayoutError
+from fdtensor.layouts.errors import CommError, LayoutError, ValueTreeError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Partial, Replicate, Shard
@@ -17,7 +17,7 @@ from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.runtime.funcol import FuncolComm
 from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.tensors.call import call
-from fdtensor.tensors.connect import connect
+from fdtensor.tensors.connect import connect, redistribute
 from fdtensor.tensors.distribution import distribute, from_local, shards
 from fdtensor.tensors.spmd import spmd
 from fdtensor.tensors.transforms import grad
@@ -487,3 +487,35 @@ def test_a_traced_function_may_distribute(way, cut):
     else:
         result = spmd(f)(x) if way == "spmd" else call(f, x)
         assert result.full() == (full * w).sum()
+
+
+# --- tensors without dims -----------------------------------------------------------------------
+
+STATE = {"w": torch.ones(4, 2), "state": {"step": torch.tensor(3.0), "average": torch.zeros(4)}}
+
+
+def test_a_number_stays_whole_under_a_layout_for_all():
+    mesh = Mesh(a=2, b=2)
+    comm, rows = SimulatedComm(mesh), mesh.layout("a")
+    for layouts in (rows, {"w": rows, "state": rows}):
+        laid = distribute(STATE, layouts, comm)
+        assert laid["state"]["step"].layout is mesh.layout()
+        assert laid["state"]["average"].layout is laid["w"].layout is rows
+        moved = redistribute(laid, mesh.layout("b"))
+        assert moved["state"]["step"].item() == 3
+        assert moved["state"]["average"].layout is mesh.layout("b")
+    pending = distribute(STATE, mesh.layout("a", partial={"b": "sum"}), comm)
+    assert pending["state"]["step"].layout is mesh.layout(partial={"b": "sum"})
+    assert distribute({}, rows, comm) == {}
+
+
+def test_a_number_whose_own_layout_cuts_it_is_refused():
+    mesh = Mesh(a=2)
+    comm, rows = SimulatedComm(mesh), mesh.layout("a")
+    own = {"w": rows, "state": {"step": rows, "average": rows}}
+    with pytest.raises(LayoutError, match=r"tree\['state'\]\['step'\]: .* shards dim 0"):
+        distribute(STATE, own, comm)
+    with pytest.raises(LayoutError, match="shards dim 0"):
+        distribute(STATE["state"]["step"], rows, comm)
+    with pytest.raises(ValueTreeError, match="1 of 3 DTensors"):
+        redistribute(distribute(STATE, rows, comm), own)

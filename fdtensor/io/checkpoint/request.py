@@ -15,6 +15,7 @@ from fdtensor.io.checkpoint.names import Leaf, Path, named, nested
 from fdtensor.io.checkpoint.stored import Contents, Stored
 from fdtensor.layouts.errors import CheckpointError, FdtensorError
 from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.prefixes import uncut
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import unflatten
 from fdtensor.runtime.comm import Comm, contained
@@ -69,8 +70,11 @@ def request(like: Any, contents: Contents, comm: Comm[Any], strict: bool, where:
         places.append([(path, name) for path, name in below])
         if not below and (leaf.path or not _is_rule(leaf.value)):
             faults.missing.append(leaf.name or "a name: pass a dict")
-        for _, name in below:
-            fault, entry = _matched(leaf.value, name, contents[name], comm)
+        for path, name in below:
+            value = leaf.value
+            if path and isinstance(value, Layout) and (held := contents[name]) and not held.shape:
+                value = uncut(value)  # it stands for all below, and this has nothing to cut
+            fault, entry = _matched(value, name, contents[name], comm)
             asked[name] = entry
             if fault:
                 faults.wrong.append(f"{name} {fault}")

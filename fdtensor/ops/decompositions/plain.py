@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
+import numpy as np
 import torch
 
 from fdtensor.ops.transparent import recorded_as
 from fdtensor.ops.value_checks import require
 
 Tensor = torch.Tensor
+_LEAST_SQUARES = getattr(torch.return_types, "linalg_lstsq")  # noqa: B009  (its stub lacks it)
 
 
 @recorded_as(torch.nn.functional.one_hot)
@@ -29,6 +33,43 @@ def bincount(input, weights=None, minlength=0):
     elif weights.dtype != torch.float32:
         weights = weights.double()
     return weights.new_zeros(minlength).index_add(0, input, weights)
+
+
+@recorded_as(torch.combinations)
+def combinations(input, r=2, with_replacement=False):
+    """`out[i] = x[places[i]]`, all runs of `r` places: torch takes them by a mask."""
+    if input.ndim != 1 or r < 1:
+        return torch.combinations(input, r, with_replacement)
+    count = int(input.shape[0])
+    if r == 2:
+        places = np.stack(np.triu_indices(count, 0 if with_replacement else 1), 1)
+    else:
+        kind = (
+            itertools.combinations_with_replacement if with_replacement else itertools.combinations
+        )
+        places = np.array(list(kind(range(count), r)), np.int64).reshape(-1, r)
+    return input[torch.tensor(places, device=input.device)]
+
+
+@recorded_as(torch.linalg.lstsq)
+def lstsq(A, B, rcond=None, *, driver=None):
+    """`x = pinv(a) @ b`, the smallest one; residuals of some drivers have a shape by values."""
+    if driver not in (None, "gels", "gelsy") or rcond is not None or B.ndim > A.ndim:
+        return torch.linalg.lstsq(A, B, rcond, driver=driver)
+    a, is_vector = A, B.ndim == 1 or (A.ndim - 1 == B.ndim and B.shape == A.shape[:-1])
+    b = B.unsqueeze(-1) if is_vector else B
+    rows, columns = a.shape[-2:]
+    exact = driver == "gels" or (driver is None and a.is_cuda)
+    x = torch.linalg.pinv(a) @ b
+    none = a.new_empty([0]).real
+    rank = none.long()
+    residuals = none
+    if not exact:
+        rank = torch.linalg.matrix_rank(a)
+    elif rows > columns:
+        residuals = (a @ x - b).abs().square().sum(-2)
+    x = x.squeeze(-1) if is_vector else x
+    return _LEAST_SQUARES((x, residuals, rank, none))
 
 
 @recorded_as(torch.nn.functional.pad)

@@ -14,20 +14,20 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.torch_private import transforms_active
 from fdtensor.layouts.tree import argument, paths
 from fdtensor.ops.random_key import key_type
-from fdtensor.programs.options import EVERY_CALL, Check, Plain
+from fdtensor.programs.options import EVERY_CALL, Check, Options
 from fdtensor.programs.tracer import one_mesh
 from fdtensor.runtime.comm import speaker
 from fdtensor.runtime.interpreter import digest_of
 from fdtensor.tensors.calls.replicas import replica
-from fdtensor.tensors.calls.text import shown
 from fdtensor.tensors.dtensor import DTensor, due, settled
 from fdtensor.tensors.owed import STAND_INS
+from fdtensor.tensors.refusals import name_of_torch
 
 __all__ = ["distributed", "distributed_key", "entering", "refuse_untraceable", "tell"]
 
 
-def distributed(f: Callable[..., Any], leaves: Sequence[Any], spec: Any, plain: Plain) -> list[Any]:
-    """The arguments with plain tensors as replicated ones, where they may be.
+def distributed(f: Any, leaves: Sequence[Any], spec: Any, options: Options) -> list[Any]:
+    """The arguments of a function of DTensors with plain tensors as replicated ones.
 
     Those of one element may, and with `plain="replicate"` all.
     """
@@ -38,8 +38,8 @@ def distributed(f: Callable[..., Any], leaves: Sequence[Any], spec: Any, plain: 
     taken = []
     for name, leaf in zip(paths(spec, "args"), leaves, strict=True):
         if isinstance(leaf, torch.Tensor):
-            if leaf.numel() != 1 and plain != "replicate":
-                raise _plain_beside(f, argument(name), leaf, mesh)
+            if leaf.numel() != 1 and options.plain != "replicate":
+                raise _plain_beside(f, options.eager, argument(name), leaf, mesh)
             type = replica(leaf, mesh)
             leaf = DTensor(comm.value([leaf] * comm.width(type)), type, comm)
         taken.append(leaf)
@@ -47,18 +47,19 @@ def distributed(f: Callable[..., Any], leaves: Sequence[Any], spec: Any, plain: 
 
 
 def _plain_beside(
-    f: Callable[..., Any], name: str, tensor: torch.Tensor, mesh: Mesh
+    f: Any, eager: bool, name: str, tensor: torch.Tensor, mesh: Mesh
 ) -> ValueTreeError:
     """The error for a plain tensor of several elements beside DTensors."""
+    way = f"write fd.call({name_of_torch(f.f)}, ..., " if eager else "pass "
     hint = (
-        "Distribute it first: distribute(tensor, layout, comm), or pass "
-        'plain="replicate" if every rank holds the same one.'
+        f"Distribute it first: distribute(tensor, layout, comm), or {way}"
+        f'plain="replicate"{")" if eager else ""} if every rank holds the same one.'
     )
     if isinstance(tensor, torch.nn.Parameter):
         hint = "For a module write fd.bind(module, params)(x), with a DTensor for each parameter."
     return ValueTreeError(
         f"{name} is a plain tensor of shape {tuple(tensor.shape)} beside DTensors.",
-        function=shown(f),
+        function=repr(f),
         mesh=mesh,
         hint=hint,
     )
@@ -101,13 +102,13 @@ def refuse_untraceable(f: Callable[..., Any], leaves: Sequence[Any]) -> None:
     """Raises where no program can be made for a call with these arguments."""
     if transforms_active():
         raise TraceError(
-            f"a transform of torch.func surrounds {shown(f)}.",
+            f"a transform of torch.func surrounds {f!r}.",
             hint="Write fd.grad, fd.vmap and the like around it, put the transform inside, "
             "spmd(torch.func.grad(f)), or use .backward() outside.",
         )
     if any(isinstance(leaf, torch.Generator) for leaf in leaves):
         raise TraceError(
-            f"{shown(f)} was given a generator, from which each rank would draw its own numbers.",
+            f"{f!r} was given a generator, from which each rank would draw its own numbers.",
             hint="Draw the numbers once, distribute them, and pass them in.",
         )
 

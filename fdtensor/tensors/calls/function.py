@@ -92,7 +92,7 @@ class Spmd(Generic[P, R]):
         return Spmd, (self.f, self.options)
 
     def __repr__(self) -> str:
-        return shown(self.f)
+        return shown(self.f, self.options.eager)
 
     @opaque
     def trace(self, *args: Any, **kwargs: Any) -> Program:
@@ -147,7 +147,7 @@ class Spmd(Generic[P, R]):
         leaves, spec = flatten((args, kwargs), is_leaf=is_dtensor)
         try:
             if any(isinstance(leaf, torch.Tensor) for leaf in leaves):
-                leaves = distributed(self.f, leaves, spec, self.options.plain)
+                leaves = distributed(self, leaves, spec, self.options)
             orders = key_orders((args, kwargs))
             leaves, values = entering(
                 leaves, self.options.eager, partial(self._stays, spec, orders)
@@ -197,7 +197,7 @@ class Spmd(Generic[P, R]):
         All ranks agree on it unless it is not to be `agreed`.
         """
         __tracebackhide__ = True
-        key = call_key(self.f, self.reads and self.reads.key(), leaves, spec, orders)
+        key = call_key(self, self.reads and self.reads.key(), leaves, spec, orders)
         entry = self.programs.get(key)
         if entry is None:
             if not self.options.eager:
@@ -212,7 +212,7 @@ class Spmd(Generic[P, R]):
     def _new(self, leaves: Sequence[Any], spec: Any, key: tuple[Any, ...]) -> Entry:
         """The entry of calls like this one."""
         __tracebackhide__ = True
-        refuse_untraceable(self.f, leaves)
+        refuse_untraceable(self, leaves)
         (comm, grads), dims, family, known = key[:2], self.options.dynamic, None, []
         if dims:
             family = family_of(self.families, key, dims, self.f, spec, leaves)
@@ -243,7 +243,7 @@ class Spmd(Generic[P, R]):
             known = [*map(id, self.reads.tensors())]
             places = tuple([known.index(id(x)) if id(x) in known else x for x in closed])
             f = Around(f, partial(closing, values=partial(read, places, self.reads)))
-            refuse_other_comm(f, comm, *whole)
+            refuse_other_comm(self, comm, *whole)
             wanted = any(requires_grad(x.held) for x in closed)
             grads = grads or (wanted and torch.is_grad_enabled())
         if family is not None:

@@ -14,7 +14,6 @@ from fdtensor.ops.transparent import recording
 from fdtensor.programs.open_dims import Names
 from fdtensor.runtime.comm import kind_of
 from fdtensor.tensors.calls.python_state import argument_key
-from fdtensor.tensors.calls.text import shown
 from fdtensor.tensors.dtensor import DTensor
 from fdtensor.tensors.owed import Collecting
 
@@ -34,7 +33,8 @@ def call_key(
 ) -> tuple[Any, ...]:
     """The key of a call with these arguments: their Comm, whether it wants derivatives, the rest.
 
-    `reads` is the key of what `f` reads besides them, and `orders` that of their dicts.
+    `f` is a function of DTensors, `reads` the key of what it reads besides them, and `orders` that
+    of their dicts.
     """
     __tracebackhide__ = True
     first_places: tuple[int, ...] = ()
@@ -95,7 +95,7 @@ def refuse_other_comm(f: Callable[..., Any], comm: Any, leaves: Sequence[Any], s
     for place, leaf in enumerate(leaves):
         if leaf.__class__ is DTensor and leaf.comm is not comm:
             raise CommError(
-                f"{argument(paths(spec, 'args')[place])} of {shown(f)} is on another Comm than the "
+                f"{argument(paths(spec, 'args')[place])} of {f!r} is on another Comm than the "
                 "arguments before it.",
                 first=comm,
                 second=leaf.comm,
@@ -109,4 +109,4 @@ def _none_distributed(f: Callable[..., Any], leaves: Sequence[Any]) -> TraceErro
     if recording():
         hint = "Call the function itself: a traced function computes with full tensors of torch."
     given = ", ".join(map(kind_of, leaves)) or "none"
-    return TraceError(f"no argument of {shown(f)} is a DTensor.", arguments=given, hint=hint)
+    return TraceError(f"no argument of {f!r} is a DTensor.", arguments=given, hint=hint)

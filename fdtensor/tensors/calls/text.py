@@ -10,9 +10,9 @@ from fdtensor.layouts.errors import DataDependentError, TraceError
 __all__ = ["no_backward", "no_program", "shown"]
 
 
-def shown(f: Callable[..., Any]) -> str:
-    """The text of the function of DTensors that is made of `f`: `spmd('loss')`."""
-    return f"spmd({getattr(f, '__name__', f)!r})"
+def shown(f: Callable[..., Any], eager: bool = False) -> str:
+    """The text of the function of DTensors that is made of `f`: `spmd('loss')`, `call('mul')`."""
+    return f"{'call' if eager else 'spmd'}({getattr(f, '__name__', f)!r})"
 
 
 def no_program(f: object) -> DataDependentError:

@@ -307,5 +307,5 @@ OPS = (
         "f",
     ),
     Op("cartesian_prod", lambda d, x: f"torch.cartesian_prod({x}, {x})", ANY, least=1, most=1),
-    Op("combinations", lambda d, x: f"torch.combinations({x})", ANY, least=1, most=1, data=True),
+    Op("combinations", lambda d, x: f"torch.combinations({x})", ANY, least=1, most=1),
 )
