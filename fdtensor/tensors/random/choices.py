@@ -34,8 +34,8 @@ from fdtensor.tensors.random.target import (
 __all__ = ["bernoulli", "categorical", "dropout", "permutation"]
 
 
-@named_arguments
 @keyed
+@named_arguments
 def bernoulli(
     key: AnyKey,
     p: Any = 0.5,
@@ -101,8 +101,8 @@ def _below(key: AnyKey, limit: torch.Tensor, places: Places, device: Device) -> 
     return filled(key, places, dtype, width_of(dtype), uniform_of(dtype), device) < limit
 
 
-@named_arguments
 @keyed
+@named_arguments
 def categorical(key: AnyKey, logits: Any, dim: int = -1) -> Any:
     """The index along `dim` of one of its categories, with probability `softmax(logits, dim)`.
 
@@ -127,8 +127,8 @@ def categorical(key: AnyKey, logits: Any, dim: int = -1) -> Any:
     return call(torch.argmax, call(torch.add, settled, noise), dim)
 
 
-@named_arguments
 @keyed
+@named_arguments
 def permutation(
     key: AnyKey, x: Any, comm: Comm[Any] | None = None, *, dim: int = 0, device: Device = None
 ) -> Any:
@@ -169,8 +169,8 @@ def permutation(
     return _order(key, count, device)
 
 
-@named_arguments
 @keyed
+@named_arguments
 def dropout(key: AnyKey, x: Any, p: float = 0.5) -> Any:
     """`x / (1 - p)` where an element is kept, with probability `1 - p`, and 0 elsewhere.
 

@@ -34,8 +34,8 @@ _INTEGERS = (
 )  # fmt: skip
 
 
-@named_arguments
 @keyed
+@named_arguments
 def bits(
     key: AnyKey,
     shape: Where,
@@ -60,8 +60,8 @@ def bits(
     return drawn(key, shape, comm, draw, device)
 
 
-@named_arguments
 @keyed
+@named_arguments
 def uniform(
     key: AnyKey,
     shape: Where,
@@ -92,8 +92,8 @@ def uniform(
     return floats("uniform", law, key, shape, comm, dtype, device)
 
 
-@named_arguments
 @keyed
+@named_arguments
 def normal(
     key: AnyKey,
     shape: Where,
@@ -110,8 +110,8 @@ def normal(
     return floats("normal", normal_of, key, shape, comm, dtype, device)
 
 
-@named_arguments
 @keyed
+@named_arguments
 def truncated_normal(
     key: AnyKey,
     lower: float,
@@ -135,8 +135,8 @@ def truncated_normal(
     return floats("truncated_normal", law, key, shape, comm, dtype, device)
 
 
-@named_arguments
 @keyed
+@named_arguments
 def exponential(
     key: AnyKey,
     shape: Where,
@@ -153,8 +153,8 @@ def exponential(
     return floats("exponential", exponential_of, key, shape, comm, dtype, device)
 
 
-@named_arguments
 @keyed
+@named_arguments
 def gumbel(
     key: AnyKey,
     shape: Where,
@@ -171,8 +171,8 @@ def gumbel(
     return floats("gumbel", gumbel_of, key, shape, comm, dtype, device)
 
 
-@named_arguments
 @keyed
+@named_arguments
 def randint(
     key: AnyKey,
     shape: Where,
