@@ -164,7 +164,7 @@ MISTAKES = {
         ("distribute({'w': t}, {'v': rows}, comm)", "ValueTreeError", "keys", "a prefix"),
         ("distribute({'w': t}, {'w': 'dp'}, comm)", "LayoutError", "tree['w'] is 'dp'", "Write"),
         ("distribute([t, x], rows, comm)", "LayoutError", "tree[1]: a DTensor", "x.redistribute"),
-        ("distribute([t, t[0, 0]], rows, comm)", "LayoutError", "tree[1]: ", "0 dims"),
+        ("distribute([t, t[0, 0]], [rows, rows], comm)", "LayoutError", "tree[1]: ", "0 dims"),
         ("distribute(module, rows, comm)", "LayoutError", "a Linear", "named_parameters()"),
         ("distribute(t, rows, other)", "CommError", "rank 2", "contains all ranks"),
         ("distribute(t, rows, comm, src_rank='0')", "MeshError", "'0'", "ints"),
