@@ -37,6 +37,18 @@ class Fault:
 
 FAULTS = (
     Fault(
+        "a gate of a tensor from around belongs to a transform inside of a step",
+        "with within_transforms(self.level):  # it outlives those inside",
+        "with within_transforms(99):  # it outlives those inside",
+        "ops/test_scan_transforms.py",
+    ),
+    Fault(
+        "a branch that reads a tensor without a derivative first has none of it later",
+        "with torch.enable_grad():  # it may be read outside of a no_grad too",
+        "with torch.no_grad():  # it may be read outside of a no_grad too",
+        "ops/test_scan_transforms.py",
+    ),
+    Fault(
         "an order that takes less time may hold more than it may",
         "if bytes_held(other).max() <= max_bytes:",
         "if bytes_held(other).max() >= 0:",

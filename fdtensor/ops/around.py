@@ -14,7 +14,11 @@ from torch.overrides import TorchFunctionMode
 
 from fdtensor.layouts.callsite import user_line
 from fdtensor.layouts.errors import TraceError
-from fdtensor.layouts.torch_private import function_modes
+from fdtensor.layouts.torch_private import (
+    function_modes,
+    transforms_around,
+    within_transforms,
+)
 from fdtensor.ops.call_recorder import CallRecorder
 from fdtensor.ops.functional import innermost
 from fdtensor.ops.mapped import mapped
@@ -35,6 +39,8 @@ class Around(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
+        self.level = transforms_around()
+        """How many transforms of `torch.func` surround it; inside of it there may be more."""
         self.inside: dict[int, torch.Tensor] = {}
         """The tensors that were made inside, by their ids, alive."""
         self.gates: dict[int, tuple[torch.Tensor, torch.Tensor, Any]] = {}
@@ -49,13 +55,18 @@ class Around(TorchFunctionMode):
         if not isinstance(t, torch.Tensor) or id(t) in self.inside:
             return t  # a number, or what was made inside
         if id(t) not in self.gates:
-            gate = self.gate(t)
-            self.gates[id(t)] = t, gate, _recorded(gate)
+            with within_transforms(self.level):  # it outlives those inside
+                gate = self.gate(t)
+                self.gates[id(t)] = t, gate, _recorded(gate)
             self.note(gate)
         return self.gates[id(t)][1]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
+        for kind in types:
+            if not issubclass(kind, torch.Tensor):  # it calls the function on what it wraps
+                with self:
+                    return kind.__torch_function__(func, types, args, kwargs)
         if name in _OF_TENSORS_THEMSELVES:
             # a view of one from around gets its gate where it is read
             out = func(*args, **kwargs)

@@ -102,8 +102,9 @@ class _Gates(Around):
 
     def gate(self, t: torch.Tensor) -> torch.Tensor:
         """What a tensor from around is read as."""
-        copy = super().gate(t)  # for which a function around this one may put its own
-        return _Gate.apply(self.counts, copy) if smooth(t) else copy  # type: ignore[return-value]
+        with torch.enable_grad():  # it may be read outside of a no_grad too
+            copy = super().gate(t)  # for which a function around this one may put its own
+            return _Gate.apply(self.counts, copy) if smooth(t) else copy  # type: ignore[return-value]
 
 
 class _Gate(torch.autograd.Function):

@@ -26,7 +26,7 @@ from fdtensor.ops.graph import Call, Full, Var, is_view, tensors_of
 from fdtensor.ops.loop_ops import LOOP_OPS, WITH_ENTRY
 from fdtensor.ops.mapped import frozen, mapped
 from fdtensor.ops.memory_order import IN_OTHER_ORDER, in_order_of_kernel
-from fdtensor.ops.overlap import is_alias
+from fdtensor.ops.overlap import alias_among
 from fdtensor.ops.randomness import Numbers, is_quiet, refuse_random, replacement
 from fdtensor.ops.recorded_checks import REQUIREMENTS, Checks
 from fdtensor.ops.recorded_otherwise import OTHERWISE
@@ -114,7 +114,7 @@ class CallRecorder(TorchDispatchMode):
     def known(self, tensor: torch.Tensor) -> Var:
         """The value that stands for a tensor."""
         if id(tensor) not in self.vars:  # torch makes parameters of tensors behind all modes
-            same = next(t for t in reversed(self.alive) if is_alias(t, tensor))
+            same = alias_among(self.alive, tensor)
             self.vars[id(tensor)] = self.vars[id(same)]
             self.alive.append(tensor)
         return self.vars[id(tensor)]

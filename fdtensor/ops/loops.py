@@ -14,7 +14,7 @@ import torch
 
 from fdtensor.layouts.callsite import user_line
 from fdtensor.layouts.errors import TraceError
-from fdtensor.layouts.torch_private import get_unwrapped, level_of, maps_around, transforms_around
+from fdtensor.layouts.torch_private import maps_around
 from fdtensor.ops.around import Around, smooth
 from fdtensor.ops.branches import branches_count
 from fdtensor.ops.call_recorder import CallRecorder
@@ -63,18 +63,11 @@ class _Loop(Around):
 
     what = "a loop"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.level = transforms_around()
-
-    def gate(self, t: torch.Tensor) -> torch.Tensor:
-        """What a tensor from around is read as."""
-        outer = t
-        while level_of(outer) > self.level:  # of a transform inside of a step
-            outer = get_unwrapped(outer)
-        if id(outer) not in self.inside:
-            _refuse_derivative(outer)
-        return super().gate(t)
+    def of(self, t: Any) -> Any:
+        """The gate of a tensor from around; anything else as it is."""
+        if isinstance(t, torch.Tensor) and id(t) not in self.inside:
+            _refuse_derivative(t)
+        return super().of(t)
 
 
 def with_tensors(values: Sequence[Any], of: str) -> list[torch.Tensor]:

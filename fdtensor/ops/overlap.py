@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 import torch
 
+from fdtensor.layouts.callsite import user_line
+from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.torch_private import (
     get_unwrapped,
     is_functional_tensor,
@@ -14,7 +17,7 @@ from fdtensor.layouts.torch_private import (
     storage_number,
 )
 
-__all__ = ["elements_overlap", "is_alias", "is_expanded", "memory_of", "overlap_partly"]
+__all__ = ["alias_among", "elements_overlap", "is_expanded", "memory_of", "overlap_partly"]
 
 _C: Any = torch  # what torch does not declare
 
@@ -95,10 +98,18 @@ def overlap_partly(target: torch.Tensor, other: torch.Tensor) -> bool:
     return start < stop_b and start_b < stop
 
 
-def is_alias(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors are the same elements of one memory."""
+def alias_among(tensors: Sequence[torch.Tensor], of: torch.Tensor) -> torch.Tensor:
+    """The last one that is the same elements of one memory; raises `TraceError` for none."""
 
     def place(t: torch.Tensor) -> Any:
         return t.shape, t.stride(), t.storage_offset(), t.dtype, storage_number(t.untyped_storage())
 
-    return place(a) == place(b)
+    sought = place(of)
+    for t in reversed(tensors):
+        if place(t) == sought:
+            return t
+    raise TraceError(
+        f"a tensor of shape {tuple(of.shape)} is read that no op of the traced function has made.",
+        line=user_line() or "not known",
+        hint="It was kept from elsewhere, as from inside of a vmap: return it from there.",
+    )

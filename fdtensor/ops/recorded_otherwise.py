@@ -64,9 +64,18 @@ def _of(*ops: Any) -> Callable[[Callable], Callable]:
 @_of(aten._new_zeros_with_same_feature_meta.default)
 def _zeros_beside(recorder: Recorder, _func: Any, args: Any, kwargs: Any) -> Any:
     """Zeros for a tangent: of the memory of a tensor a program knows nothing."""
-    if kwargs.get("self_num_batch_dims", 0):
-        return NotImplemented
-    return recorder.recorded(aten.zeros_like.default, args[1:2], {})
+    tangent, like = args
+    batch = tangent.shape[: kwargs.get("self_num_batch_dims", 0)]
+    if not batch:
+        return recorder.recorded(aten.zeros_like.default, (like,), {})
+    # torch fails on a tangent whose memory is in another order than that of its tensor
+    order = sorted(range(like.ndim), key=like.stride, reverse=True)
+    sizes = [*batch, *(like.shape[d] for d in order)]
+    zeros = recorder.recorded(aten.new_zeros.default, (tangent, sizes), {})
+    if order == sorted(order):
+        return zeros
+    dims = [*range(len(batch)), *(len(batch) + order.index(d) for d in range(like.ndim))]
+    return recorder.recorded(aten.permute.default, (zeros, dims), {})
 
 
 @_of(aten._to_copy.default)

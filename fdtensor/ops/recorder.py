@@ -19,11 +19,13 @@ from fdtensor.layouts.torch_private import (
     get_unwrapped,
     is_functional_tensor,
     is_gradtrackingtensor,
+    taking_seen_by,
     to_functional_tensor,
     turn_functionalization_off,
     turn_functionalization_on,
 )
 from fdtensor.ops.ambient import neutral
+from fdtensor.ops.around import Around
 from fdtensor.ops.call_recorder import CallRecorder
 from fdtensor.ops.functional import unwrapped
 from fdtensor.ops.graph import Call, Full, Graph, Var, pruned
@@ -123,6 +125,7 @@ def _run(
         stack.enter_context(recorder.numbers)
         stack.enter_context(without_rejection())
         stack.enter_context(transparent(of_caller))
+        stack.enter_context(taking_seen_by(lambda mode: isinstance(mode, Around)))
         stack.enter_context(recorder.fakes)
         stack.enter_context(recorder)
         CallRecorder.running.append(recorder)

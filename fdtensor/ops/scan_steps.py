@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from types import CellType, FunctionType
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from fdtensor.layouts.callsite import user_line
 from fdtensor.layouts.errors import TraceError
+from fdtensor.layouts.torch_private import transforms_active
 from fdtensor.ops.ambient import casts, with_casts
 from fdtensor.ops.around import Around
 from fdtensor.ops.call_recorder import CallRecorder
@@ -72,12 +74,19 @@ class Closed:
     It runs again for a derivative, as where it was given: in the same region, casts and place.
     """
 
-    def __init__(self, step: Step, read: Tensors) -> None:
+    def __init__(self, step: Step, carry: Tensors, stacks: Tensors, read: Tensors) -> None:
         self.step, self.read = as_it_is(step), read
         self.context, self.casts = contextvars.copy_context(), casts()
         self.around = _Given([], [])
+        self.followed = _followed(carry, stacks, read)
 
     def __call__(self, carry: Tensors, entries: Tensors, given: Tensors) -> tuple[Tensors, Tensors]:
+        if torch.is_grad_enabled() or transforms_active():  # for a derivative of the scan
+            return self.once(carry, entries, given)
+        return _alone(self.once, self.followed, carry, entries, given)
+
+    def once(self, carry: Tensors, entries: Tensors, given: Tensors) -> tuple[Tensors, Tensors]:
+        """The results for tensors in place of those that the step reads."""
         self.around = _Given(self.read, given)
         with self.around as around:
             for t in (*carry, *entries):
@@ -89,6 +98,45 @@ class Closed:
             around.refuse_others()
         refuse_different(carry, after)
         return after, [*results, *carry]
+
+
+def _followed(*places: Tensors) -> list[list[bool]] | None:
+    """Which tensors autograd follows; None where a step may not ask it for derivatives.
+
+    Inside of transforms of `torch.func` no function may.
+    """
+    if transforms_active() or not torch.is_grad_enabled():
+        return None
+    return [[t.requires_grad for t in some] for some in places]
+
+
+def _alone(
+    step: Callable[..., tuple[Tensors, Tensors]],
+    followed: Sequence[Sequence[bool]] | None,
+    *given: Tensors,
+) -> tuple[Tensors, Tensors]:
+    """What a step gives: outside nothing is known of how, but inside autograd may be asked."""
+    if followed is None:
+        with torch.no_grad():
+            return step(*given)
+    pairs = [[*zip(*two, strict=True)] for two in zip(given, followed, strict=True)]
+    taken = [[t.detach().requires_grad_() if f else t for t, f in some] for some in pairs]
+    with torch.enable_grad():
+        after, results = step(*taken)
+    for some, own in zip(taken, followed, strict=True):
+        for t in itertools.compress(some, own):
+            if t.grad is not None:
+                raise _leaves_a_gradient(t)
+    return [t.detach() for t in after], [t.detach() for t in results]
+
+
+def _leaves_a_gradient(t: torch.Tensor) -> TraceError:
+    return TraceError(
+        "backward() in a step of a scan leaves a gradient in a tensor that the step takes.",
+        tensor=f"{tuple(t.shape)} {t.dtype}",
+        line=user_line() or "not known",
+        hint="It would be lost: take torch.func.grad or torch.autograd.grad, and return it.",
+    )
 
 
 def as_it_is(f: Any, known: dict[int, Any] | None = None) -> Any:
@@ -122,20 +170,29 @@ def read_by(step: Step, carry: Tensors, stacks: Tensors) -> Tensors | None:
     checks, recorder.checks = recorder.checks, None
     start = len(recorder.calls)
     try:
+        followed, around = _followed(carry, stacks), _Read()
         carry = [t.detach().clone() for t in carry]
         entries = [t.new_zeros(t.shape[1:]) for t in stacks]
-        with torch.no_grad(), recorder.numbers.aside(), _Read() as around:
-            for t in (*carry, *entries):
-                around.note(t)
-            after, results = step(carry, entries)
-            for t in (*after, *results):
-                around.of(t)
-            around.refuse_written()
+        with recorder.numbers.aside():
+            _alone(functools.partial(_read_once, step, around), followed, carry, entries)
     finally:
         recorder.checks = checks
     if any(call.op is DRAW for call in recorder.calls[start:]):
         return None
     return [t for t, _, _ in around.gates.values()]
+
+
+def _read_once(
+    step: Step, around: Around, carry: Tensors, entries: Tensors
+) -> tuple[Tensors, Tensors]:
+    """What a step gives, within a context that knows afterwards what it has read."""
+    with around:
+        for t in (*carry, *entries):
+            around.note(t)
+        after, results = step(carry, entries)
+        out = [*map(around.of, after)], [*map(around.of, results)]
+        around.refuse_written()
+    return out
 
 
 def refuse_different(before: Tensors, after: Tensors) -> None:

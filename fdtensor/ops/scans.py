@@ -43,7 +43,7 @@ def scanned(
     read = read_by(step, carry, stacks)
     if read is None:
         return None
-    closed, counts = Closed(step, read), branches_count()
+    closed, counts = Closed(step, carry, stacks, read), branches_count()
     body = closed if counts is None else lambda c, e, r: closed(c, e, r[1:])
     read = read if counts is None else [counts, *read]
     how = len(carry), len(stacks), count, from_end, counts is not None

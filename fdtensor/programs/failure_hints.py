@@ -1,4 +1,4 @@
-"""`hint_for`: what to do about what torch says of a function that fails while it is recorded."""
+"""What to do about what torch says of a function that fails while it is recorded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from fdtensor.layouts.words import near
 
-__all__ = ["INSIDE", "hint_for"]
+__all__ = ["INSIDE", "hint_for", "instead"]
 
 INSIDE = "inside of a traced function"
 """How a DTensor that stands for a full tensor is printed."""
@@ -17,6 +17,33 @@ OPTIONS = (
     *("choice", "deterministic", "dynamic"),
 )
 """The names of options that stand beside the arguments of a function."""
+
+_INSTEAD = {
+    "isFunctionalTensor": (
+        "calls torch.func.functionalize inside of a traced function",
+        "Call the function itself: what is traced writes to nothing anyhow.",
+    ),
+    "call Tensor.requires_grad_()": (
+        "calls requires_grad_() inside of a transform of torch.func",
+        "Write torch.func.grad, vjp or jvp of a function there, in place of torch.autograd.grad; "
+        "or let the loss call backward(), outside of all transforms.",
+    ),
+    "escaped from inside a function being vmapped": (
+        "reads a tensor of an entry outside of the vmap that made it",
+        "Return it from the function that vmap takes.",
+    ),
+    "does not require grad and does not have": (
+        "asks autograd for a derivative of what was computed from nothing that requires one",
+        "Write torch.func.grad of a function, which needs no requires_grad_(); or call that first, "
+        "outside of no_grad and of the transforms of torch.func.",
+    ),
+}
+"""By a text of torch's error: what the function does, and a hint."""
+
+
+def instead(error: Exception) -> tuple[str, str] | None:
+    """What a function that raised this error does, and a hint; None for any other error."""
+    return next((told for text, told in _INSTEAD.items() if text in str(error)), None)
 
 
 def hint_for(text: str) -> str:

@@ -217,6 +217,6 @@ def _needed(eqns: Sequence[Eqn], values: Iterable[Var], units: Units) -> set[int
 
 def _leak() -> TraceError:
     return TraceError(
-        "a value of a step of a while_loop is read outside of the loop.",
+        "a value of a step of a loop is read outside of it.",
         hint="Carry it: what the steps return is there after the loop.",
     )

@@ -25,7 +25,7 @@ from fdtensor.ops.rewrite import rewritten
 from fdtensor.ops.sizes import Sizes
 from fdtensor.ops.sources import Sources
 from fdtensor.ops.write_errors import AS_BUFFERS
-from fdtensor.programs.failure_hints import INSIDE, hint_for
+from fdtensor.programs.failure_hints import INSIDE, hint_for, instead
 
 __all__ = ["TENSOR", "Recorded", "filled", "name_of", "recorded", "refuse_no_function"]
 
@@ -158,12 +158,10 @@ def _told(
                 f"{name_of(f)} makes nested tensors, and only plain ones are recorded.",
                 hint="Write it with the values and the offsets as two tensors, or padded.",
             ) from error
-        if "isFunctionalTensor" in str(error) and "INTERNAL ASSERT" in str(error):
-            raise TraceError(
-                f"{name_of(f)} calls torch.func.functionalize inside of a traced function.",
-                line=_line_of(error),
-                hint="Call the function itself: what is traced writes to nothing anyhow.",
-            ) from error
+        told = instead(error)
+        if told is not None:
+            sentence = f"{name_of(f)} {told[0]}."
+            raise TraceError(sentence, line=_line_of(error), hint=told[1]) from error
         raise _failure(f, spec, types, error) from error
     except AssertionError as error:
         if not _of_control_flow(error):

@@ -221,3 +221,42 @@ assert torch._dynamo is sys.modules["torch._dynamo"]
         [sys.executable, "-c", source], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_what_transforms_and_functions_take_is_seen_by_some_modes():
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    taken = []
+
+    class Sees(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            taken.append(func.__name__)
+            return func(*args, **(kwargs or {}))
+
+    def f(x):
+        return torch.func.vmap(torch.func.grad(torch.sin))(x)
+
+    due = f(torch.zeros(2))
+    with torch_private.taking_seen_by(lambda mode: isinstance(mode, Sees)), Sees():
+        f(torch.zeros(2))
+    names = {"_add_batch_dim", "_wrap_for_grad", "_unwrap_for_grad", "_remove_batch_dim"}
+    assert names <= {*taken}
+    taken.clear()
+    with Sees():
+        assert torch.equal(f(torch.zeros(2)), due)
+    assert names.isdisjoint(taken)
+
+
+def test_fewer_transforms_surround_code_for_a_while():
+    import torch
+
+    def f(x):
+        with torch_private.within_transforms(1):
+            outside = torch_private.transforms_around()
+        assert (outside, torch_private.transforms_around()) == (1, 2)
+        return x.sin()
+
+    assert torch.equal(
+        torch.func.vmap(torch.func.grad(f))(torch.zeros(2)), torch.ones(2)
+    )  # and both go on

@@ -240,7 +240,7 @@ def test_a_value_of_a_step_does_not_leave_its_loop():
         _, x = while_loop(lambda i, x: i < 2, step, (0, x))
         return x + kept.pop()
 
-    with pytest.raises(TraceError, match="a value of a step of a while_loop is read outside"):
+    with pytest.raises(TraceError, match="a value of a step of a loop is read outside of it"):
         trace(f, TensorType((4, 4), torch.float32, MESH.layout("x")))
 
 

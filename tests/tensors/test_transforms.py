@@ -133,6 +133,13 @@ def test_a_transform_gives_what_torch_gives(name, args, body, way):
     same(around(way(body))(*args), plain(body)(X, W))
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("body", BODIES)
+def test_the_order_of_memory_is_nothing_to_a_hessian(body, way):
+    around, plain = CASES["hessian"]
+    same(around(way(body))(by_rows(X), by_rows(W)), plain(body)(X, W))
+
+
 @few
 @given(sharded((X, W)), st.sampled_from(BODIES))
 def test_around_gives_the_layouts_of_inside(args, body):

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator
+import functools
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import torch
@@ -15,9 +16,12 @@ from torch._C._functorch import (
     is_functorch_wrapped_tensor,
     is_gradtrackingtensor,
     maybe_get_level,
+    pop_dynamic_layer_stack,
+    push_dynamic_layer_stack,
 )
-from torch._functorch import eager_transforms
+from torch._functorch import eager_transforms, utils, vmap
 from torch.autograd import forward_ad, graph
+from torch.overrides import _get_current_function_mode_stack, handle_torch_function
 
 __all__ = [
     "current_autograd_node",
@@ -30,7 +34,6 @@ __all__ = [
     "is_functorch_wrapped_tensor",
     "is_gradtrackingtensor",
     "is_mapped",
-    "level_of",
     "nested_jvp",
     "only_batched_ops",
     "pop_saving_hooks",
@@ -42,7 +45,9 @@ __all__ = [
     "transforms_active",
     "maps_around",
     "transforms_around",
+    "within_transforms",
     "without_transforms",
+    "taking_seen_by",
     "TRANSFORMS_FOLDER",
 ]
 
@@ -67,10 +72,53 @@ def maps_around() -> bool:
     return any(i.key() == _functorch.TransformType.Vmap for i in stack or ())
 
 
-def level_of(tensor: torch.Tensor) -> int:
-    """The level of the transform of `torch.func` that a tensor is of; 0 for one of none."""
-    level = maybe_get_level(tensor) if is_functorch_wrapped_tensor(tensor) else None
-    return max(0, level or 0)
+@contextlib.contextmanager
+def within_transforms(count: int) -> Generator[None]:
+    """A context in which only so many transforms surround this code, the outermost ones."""
+    left: list[Any] = []
+    try:
+        while transforms_around() > count:
+            left.append(pop_dynamic_layer_stack())
+        yield
+    finally:
+        while left:
+            push_dynamic_layer_stack(left.pop())
+
+
+_BETWEEN: tuple[tuple[Any, str], ...] = (
+    (eager_transforms, "_wrap_for_grad"),
+    (eager_transforms, "_unwrap_for_grad"),
+    (vmap, "_add_batch_dim"),
+    (vmap, "_remove_batch_dim"),
+    (utils, "unwrap_dead_wrappers"),
+)
+"""What a transform wraps tensors with, and unwraps them, and what an `autograd.Function` takes."""
+
+
+@contextlib.contextmanager
+def taking_seen_by(is_one: Callable[[Any], bool]) -> Generator[None]:
+    """A context in which modes see the tensors that transforms and `autograd.Function`s take.
+
+    To torch, these go by no function of tensors, so that no mode of functions sees them.
+    """
+
+    def seen(plain: Any) -> Any:
+        @functools.wraps(plain)
+        def call(taken: Any, *args: Any) -> Any:
+            if any(map(is_one, _get_current_function_mode_stack())):
+                return handle_torch_function(call, (taken,), taken, *args)
+            return plain(taken, *args)
+
+        return call
+
+    before = [(module, name, getattr(module, name)) for module, name in _BETWEEN]
+    for module, name, plain in before:
+        setattr(module, name, seen(plain))
+    try:
+        yield
+    finally:
+        for module, name, plain in before:
+            setattr(module, name, plain)
 
 
 def is_mapped(tensor: torch.Tensor, with_: torch.Tensor) -> bool:
