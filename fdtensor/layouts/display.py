@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
-__all__ = ["Kind", "display", "displays"]
+__all__ = ["Kind", "display", "displays", "shell"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 Kind = Literal["html", "explanation", "graph_module"]
@@ -26,3 +27,9 @@ def displays(kind: Kind) -> Callable[[F], F]:
 def display(kind: Kind, value: Any, *args: Any) -> Any:
     """The display of a value by the registered function of this kind."""
     return _DISPLAYS[kind](value, *args)
+
+
+def shell() -> Any:
+    """The IPython that runs, which has a `kernel` in a notebook; None outside of IPython."""
+    ipython = sys.modules.get("IPython")
+    return ipython.get_ipython() if ipython is not None else None

@@ -10,6 +10,7 @@ import attrs
 from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.progress import now
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Call, Graph, Var
 from fdtensor.plans.cost import CostModel, linked
@@ -91,7 +92,9 @@ def assembled(
     constraints = _of_ends(constraints, wants, holding, repeats)
     constraints = _with_tolls(constraints, graph, mesh, prices)
     ends, known = boundaries_of(mesh, in_types, wants), prices_of(graph, mesh, prices, constraints)
+    now(f"choosing layouts for {len(graph.calls)} calls on {mesh!r}")
     choices = chosen_together(graph, ends, known, constraints, regather)
+    now("writing the program")
     regathered = views_of_inputs(graph) if regather else frozenset[Var]()
 
     def nested(nesting: tuple[str, ...], of_inputs: tuple[str, ...] | None = None) -> Program:
@@ -108,7 +111,10 @@ def assembled(
         return Program(name, mesh, inputs, *lines, cost, origin)
 
     program = _best_nesting(nested, in_types, mesh, repeats)
-    return scheduled(bundled(program)) if packed else program
+    if not packed:
+        return program
+    now(f"ordering {len(program.eqns)} lines")
+    return scheduled(bundled(program))
 
 
 def _of_ends(

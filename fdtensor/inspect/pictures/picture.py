@@ -13,6 +13,7 @@ from fdtensor.inspect.pictures.facts import Description, owners
 from fdtensor.inspect.pictures.page import drawing, fragment, page
 from fdtensor.inspect.pictures.palette import color, ink
 from fdtensor.inspect.pictures.text import plain, text_lines
+from fdtensor.layouts.display import shell
 from fdtensor.layouts.errors import FdtensorError
 
 __all__ = ["Picture"]
@@ -52,7 +53,7 @@ class Picture:
         """
         if os.environ.get("RANK", "0") != "0":
             return
-        if hasattr(_shell(), "kernel"):
+        if hasattr(shell(), "kernel"):
             sys.modules["IPython"].display.display(self)
             return
         from rich.console import Console
@@ -107,9 +108,3 @@ class Picture:
                 else:
                     text.append(piece, _STYLES.get(style, ""))
             yield text
-
-
-def _shell() -> Any:
-    """The IPython that runs, or None."""
-    ipython = sys.modules.get("IPython")
-    return ipython.get_ipython() if ipython is not None else None
