@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import fdtensor as fd
 from fdtensor import Mesh, connect, distribute, optim, pipeline
 from fdtensor.errors import CommError, FdtensorError
 
@@ -100,6 +101,44 @@ def test_losses_are_those_of_one_process(pool4, kind, schedule):
     known = expected(count, 3)
     for own in pool4.run(losses, kind, schedule, 3, timeout=SECONDS):
         assert own == pytest.approx(known, rel=1e-10)
+
+
+def dropping(p, x):
+    return torch.nn.functional.dropout(stage(p, x), 0.25)
+
+
+def drawn(schedule, kind):
+    """The loss of a step with dropout; the Comm is simulated where no process group is up."""
+    comm = connect(Mesh(all=4))
+    meshes = meshes_of("dp")
+    params = [
+        {k: distribute(v, m.layout(), comm) for k, v in full_of(i).items()}
+        for i, m in enumerate(meshes)
+    ]
+    x, y = (distribute(t, m.layout("dp"), comm) for t, m in zip(batch(), meshes, strict=True))
+    step = pipeline([dropping] * 2, mse, meshes=meshes, microbatches=4, schedule=schedule)
+    values = []
+    for k in range(2):
+        own = k + (kind == "apart" and comm.rank == 3)
+        try:
+            _, value = step(params, x, y, key=fd.random.key(own))
+        except CommError as error:
+            return str(error).splitlines()[0]
+        values.append(value.item())
+    return values
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+def test_what_is_drawn_is_the_same_on_real_ranks(pool4, schedule):
+    known = drawn(schedule, "alike")
+    for own in pool4.run(drawn, schedule, "alike", timeout=SECONDS):
+        assert own == pytest.approx(known, rel=1e-10)
+
+
+def test_ranks_with_other_keys_are_told(pool4):
+    told = pool4.run(drawn, "1f1b", "apart", timeout=SECONDS)
+    assert all("this key" in text for text in told), told
+    works_again(pool4)
 
 
 def works_again(pool):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import fdtensor as fd
 from fdtensor import Mesh, SimulatedComm, distribute, pipeline
-from fdtensor.errors import ArgumentError, CommError, TraceError
+from fdtensor.errors import ArgumentError, CommError, FdtensorError, TraceError
 from fdtensor.parallel.pipelines.running import Prepared
 from fdtensor.parallel.pipelines.schedules import schedule_of
 
@@ -281,12 +281,95 @@ def test_parameters_without_gradients_and_stages_without_parameters():
     assert grads[0]["w"].full().sum() == 4 * 2 * 5 * 6 * WIDTH / WIDTH
 
 
+# --- random numbers --------------------------------------------------------------------------
+
+
+def dropping(p, x):
+    return torch.nn.functional.dropout(x @ p["w"], 0.5)
+
+
+def noisy(p, x, key):
+    return x @ p["w"] + fd.random.normal(key, (x.shape[0], 1), dtype=x.dtype)
+
+
+def of_some(y, target):
+    return mse(torch.nn.functional.dropout(y, 0.25), target)
+
+
+@given(
+    st.lists(st.sampled_from([dropping, noisy, linear]), min_size=2, max_size=2),
+    st.sampled_from([mse, of_some]),
+    st.sampled_from(SCHEDULES),
+    st.sampled_from(["whole", "rows", "column"]),
+    st.integers(0, 9),
+)
+@settings(max_examples=20)
+def test_each_part_draws_from_a_key_of_its_own(stages, loss, name, layout, seed):
+    """What stages give for each part is what they give alone, for the key of the part."""
+    generator, key = torch.Generator().manual_seed(seed), fd.random.key(seed)
+    meshes = [Mesh.from_ranks([0, 1], "x"), Mesh.from_ranks([2, 3], "x")]
+    stages, meshes = (stages * 2, meshes * 2) if name == "interleaved" else (stages, meshes)
+    comm = SimulatedComm(Mesh(all=4))
+    full = [parameters(generator, "w", "b") for _ in stages]
+    x, y = (torch.randn(8, WIDTH, generator=generator).double() for _ in "xy")
+    params = [
+        {k: distribute(v, cut(m, layout, v.ndim), comm) for k, v in p.items()}
+        for p, m in zip(full, meshes, strict=True)
+    ]
+    data = [distribute(t, m.layout("x"), comm) for t, m in ((x, meshes[0]), (y, meshes[-1]))]
+    step = pipeline(stages, loss, meshes=meshes, microbatches=4, schedule=name)
+    grads, value = step(params, *data, key=key)
+
+    one = Mesh(x=1)
+    whole = SimulatedComm(one)
+    params = [
+        {k: distribute(v, one.layout(), whole).detach().requires_grad_() for k, v in p.items()}
+        for p in full
+    ]
+    total = 0.0
+    for part in range(4):
+        out, target = (distribute(t[part::4], one.layout(), whole) for t in (x, y))
+        for i, f in enumerate(stages):
+            own = fd.random.fold_in(fd.random.fold_in(key, i), part)
+            if i < len(stages) - 1:
+                out = fd.spmd(f)(params[i], out, key=own)
+            else:
+                out = fd.spmd(ending(f, loss))(params[i], out, target, key=own)
+        (out / 4).backward()
+        total += out.item() / 4
+    torch.testing.assert_close(value.item(), total)
+    for own, theirs in zip(grads, params, strict=True):
+        for k, p in theirs.items():
+            if p.grad is not None:
+                torch.testing.assert_close(own[k].full(), p.grad.full())
+
+
+def ending(f, loss):
+    """The last stage with the loss; it has an argument `key` if the stage has one."""
+    if f is noisy:
+        return lambda p, x, target, key: loss(f(p, x, key), target)
+    return lambda p, x, target: loss(f(p, x), target)
+
+
+def test_what_draws_needs_a_key():
+    step, params, data = simple()
+    step = pipeline([dropping, dropping], mse, meshes=step.meshes, microbatches=2)
+    with pytest.raises(TraceError, match="has no key to draw from"):
+        step(params, *data)
+    with pytest.raises(FdtensorError, match="3 is not a key"):
+        step(params, *data, key=3)
+    plans = step.trace(params, *data, key=fd.random.key(0))
+    losses = [step(params, *data, key=fd.random.key(k).tensor())[1].item() for k in (0, 0, 1)]
+    assert losses[0] == losses[1] != losses[2]
+    assert step.trace(params, *data, key=fd.random.key(5)) is plans
+
+
 # --- mistakes --------------------------------------------------------------------------------
 
 
 def test_mistakes_are_told():
     step, params, data = simple()
-    meshes, stage = list(dict.fromkeys(step.meshes)), step.functions[0]
+    meshes, stage = list(dict.fromkeys(step.meshes)), step.functions[False][0]
     with pytest.raises(TraceError, match="schedule='1f1' is no option"):
         pipeline([stage, stage], mse, meshes=meshes, microbatches=2, schedule="1f1")
     with pytest.raises(ArgumentError, match="pipeline has no argument 'shedule'"):

@@ -16,6 +16,8 @@ from fdtensor.layouts.signatures import named_arguments
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten, paths, unflatten
 from fdtensor.layouts.words import shown
+from fdtensor.ops.random_bits.keys import AnyKey, words_of
+from fdtensor.ops.random_key import with_random_key
 from fdtensor.parallel.pipelines.planned import Planned, planned
 from fdtensor.parallel.pipelines.running import Prepared, Running
 from fdtensor.parallel.pipelines.schedules import Schedule, schedule_of
@@ -25,6 +27,7 @@ from fdtensor.programs.options import Choosing, OnMissingRule, Options
 from fdtensor.programs.recording import name_of
 from fdtensor.programs.tracer import type_of
 from fdtensor.runtime.comm import inside
+from fdtensor.tensors.calls.arguments import compare_key
 from fdtensor.tensors.calls.python_state import Reads, argument_key
 from fdtensor.tensors.dtensor import DTensor, is_dtensor
 
@@ -61,6 +64,8 @@ def pipeline(
     m1]`) or "zero_bubble". Part i has every `microbatches`-th row of the batch from row i on, so
     that no row moves. Parameters in shards are gathered once for all parts, and gradients are
     reduced once. The other options are those of `spmd`; `max_bytes` is for the programs of a stage.
+    Stages that draw random numbers, as dropout does, need `step(params, x, target, key=key)`: for
+    part p, stage i draws from `fold_in(fold_in(key, i), p)`, and the loss as the last one.
     Meshes have no rank in common. Raises `TraceError` for stages that do not fit.
 
     >>> meshes = [Mesh.from_ranks([0, 1], "dp"), Mesh.from_ranks([2, 3], "dp")]
@@ -104,13 +109,11 @@ class Pipeline:
         schedule: Schedule,
         options: Options,
     ) -> None:
-        *first, last = stages
-
-        def ending(params: Any, x: Any, target: Any) -> Any:
-            return loss(last(params, x), target)
-
-        ending.__name__ = name_of(last)
-        self.functions = (*first, ending)
+        self.functions = {
+            draws: _with_loss([with_random_key(f) for f in stages] if draws else stages, loss)
+            for draws in (False, True)
+        }
+        """The functions of the stages, by whether they take a random key."""
         self.reads = tuple([Reads(f) for f in (*stages, loss)])
         """What the functions read besides their arguments: a part of the key of a program."""
         self.meshes, self.schedule, self.options = meshes, schedule, options
@@ -123,27 +126,40 @@ class Pipeline:
         return f"<pipeline {str(self.schedule).splitlines()[0]}>"
 
     def trace(
-        self, params: Sequence[Any], x: Any, target: Any, *, cost: CostModel | None = None
+        self,
+        params: Sequence[Any],
+        x: Any,
+        target: Any,
+        *,
+        key: AnyKey | None = None,
+        cost: CostModel | None = None,
     ) -> Planned:
         """The programs, plans and times of a step, for DTensors or types."""
         trees = _trees(params, x, target)
         known = (leaf for leaf in flatten(trees, is_leaf=is_dtensor)[0] if is_dtensor(leaf))
         first = next(known, None)  # a call then finds what was planned here
         device = None if first is None else first.comm.device
-        return self._planned(trees, model_of(cost), device)
+        return self._planned(trees, key is not None, model_of(cost), device)
 
-    def __call__(self, params: Sequence[Any], x: Any, target: Any) -> tuple[list[Any], Any]:
+    def __call__(
+        self, params: Sequence[Any], x: Any, target: Any, *, key: AnyKey | None = None
+    ) -> tuple[list[Any], Any]:
         """The gradients of `params`, and the loss."""
         trees = _trees(params, x, target)
         comm = _comm_of(trees)
         try:
-            plans = self._planned(trees, comm.cost, comm.device)
+            if key is not None:
+                words_of(key)  # raises for what is no key
+            plans = self._planned(trees, key is not None, comm.cost, comm.device)
         except BaseException as error:
             raise comm.failed(self.meshes, error)  # noqa: B904 - the same error, of which others hear
+        is_first = (id(plans), comm) not in self.prepared
         running = Running(self._ready(plans, comm))
+        if key is not None:
+            compare_key(key, comm, plans.meshes, None, is_first)
         own = [_values(tree) for tree in trees[0]]
         try:
-            running.step(own, _values(x), _values(target))
+            running.step(own, _values(x), _values(target), key)
             grads = [self._gradients(running, i, tree) for i, tree in enumerate(trees[0])]
         except BaseException as error:
             # of what fails on one mesh the others hear in the calls in which they wait for it
@@ -154,19 +170,21 @@ class Pipeline:
         value = running.loss() if _takes_part(type.mesh, comm) else _nothing(type, comm)
         return grads, DTensor(value, type, comm)
 
-    def _planned(self, trees: tuple[Any, Any, Any], cost: CostModel, device: Any) -> Planned:
-        if len(trees[0]) != len(self.functions):
+    def _planned(
+        self, trees: tuple[Any, Any, Any], draws: bool, cost: CostModel, device: Any
+    ) -> Planned:
+        if len(trees[0]) != len(self.meshes):
             raise TraceError(
-                f"params has {len(trees[0])} entries for {len(self.functions)} stages.",
+                f"params has {len(trees[0])} entries for {len(self.meshes)} stages.",
                 hint="Give a list with a pytree of DTensors for each stage, {} for one without.",
             )
         leaves, spec = flatten(trees, is_leaf=lambda x: type_of(x) is not None)
         reads = tuple([reads and reads.key() for reads in self.reads])
         key = spec, tuple([type_of(leaf) or argument_key(leaf) for leaf in leaves]), reads
-        key = *key, cost, device
+        key = *key, draws, cost, device
         plans = self.known.get(key)
         if plans is None:
-            how = self.functions, self.meshes, self.schedule, trees, self.options
+            how = self.functions[draws], self.meshes, self.schedule, trees, draws, self.options
             try:
                 plans = self.known[key] = planned(*how, cost, device or "cpu")
             except (AttributeError, TypeError):
@@ -199,6 +217,19 @@ class Pipeline:
         places = iter(range(len(leaves)))
         grads = [known.get(next(places)) if isinstance(x, DTensor) else None for x in leaves]
         return unflatten(spec, grads)
+
+
+def _with_loss(
+    stages: Sequence[Callable[..., Any]], loss: Callable[..., Any]
+) -> tuple[Callable[..., Any], ...]:
+    """The functions of the stages, the last one with the loss of its result."""
+    *first, last = stages
+
+    def ending(params: Any, x: Any, target: Any, **key: Any) -> Any:
+        return loss(last(params, x, **key), target)
+
+    ending.__name__ = name_of(last)
+    return (*first, ending)
 
 
 def _trees(params: Any, x: Any, target: Any) -> tuple[Any, Any, Any]:

@@ -107,11 +107,15 @@ def planned(
     meshes: Sequence[Mesh],
     units: Schedule,
     args: tuple[Sequence[Any], Any, Any],
+    draws: bool,
     options: Options,
     cost: CostModel,
     device: Any,
 ) -> Planned:
-    """The pipeline of these functions for `(params, x, target)` of certain types."""
+    """The pipeline of these functions for `(params, x, target)` of certain types.
+
+    Where it `draws`, they take a random `key` too.
+    """
     params, x, target = args
     halves = "W" in {a.kind for row in units.rows for a in row}
     inputs, targets = (_of_part(tree, units.parts) for tree in (x, target))
@@ -122,7 +126,7 @@ def planned(
         given = (params[i], inputs, targets) if last else (params[i], inputs)
         _refuse_elsewhere(given, mesh, i)
         with working(f"tracing stage {i} of the pipeline, {name_of(f)}"):
-            stage = staged(f, given, options, cost, device, not i, halves, units.parts)
+            stage = staged(f, given, options, cost, device, not i, halves, units.parts, draws)
         stages.append(stage)
         if last:
             _refuse_no_mean(stage)

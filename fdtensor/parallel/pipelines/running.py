@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from fdtensor.ops.graph import Var
+from fdtensor.ops.random_bits.keys import AnyKey, fold_in
+from fdtensor.ops.random_key import key_type
 from fdtensor.parallel.pipelines.planned import Planned
 from fdtensor.parallel.pipelines.schedules import Action
 from fdtensor.parallel.pipelines.stage import Stage
@@ -23,6 +25,7 @@ from fdtensor.plans.local_tensors import empty
 from fdtensor.plans.planner import Plan
 from fdtensor.runtime.interpreter import execute
 from fdtensor.runtime.runner import runner_of
+from fdtensor.tensors.calls.arguments import key_tensor
 
 __all__ = ["Prepared", "Running"]
 
@@ -115,9 +118,13 @@ class Running:
         """The seconds in which this rank waited for others."""
 
     def step(
-        self, params: Sequence[Sequence[Any]], inputs: Sequence[Any], targets: Sequence[Any]
+        self,
+        params: Sequence[Sequence[Any]],
+        inputs: Sequence[Any],
+        targets: Sequence[Any],
+        key: AnyKey | None,
     ) -> None:
-        """Runs the step, for the values of parameters, of x and of target."""
+        """Runs the step, for the values of parameters, of x and of target, and a random key."""
         pipeline, run = self.pipeline, self.it.run
         stages, parts = pipeline.stages, pipeline.units.parts
         given: list[list[Any]] = []
@@ -133,13 +140,25 @@ class Running:
                 self.shared[i] = known | dict(zip(stage.prepare.gives, outs, strict=True))
         for part in range(parts):
             self._given(0, stages[0].inputs[: len(inputs)], part, given[0], len(inputs))
-            own = stages[-1].inputs
+            own = stages[-1].inputs[: -1 if key is not None else None]
             own = own[len(own) - len(targets) :]
             self._given(len(stages) - 1, own, part, given[1], len(targets))
+        if key is not None:
+            self._give_keys(key)
         for action in self.it.actions:
             self._run(action)
         while self.leaving:
             _all(self.leaving.popleft())
+
+    def _give_keys(self, key: AnyKey) -> None:
+        """Notes the key of each stage for each part: that of the stage, for the part."""
+        for i, stage in enumerate(self.pipeline.stages):
+            if self._runs(stage):
+                type = key_type(stage.mesh)
+                for part in range(self.pipeline.units.parts):
+                    words = key_tensor(fold_in(fold_in(key, i), part), self.comm.device)
+                    value = self.comm.value([words] * self.comm.width(type))
+                    self.of_part.setdefault((i, part), {})[stage.inputs[-1]] = value
 
     def _runs(self, stage: Stage) -> bool:
         return self.it.runs_at(self.pipeline.meshes.index(stage.mesh))

@@ -14,11 +14,12 @@ from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten
 from fdtensor.ops.graph import Var
 from fdtensor.ops.precision import HALVES, ROUNDED, wide_of
+from fdtensor.ops.random_key import key_type
 from fdtensor.plans.cost import CostModel
 from fdtensor.programs.options import Options
 from fdtensor.programs.program import Program
 from fdtensor.programs.timeline import timeline
-from fdtensor.programs.tracer import Traced, traced, type_of
+from fdtensor.programs.tracer import Traced, one_mesh, traced, type_of
 from fdtensor.tensors.calls.phases import Cut, Phase, phases
 from fdtensor.tensors.calls.vjp import joint
 from fdtensor.tensors.owed import Collecting
@@ -58,6 +59,7 @@ class Stage:
     parameters: tuple[Var, ...]
     """The parameters, in order; those that no program reads too."""
     inputs: tuple[Var, ...]
+    """What it takes of each part: of the stage before, of the target, and the random key."""
     cotangents: tuple[Var, ...]
     """The cotangents that come in, for the outputs that have any."""
     outs: tuple[Var, ...]
@@ -66,6 +68,8 @@ class Stage:
     gradients: tuple[Gradient, ...]
     traced: Traced
     """The program of the function, which has the structure of its result."""
+    draws: bool
+    """Whether the last of its inputs is a random key."""
 
     @property
     def phases(self) -> dict[str, Phase]:
@@ -98,13 +102,16 @@ def staged(
     first: bool,
     split: bool,
     parts: int,
+    draws: bool,
 ) -> Stage:
-    """The stage of `f(params, inputs, ...)` for these types.
+    """The stage of `f(params, inputs, ...)` for these types; one that `draws` takes a `key` too.
 
     It runs once for each of the `parts` parts of a batch. The `first` one sends nothing back. Where
     the backward is `split`, the gradients of parameters have a program of their own.
     """
-    leaves, spec = flatten((args, {}), is_leaf=lambda x: type_of(x) is not None)
+    mesh = one_mesh([t for t in map(type_of, _leaves(args)) if t is not None])
+    kwargs = {"key": key_type(mesh)} if draws else {}
+    leaves, spec = flatten((args, kwargs), is_leaf=lambda x: type_of(x) is not None)
     types: list[TensorType | None] = [type_of(leaf) for leaf in leaves]  # type: ignore[misc]
     # an object of its own for each: equal ones stand for one tensor
     blanks = [object() if t is not None else x for x, t in zip(leaves, types, strict=True)]
@@ -112,7 +119,7 @@ def staged(
     primal = make(f, spec, blanks, types, options)
     counts = [sum(t is not None for t in map(type_of, _leaves(arg))) for arg in args]
     own, taken = counts[0], counts[1]
-    tracked = [*[Collecting] * own, *[not first] * taken, *[False] * sum(counts[2:])]
+    tracked = [*[Collecting] * own, *[not first] * taken, *[False] * (sum(counts[2:]) + draws)]
     adding = attrs.evolve(options, terms=parts)
     both = joint(f, spec, blanks, types, primal, tracked, adding, make)
     whole = primal.program if both is None else both.whole
@@ -128,7 +135,7 @@ def staged(
     programs = _phases(whole, parameters, inputs, outs, back, split)
     finish = _finish(gradients, primal.program.name, cost)
     ends = parameters, inputs, whole.inputs[known:], outs, sent
-    return Stage(whole.mesh, *programs, finish, *ends, gradients, primal)
+    return Stage(whole.mesh, *programs, finish, *ends, gradients, primal, draws)
 
 
 def _phases(

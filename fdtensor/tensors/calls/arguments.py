@@ -13,6 +13,7 @@ from fdtensor.layouts.errors import CommError, FdtensorError, TraceError, ValueT
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.torch_private import transforms_active
 from fdtensor.layouts.tree import argument, paths
+from fdtensor.ops.random_bits.keys import AnyKey
 from fdtensor.ops.random_key import key_type
 from fdtensor.programs.options import EVERY_CALL, Check, Options
 from fdtensor.programs.tracer import one_mesh
@@ -23,7 +24,15 @@ from fdtensor.tensors.dtensor import DTensor, due, settled
 from fdtensor.tensors.owed import STAND_INS
 from fdtensor.tensors.refusals import name_of_torch
 
-__all__ = ["distributed", "distributed_key", "entering", "refuse_untraceable", "tell"]
+__all__ = [
+    "compare_key",
+    "distributed",
+    "distributed_key",
+    "entering",
+    "key_tensor",
+    "refuse_untraceable",
+    "tell",
+]
 
 
 def distributed(f: Any, leaves: Sequence[Any], spec: Any, options: Options) -> list[Any]:
@@ -71,17 +80,29 @@ def distributed_key(
     """A random key beside `known` arguments, on every rank; they agree on it at the first call."""
     comm = known[0].comm
     type = key_type(one_mesh([leaf.type for leaf in known]))
-    check = check or comm.check
-    if check in EVERY_CALL or (check != "never" and is_first):
-        comm.agree("this key", digest_of(repr(_words(key))), [type.mesh], None)
-    elif not (isinstance(key, torch.Tensor) and key.is_cuda):  # a look at it would wait for the GPU
-        comm.note("this key", hash(_words(key)), type.mesh)
-    device = comm.device
-    whole = key.to(device, torch.int64) if isinstance(key, torch.Tensor) else key.tensor(device)
+    compare_key(key, comm, [type.mesh], check, is_first)
+    whole = key_tensor(key, comm.device)
     return DTensor(comm.value([whole] * comm.width(type)), type, comm)
 
 
-def _words(key: Any) -> tuple[int, ...]:
+def compare_key(
+    key: AnyKey, comm: Any, meshes: Sequence[Mesh], check: Check | None, is_first: bool
+) -> None:
+    """Lets the ranks of these meshes see that all have the same key: at once, or later."""
+    check = check or comm.check
+    if check in EVERY_CALL or (check != "never" and is_first):
+        comm.agree("this key", digest_of(repr(_words(key))), [*meshes], None)
+    elif not (isinstance(key, torch.Tensor) and key.is_cuda):  # a look at it would wait for the GPU
+        for mesh in meshes:
+            comm.note("this key", hash(_words(key)), mesh)
+
+
+def key_tensor(key: AnyKey, device: Any) -> torch.Tensor:
+    """The words of a key, on a device."""
+    return key.to(device, torch.int64) if isinstance(key, torch.Tensor) else key.tensor(device)
+
+
+def _words(key: AnyKey) -> tuple[int, ...]:
     return tuple(key.tolist()) if isinstance(key, torch.Tensor) else (key.high, key.low)
 
 
