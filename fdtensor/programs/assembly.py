@@ -111,10 +111,7 @@ def assembled(
         return Program(name, mesh, inputs, *lines, cost, origin)
 
     program = _best_nesting(nested, in_types, mesh, repeats)
-    if not packed:
-        return program
-    now(f"ordering {len(program.eqns)} lines")
-    return scheduled(bundled(program))
+    return scheduled(bundled(program)) if packed else program
 
 
 def _of_ends(

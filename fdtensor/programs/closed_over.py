@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import optree
@@ -27,14 +27,9 @@ _ARGUMENT = "closed over"
 """The name of the argument with what the function closes over."""
 
 
-class _Scopes(threading.local):
-    """For each function of this thread that is recorded: its tensors for what it closes over."""
-
-    def __init__(self) -> None:
-        self.stack: list[Mapping[int, torch.Tensor] | None] = []
-
-
-_SCOPES = _Scopes()
+_SCOPE: ContextVar[Mapping[int, torch.Tensor] | None] = ContextVar("closed over", default=None)
+"""The tensors for what the function that is recorded closes over: also where a step of a scan runs
+again for a derivative, after that function has returned."""
 
 
 class _ClosesOver(BaseException):  # no `except Exception` of the user stops it
@@ -46,7 +41,7 @@ class _ClosesOver(BaseException):  # no `except Exception` of the user stops it
 
 def full_of(value: Any) -> torch.Tensor:
     """The full tensor that stands for a distributed one in the function that is recorded."""
-    scope = _SCOPES.stack[-1]
+    scope = _SCOPE.get()
     if scope is None:
         raise TraceError(
             f"a function of local tensors uses a DTensor, {value.type}, that it closes over.",
@@ -68,6 +63,7 @@ def given_all(trace: Callable[[tuple[Any, ...]], R], values: tuple[Any, ...] = (
             with _scope({}):
                 return trace(values)
         except _ClosesOver as unknown:
+            assert all(x is not unknown.value for x in values)  # else there is no end
             values = (*values, unknown.value)
 
 
@@ -100,8 +96,8 @@ def given_nothing() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _scope(tensors: Mapping[int, torch.Tensor] | None) -> Generator[None]:
-    _SCOPES.stack.append(tensors)
+    before = _SCOPE.set(tensors)
     try:
         yield
     finally:
-        _SCOPES.stack.pop()
+        _SCOPE.reset(before)
