@@ -10,7 +10,6 @@ import attrs
 from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
-from fdtensor.layouts.progress import now
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Call, Graph, Var
 from fdtensor.plans.cost import CostModel, linked
@@ -92,9 +91,7 @@ def assembled(
     constraints = _of_ends(constraints, wants, holding, repeats)
     constraints = _with_tolls(constraints, graph, mesh, prices)
     ends, known = boundaries_of(mesh, in_types, wants), prices_of(graph, mesh, prices, constraints)
-    now(f"choosing layouts for {len(graph.calls)} calls on {mesh!r}")
     choices = chosen_together(graph, ends, known, constraints, regather)
-    now("writing the program")
     regathered = views_of_inputs(graph) if regather else frozenset[Var]()
 
     def nested(nesting: tuple[str, ...], of_inputs: tuple[str, ...] | None = None) -> Program:

@@ -14,6 +14,7 @@ from math import prod
 
 import attrs
 
+from fdtensor.layouts.progress import now
 from fdtensor.ops.graph import Graph
 from fdtensor.programs.bound.effort import CHOICE
 from fdtensor.programs.bound.least import search_from
@@ -110,6 +111,7 @@ def chosen_together(
     """The choice on each axis of the mesh: together they take the least time that is known of."""
     problem = _Problem(graph, boundaries, prices, constraints, regather)
     mesh = prices.mesh
+    now(f"choosing layouts for {len(graph.calls)} calls on {mesh!r}")
     # in an order that does not depend on how the mesh is written
     axes = sorted(mesh.axes, key=lambda axis: (-mesh.axis_size(axis), axis))
     if constraints.like is not None:

@@ -1,4 +1,4 @@
-"""A step of `fd.scan` that closes over DTensors: derivatives by what it reads there, op by op too."""
+"""A step of `fd.scan` that closes over DTensors: derivatives by what it reads there."""
 
 import pytest
 import torch
