@@ -27,7 +27,7 @@ WRONG = ("wrong", "error", "refused")
 
 
 @pytest.mark.slow
-@pytest.mark.few(50)
+@pytest.mark.few(24)
 @pytest.mark.parametrize("name", SOME)
 def test_an_op_is_right_on_every_layout(name):
     found = check_op(name, EXTENT)
@@ -37,7 +37,7 @@ def test_an_op_is_right_on_every_layout(name):
 
 
 @pytest.mark.slow
-@pytest.mark.few(40)
+@pytest.mark.few(24)
 @pytest.mark.parametrize("name", dict.fromkeys([*WITH_UNREAD_OPERANDS, *PARTS]))
 def test_some_outputs_of_an_op_are_right_without_the_others(name):
     """The whole of it is `python -m tests.operators --parts`."""

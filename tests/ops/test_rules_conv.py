@@ -215,6 +215,7 @@ PROGRAMS = {
 """A function of an image, and the shapes of what it takes besides."""
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_rows_and_columns_may_be_cut_at_once(name):
     """By one axis each, or both by one dim, also where some ranks hold nothing."""

@@ -16,10 +16,11 @@ from fdtensor.tensors.calls import entry
 from fdtensor.tensors.distribution import distribute
 from fdtensor.tensors.spmd import spmd
 from fdtensor.testing.strategies import layouts
+from tests.support.depth import times
 
 MESH = Mesh(dp=2, tp=2)
 LINE = Mesh(tp=4)
-few = settings(max_examples=settings.default.max_examples // 5)
+few = settings(max_examples=times(5, 200))
 
 
 def plain(x, w, mark):

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from fdtensor import Layout, Mesh, SimulatedComm, TensorType, TraceError, distribute, spmd, trace
 from fdtensor.layouts.tree import flatten
 from fdtensor.programs.program import Program
+from tests.support.depth import times
 from tests.support.programs import CASES, checked, settings_of, traced
 
 MESH = Mesh(dp=4)
 any_setting = st.sampled_from(sorted(CASES)).flatmap(lambda name: settings_of(name))
 
 
-@settings(max_examples=max(8, settings.default.max_examples // 5))
+@settings(max_examples=times(5, 200))
 @given(any_setting, st.floats(0, 1))
 def test_a_program_fits_its_budget_and_gives_the_same_or_says_the_least(setting, part):
     plain = traced(setting)

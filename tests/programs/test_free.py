@@ -69,7 +69,7 @@ def functions(draw):
     return f, count, n
 
 
-@settings(max_examples=times(20, 200))
+@settings(max_examples=times(8, 200))
 @given(functions(), meshes(), st.data())
 def test_a_program_of_free_arguments_gives_what_the_function_does(function, mesh, data):
     f, count, n = function
@@ -93,7 +93,7 @@ def test_a_program_of_free_arguments_gives_what_the_function_does(function, mesh
     assert all(torch.equal(r.full(), e) for r, e in zip(results, f(*tensors), strict=True))
 
 
-@settings(max_examples=times(8, 100))
+@settings(max_examples=times(4, 100))
 @given(seed=SEEDS, number=st.integers(0, 3))
 @example(seed=32, number=1)
 def test_no_fixed_layout_of_free_arguments_takes_less_time(seed, number):

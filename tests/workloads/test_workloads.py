@@ -70,6 +70,7 @@ def worst(got: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
     )
 
 
+@pytest.mark.few(24)
 @NAMES
 def test_both_give_on_simulated_ranks_what_one_process_gives(name):
     programs, args, wanted = small_run(name)
@@ -95,7 +96,7 @@ def on_rank(programs: list[Program], args: Any, wanted: Any) -> list[float]:
     return worsts
 
 
-@pytest.mark.few(20)
+@pytest.mark.few(10)
 @pytest.mark.mesh
 @NAMES
 def test_and_on_real_ones(name, pool4):
