@@ -10,7 +10,8 @@ import numpy as np
 from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.free_type import FreeType
 from fdtensor.plans.cost import CostModel
-from fdtensor.programs.bundles import BUCKET_BYTES, bundled
+from fdtensor.programs.buckets import BUCKET_BYTES
+from fdtensor.programs.bundles import bundled
 from fdtensor.programs.loops import has_loops
 from fdtensor.programs.memory import lines_of, local_bytes
 from fdtensor.programs.program import Program

@@ -12,27 +12,26 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Var
-from fdtensor.plans.collectives import AllGather, Bundle, Exchange, Step
+from fdtensor.plans.collectives import AllGather, Bundle, Exchange
+from fdtensor.programs.buckets import Buckets, kind_of, reduces
 from fdtensor.programs.eqn import is_part_line
 from fdtensor.programs.loops import has_loops
 from fdtensor.programs.program import Eqn, Program, Together, is_view_line
 
-__all__ = ["BUCKET_BYTES", "bundled", "unbundled"]
-
-BUCKET_BYTES = 1 << 20
-"""The most bytes per rank of tensors that travel together; a larger tensor goes alone."""
+__all__ = ["bundled", "unbundled"]
 
 
-def bundled(program: Program, bucket_bytes: int = BUCKET_BYTES) -> Program:
-    """The same program with collectives of one kind packed into groups of so many bytes.
+def bundled(program: Program, bucket_bytes: int | None = None) -> Program:
+    """The same program with collectives of one kind packed into groups, by their bytes.
 
-    One with loops stays as it is: what travels together may not cross the ends of a loop.
+    A group has at most `bucket_bytes` per rank, and a larger tensor goes alone; by default they
+    follow from the cost model of the program, as `Buckets` tells. A program with loops stays as it
+    is: what travels together may not cross the ends of a loop.
     """
     if has_loops(program.eqns):
         return program
-    buckets = _Buckets(bucket_bytes, {} if program.origin is None else program.origin.scales)
+    buckets = Buckets.of(program, bucket_bytes)
     eqns = _gathered(program, _early(program.eqns), buckets)
     eqns = _joined(program, _reduced(eqns, buckets), buckets)
     return attrs.evolve(program, eqns=tuple(eqns))
@@ -50,34 +49,6 @@ def unbundled(program: Program) -> Program:
     return attrs.evolve(program, eqns=tuple(eqns))
 
 
-def _kind(eqn: Eqn) -> Bundle | None:
-    """The key that lines share if they may travel together; None for a line that travels alone."""
-    return eqn.op.collective.bundle(eqn.op) if isinstance(eqn.op, Step) else None
-
-
-@attrs.frozen
-class _Buckets:
-    """How many bytes of tensors travel together."""
-
-    limit: int
-    scales: Mapping[Var, float]
-    """How many times the bytes that they have some values count for."""
-
-    def before(self, eqn: Eqn) -> float:
-        """The bytes of the operand of a move."""
-        assert isinstance(eqn.op, Step)
-        return _size(eqn.op.src) * self.scales.get(eqn.ins[0], 1.0)
-
-    def after(self, eqn: Eqn) -> float:
-        """The bytes of the result of a move."""
-        assert isinstance(eqn.op, Step)
-        return _size(eqn.op.dst) * self.scales.get(eqn.ins[0], 1.0)
-
-
-def _size(type: TensorType) -> int:
-    return type.local_nbytes(type.mesh.order[0])
-
-
 def _packed(eqns: Sequence[Eqn]) -> Eqn:
     """The lines as one line, whose steps travel together."""
     if len(eqns) == 1:
@@ -93,7 +64,7 @@ def _early(eqns: Sequence[Eqn]) -> list[Eqn]:
     makers = {v for eqn in eqns for v in eqn.outs if v is not None}
     reduced: set[Var] = set()
     for eqn in eqns:
-        if eqn.is_collective and eqn.ins[0] in (makers if _reduces(eqn) else reduced):
+        if eqn.is_collective and eqn.ins[0] in (makers if reduces(eqn) else reduced):
             reductions.setdefault(eqn.ins[0], []).append(eqn)
             reduced.update(v for v in eqn.outs if v is not None)
     moved = {id(eqn) for group in reductions.values() for eqn in group}
@@ -111,7 +82,7 @@ def _early(eqns: Sequence[Eqn]) -> list[Eqn]:
     return out
 
 
-def _reduced(eqns: Sequence[Eqn], buckets: _Buckets, moves: bool = False) -> list[Eqn]:
+def _reduced(eqns: Sequence[Eqn], buckets: Buckets, moves: bool = False) -> list[Eqn]:
     """The lines with small reductions held back until one of their results is read.
 
     Views and moves of their results are held back too; with `moves`, other moves travel together.
@@ -134,19 +105,19 @@ def _reduced(eqns: Sequence[Eqn], buckets: _Buckets, moves: bool = False) -> lis
 
     for eqn in eqns:
         kinds = [owner[v] for v in eqn.ins if v in owner]
-        moved = eqn.is_collective and not _reduces(eqn)
+        moved = eqn.is_collective and not reduces(eqn)
         if kinds and len(eqn.ins) == 1 and (is_view_line(eqn) or moved):  # it is held back too
             after.setdefault(kinds[0], []).append(eqn)
             owner.update((v, kinds[0]) for v in eqn.outs if v is not None)
             continue
         for kind in kinds:
             flush(kind)
-        kind = _kind(eqn)
+        kind = kind_of(eqn)
         size = buckets.before(eqn) if kind is not None else 0
-        if kind is None or (moved and not moves) or size > buckets.limit:
+        if kind is None or (moved and not moves) or size > buckets.limits[kind]:
             out.append(eqn)
             continue
-        if size_of.get(kind, 0) + size > buckets.limit:
+        if size_of.get(kind, 0) + size > buckets.limits[kind]:
             flush(kind)
         held_back.setdefault(kind, []).append(eqn)
         size_of[kind] = size_of.get(kind, 0) + size
@@ -156,24 +127,24 @@ def _reduced(eqns: Sequence[Eqn], buckets: _Buckets, moves: bool = False) -> lis
     return out
 
 
-def _joined(program: Program, eqns: Sequence[Eqn], buckets: _Buckets) -> list[Eqn]:
+def _joined(program: Program, eqns: Sequence[Eqn], buckets: Buckets) -> list[Eqn]:
     """The lines with each move taking along later ones of its kind whose operands exist already."""
     known = {*program.inputs, *(v for v, _ in program.constants)}
     inputs = set(known)
-    kinds = [None if _reduces(eqn) else _kind(eqn) for eqn in eqns]
+    kinds = [None if reduces(eqn) else kind_of(eqn) for eqn in eqns]
     later = [i for i, kind in enumerate(kinds) if kind is not None and eqns[i].ins[0] not in inputs]
     done: set[int] = set()
     out: list[Eqn] = []
     for i, eqn in enumerate(eqns):
         if i in done:
             continue
-        group = [i]
-        if i in later:
+        group, kind = [i], kinds[i]
+        if i in later and kind is not None:
             total = buckets.after(eqn)
             for j in later:
-                if j > i and j not in done and kinds[j] == kinds[i] and eqns[j].ins[0] in known:
+                if j > i and j not in done and kinds[j] == kind and eqns[j].ins[0] in known:
                     total += buckets.after(eqns[j])
-                    if total > buckets.limit:
+                    if total > buckets.limits[kind]:
                         break
                     group.append(j)
         done.update(group)
@@ -182,7 +153,7 @@ def _joined(program: Program, eqns: Sequence[Eqn], buckets: _Buckets) -> list[Eq
     return out
 
 
-def _gathered(program: Program, eqns: list[Eqn], buckets: _Buckets) -> list[Eqn]:
+def _gathered(program: Program, eqns: list[Eqn], buckets: Buckets) -> list[Eqn]:
     """The lines with inputs gathered in groups, each before its first use."""
     gathers, maker = _input_gathers(program, eqns)
     groups = _groups(eqns, gathers, _past_gathers(eqns, gathers, maker), buckets)
@@ -225,8 +196,8 @@ def _input_gathers(program: Program, eqns: Sequence[Eqn]) -> tuple[list[int], di
         if not eqn.ins or not all(v in early for v in eqn.ins):
             continue
         local = is_part_line(eqn)
-        kind = _kind(eqn)
-        moves = kind is not None and kind[0] in (AllGather, Exchange) and not _reduces(eqn)
+        kind = kind_of(eqn)
+        moves = kind is not None and kind[0] in (AllGather, Exchange) and not reduces(eqn)
         if kind is not None and (local or moves):
             gathers.append(i)
         if local:
@@ -236,7 +207,7 @@ def _input_gathers(program: Program, eqns: Sequence[Eqn]) -> tuple[list[int], di
 
 
 def _groups(
-    eqns: Sequence[Eqn], gathers: Sequence[int], past: Mapping[int, int], buckets: _Buckets
+    eqns: Sequence[Eqn], gathers: Sequence[int], past: Mapping[int, int], buckets: Buckets
 ) -> list[list[int]]:
     """The gathers that travel together, by their lines, in the order of the first of each."""
     groups: list[list[int]] = []
@@ -244,11 +215,12 @@ def _groups(
     for n, i in enumerate(gathers):
         if i in grouped:
             continue
-        group, total = [i], buckets.after(eqns[i])
+        group, total, kind = [i], buckets.after(eqns[i]), kind_of(eqns[i])
+        assert kind is not None
         for j in gathers[n + 1 :]:
-            if j not in grouped and past[j] == past[i] and _kind(eqns[j]) == _kind(eqns[i]):
+            if j not in grouped and past[j] == past[i] and kind_of(eqns[j]) == kind:
                 total += buckets.after(eqns[j])
-                if total > buckets.limit:
+                if total > buckets.limits[kind]:
                     break
                 group.append(j)
         grouped.update(group)
@@ -269,7 +241,3 @@ def _past_gathers(
         past[i] = seen[v]
         seen[v] += 1
     return past
-
-
-def _reduces(eqn: Eqn) -> bool:
-    return getattr(getattr(eqn.op, "collective", None), "reduce_op", None) is not None

@@ -14,7 +14,7 @@ from fdtensor.plans.cost import GLOO, NCCL
 from fdtensor.programs.bundles import bundled
 from fdtensor.programs.options import Options
 from fdtensor.programs.program import Together
-from fdtensor.programs.tracer import traced
+from fdtensor.programs.tracer import trace, traced
 from fdtensor.runtime.all_ranks import run_lines
 from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.testing.values import scatter
@@ -86,3 +86,34 @@ def test_what_inputs_are_gathered_to_comes_in_groups():
     after = bundled(made(Shard(0)))
     gathers = [c for c in after.collectives if str(c.collective).startswith("all_gather")]
     assert len(gathers) == 1
+
+
+def sizes_of_groups(start, layers=16, rows=256):
+    """The bytes of each all-reduce of the gradients, where one starts in so many seconds."""
+    cost = attrs.evolve(NCCL, latency=0.0, launch=[("", start)], bandwidth=1e9, flops=1e9)
+    mesh = Mesh(dp=2)
+    w = TensorType((rows, 1024), torch.float32, mesh.layout())
+    x = TensorType((1 << 18, rows), torch.float32, mesh.layout("dp"))
+    types = [w] * layers, x
+    program = trace(torch.func.grad(wide), *types, cost=cost)
+    groups = [sum(s.src.local_nbytes(0) for s in steps_of(c)) for c in program.collectives]
+    return groups[1:]  # the first has the loss
+
+
+def wide(ws, x):
+    return sum((x @ w).sin().sum() for w in ws)
+
+
+def steps_of(line):
+    return line.steps if isinstance(line, Together) else (line,)
+
+
+def test_the_dearer_a_start_the_larger_the_groups():
+    """1 MiB, 6 starts at 1 GB/s, half of all."""
+    assert sizes_of_groups(1e-6) == [1 << 20] * 16
+    assert sizes_of_groups(3.6e-4) == [2 << 20] * 8
+    assert sizes_of_groups(1.0) == [8 << 20] * 2
+
+
+def test_all_that_is_little_goes_at_once():
+    assert sizes_of_groups(1e-6, layers=8, rows=32) == [1 << 20]

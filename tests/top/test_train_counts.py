@@ -10,7 +10,7 @@ import pytest
 
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.plans.cost import NCCL
-from fdtensor.programs.bundles import BUCKET_BYTES
+from fdtensor.programs.buckets import BUCKET_BYTES
 from fdtensor.train.gpt import Size
 from fdtensor.train.job import Job, program, types
 
