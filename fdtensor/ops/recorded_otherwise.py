@@ -78,6 +78,17 @@ def _zeros_beside(recorder: Recorder, _func: Any, args: Any, kwargs: Any) -> Any
     return recorder.recorded(aten.permute.default, (zeros, dims), {})
 
 
+@_of(aten.zeros_like.default, aten.ones_like.default, aten.full_like.default)
+def _like_a_number(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """A number that is like another one, which need not be known: for a gradient, the loss."""
+    like, *value = args
+    if like.ndim:
+        return NotImplemented
+    number = value or [int(func is aten.ones_like.default)]
+    how = {"dtype": kwargs.get("dtype") or like.dtype, "device": like.device}
+    return recorder.recorded(aten.full.default, ([], *number), how)
+
+
 @_of(aten._to_copy.default)
 def _number(recorder: Recorder, _func: Any, args: Any, kwargs: Any) -> Any:
     """A number that becomes a tensor."""

@@ -56,19 +56,17 @@ def saved_as(x: Any, layout: Layout) -> Any:
     >>> print(trace(torch.func.grad(loss), x))
     loss on Mesh(x=2)
       in   a:f32[4,4]
-      b:f32[4@x,4]   = slice[axis=x dim=0] a
-      c:f32[4@x,4]   = exp b
-      d:f32[4@x,4]   = pow.Tensor_Scalar c 2
-      e:f32[]{sum:x} = sum d
-      f:f32[]        = ones_like e pin_memory=False memory_format=torch.preserve_format
-      g:f32[4@x,4]   = expand f [4,4]
-      h:f32[4@x,4]   = alias c  kept
-      i:f32[4@x,4]   = pow.Tensor_Scalar h 1.0
-      j:f32[4@x,4]   = mul.Scalar i 2.0
-      k:f32[4@x,4]   = mul.Tensor g j
-      l:f32[4@x,4]   = mul.Tensor k h
-      m:f32[4,4]     = all_gather[axis=x dim=0] l  32 B
-      out  m
+      b:f32[4@x,4] = slice[axis=x dim=0] a
+      c:f32[4@x,4] = exp b
+      d:f32[]      = full [] 1 dtype=float32 device=device(type='cpu')
+      e:f32[4@x,4] = expand d [4,4]
+      f:f32[4@x,4] = alias c  kept
+      g:f32[4@x,4] = pow.Tensor_Scalar f 1.0
+      h:f32[4@x,4] = mul.Scalar g 2.0
+      i:f32[4@x,4] = mul.Tensor e h
+      j:f32[4@x,4] = mul.Tensor i f
+      k:f32[4,4]   = all_gather[axis=x dim=0] j  32 B
+      out  k
     1 collective, 32 B received per rank
     """
     if not isinstance(layout, Layout):

@@ -206,3 +206,29 @@ def test_what_only_looks_like_the_gradient_of_silu_stays():
     assert not is_one_op(x_of=lambda x, w: w)
     assert not is_one_op(w_shape=(3,))
     assert not is_one_op(alpha=2)
+
+
+@pytest.mark.parametrize("like", [torch.zeros_like, torch.ones_like, lambda x: x.sum() * 0])
+def test_a_gradient_alone_needs_no_loss(like):
+    """What a number is like is not computed for it; what is multiplied by 0 is."""
+    mesh = Mesh(x=2)
+    x = TensorType((4, 3), torch.float64, mesh.layout("x"))
+    lines = str(trace(torch.func.grad(lambda x: x.sin().sum()), x))
+    assert "sum" not in lines
+    assert " sin " not in lines
+    sums = "sum" in str(trace(lambda x: x + like(x.sum()), x))
+    assert sums == (like not in (torch.zeros_like, torch.ones_like))
+
+
+@pytest.mark.parametrize("dtype", [None, torch.int64])
+@pytest.mark.parametrize(
+    "like",
+    [torch.zeros_like, torch.ones_like, lambda x, **how: torch.full_like(x, 3, **how)],
+)
+def test_numbers_like_others_are_those_of_torch(like, dtype):
+    mesh = Mesh(x=2)
+    x = distribute(torch.arange(4.0), mesh.layout("x"), SimulatedComm(mesh))
+    out = spmd(lambda x: like(x.sum(), dtype=dtype))(x).full()
+    wanted = like(torch.tensor(6.0), dtype=dtype)
+    assert torch.equal(out, wanted)
+    assert out.dtype is wanted.dtype

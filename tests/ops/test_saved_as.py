@@ -283,23 +283,20 @@ KEPT = """\
   f:f32[64,64@tp]      = mm d b
   g:f32[64,64@tp]      = relu f
   h:f32[64,32]{sum:tp} = mm g c
-  i:f32[64,32]         = all_reduce[axis=tp reduce_op=sum] h  12 KiB
-  j:f32[64,32]         = pow.Tensor_Scalar i 2
-  k:f32[64@tp,32]      = slice[axis=tp dim=0] j
-  l:f32[]{sum:tp}      = sum k
-  m:f32[]              = ones_like l pin_memory=False memory_format=torch.preserve_format
-  n:f32[64,32]         = expand m [64,32]
-  o:f32[64,32]         = pow.Tensor_Scalar i 1.0
-  p:f32[64,32]         = mul.Scalar o 2.0
-  q:f32[64,32]         = mul.Tensor n p
-  r:f32[64@tp,64]      = t g
-  s:f32[64@tp,32]      = mm r q
-  t:f32[32,64@tp]      = t c
-  u:f32[64,64@tp]      = mm q t
-  v:f32[64,64@tp]      = threshold_backward u g 0
-  w:f32[64@tp,32]      = alias e  kept
-  x:f32[64,32]         = all_gather[axis=tp dim=0] w  6144 B
-  y:f32[32,64]         = t x
-  z:f32[32,64@tp]      = mm y v
-  out  z s
+  i:f32[]              = full [] 1 dtype=float32 device=device(type='cpu')
+  j:f32[64,32]         = expand i [64,32]
+  k:f32[64,32]         = all_reduce[axis=tp reduce_op=sum] h  12 KiB
+  l:f32[64,32]         = pow.Tensor_Scalar k 1.0
+  m:f32[64,32]         = mul.Scalar l 2.0
+  n:f32[64,32]         = mul.Tensor j m
+  o:f32[64@tp,64]      = t g
+  p:f32[64@tp,32]      = mm o n
+  q:f32[32,64@tp]      = t c
+  r:f32[64,64@tp]      = mm n q
+  s:f32[64,64@tp]      = threshold_backward r g 0
+  t:f32[64@tp,32]      = alias e  kept
+  u:f32[64,32]         = all_gather[axis=tp dim=0] t  6144 B
+  v:f32[32,64]         = t u
+  w:f32[32,64@tp]      = mm v s
+  out  w p
 2 collectives, 18 KiB received per rank"""
