@@ -65,11 +65,13 @@ def cheapest_within(
         return min(fitting, key=lambda program: timeline(program, cost).seconds)
     assert program is not None
     given = sum(local_bytes(type, program.busiest_ranks) for type in program.in_types)
+    looped = "Or compute the steps of a loop again: torch.utils.checkpoint in the step of fd.scan."
     raise TraceError(
         f"{program.name} does not fit in {max_bytes} bytes per rank: "
         f"the least that is known to do is {least}.",
         inputs=f"{np.max(given)} bytes per rank",
-        hint=f"Cut the inputs over more ranks, or write max_bytes={least}.",
+        hint=f"Cut the inputs over more ranks, or write max_bytes={least}."
+        + (f" {looped}" if has_loops(program.eqns) else ""),
     )
 
 

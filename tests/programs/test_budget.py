@@ -7,8 +7,10 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint
 
 from fdtensor import Layout, Mesh, SimulatedComm, TensorType, TraceError, distribute, spmd, trace
+from fdtensor.func import scan
 from fdtensor.layouts.tree import flatten
 from fdtensor.programs.program import Program
 from tests.support.depth import times
@@ -154,6 +156,31 @@ def test_a_backward_of_its_own_saves_less_for_it():
         spmd(residual, max_bytes=budget)(*tree.unflatten(spread)).full().backward()
         grads.append([x.grad for x in full])
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+def test_what_a_loop_holds_is_less_where_its_step_is_computed_again():
+    """And that is what an error says."""
+    w = TensorType((8, 16, 16), torch.float32, MESH.layout())
+    x = TensorType((64, 16), torch.float32, MESH.layout("dp"))
+
+    def body(h, w):
+        return torch.tanh(torch.tanh(h @ w) @ w.T)
+
+    def again(h, w):
+        return checkpoint(body, h, w, use_reentrant=False)
+
+    def gradient_of(step):
+        def gradient(w, x):
+            w = w.detach().requires_grad_()
+            scan(lambda h, w: (step(h, w), None), x, w)[0].sum().backward()
+            return w.grad
+
+        return gradient
+
+    least = trace(gradient_of(again), w, x).peak_bytes
+    with pytest.raises(TraceError, match=r"checkpoint in the step of fd\.scan"):
+        trace(gradient_of(body), w, x, max_bytes=least)
+    assert trace(gradient_of(again), w, x, max_bytes=least).peak_bytes <= least
 
 
 TOO_LITTLE = """\
