@@ -47,10 +47,10 @@ class Buckets:
                 each.setdefault(kind, []).append(eqn)
         limits: dict[Bundle, float] = dict.fromkeys(each, bucket_bytes or 0)
         if bucket_bytes is None:
-            limits.update((kind, buckets._limit(some, program.cost)) for kind, some in each.items())
+            limits.update((kind, buckets.limit(some, program.cost)) for kind, some in each.items())
         return attrs.evolve(buckets, limits=limits)
 
-    def _limit(self, eqns: Sequence[Eqn], cost: CostModel) -> float:
+    def limit(self, eqns: Sequence[Eqn], cost: CostModel) -> float:
         """The limit for lines of one kind, which are all that there are."""
         steps = [eqn.op for eqn in eqns if isinstance(eqn.op, Step)]
         kind = steps[0].collective.kind

@@ -96,8 +96,7 @@ def sizes_of_groups(start, layers=16, rows=256):
     x = TensorType((1 << 18, rows), torch.float32, mesh.layout("dp"))
     types = [w] * layers, x
     program = trace(torch.func.grad(wide), *types, cost=cost)
-    groups = [sum(s.src.local_nbytes(0) for s in steps_of(c)) for c in program.collectives]
-    return groups[1:]  # the first has the loss
+    return [sum(s.src.local_nbytes(0) for s in steps_of(c)) for c in program.collectives]
 
 
 def wide(ws, x):
