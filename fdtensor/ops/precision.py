@@ -60,8 +60,9 @@ def is_sum(placement: object) -> bool:
 
 
 def has_pending_sum(layout: Layout) -> bool:
-    """Whether a layout leaves a sum or an average pending along some axis."""
-    return any(map(is_sum, layout.placements))
+    """Whether a layout leaves a sum or an average of several ranks pending."""
+    along = zip(layout.placements, layout.mesh.sizes, strict=True)
+    return any(is_sum(p) and size > 1 for p, size in along)
 
 
 def widened_type(type: TensorType, reduce_dtype: torch.dtype | None) -> TensorType:

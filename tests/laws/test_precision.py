@@ -214,3 +214,12 @@ def test_integers_whose_terms_wrap_around_are_reduced_before_they_are_cast(name)
         got = spmd(CASTS[name], out_layouts=layouts_)(x, y)
         assert got.dtype == due.dtype
         assert torch.equal(got.full(), due)
+
+
+def test_a_sum_of_one_rank_is_none():
+    """A pending sum along an axis of one rank moves in its own dtype."""
+    mesh = Mesh(a=3, one=1)
+    x = TensorType((6, 4), torch.bfloat16, mesh.layout("a", partial={"one": "sum"}))
+    program = trace(lambda x: x, x, out_layouts=mesh.layout())
+    assert program.received_bytes == 4 * 4 * 2
+    assert "f32" not in str(program)
