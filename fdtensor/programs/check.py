@@ -24,6 +24,7 @@ from fdtensor.layouts.words import first_sentence
 from fdtensor.ops.graph import Call, Full, Var, tensors_of
 from fdtensor.ops.lift import lifted
 from fdtensor.ops.notation.core import Row, rule_of
+from fdtensor.ops.precision import CAST, ROUNDED
 from fdtensor.ops.randomness import DRAW
 from fdtensor.ops.recorder import record
 from fdtensor.ops.rows import CallKey, arguments, recut_rows, rows_of, variants
@@ -268,6 +269,8 @@ def _rows(
         p for p in (*before, *after) if p is not None and not isinstance(p, (Replicate, Shard))
     )
     rows = list(rows_of(call, fulls, count))
+    if call.op in (CAST, ROUNDED):  # a program casts a value where it lies, cut dims of size 1 too
+        rows += [Row((p,), (p,)) for p in before if isinstance(p, Shard)]
     for row in list(rows):
         rows += variants(row, kinds, sides)
     rows += recut_rows(call, fulls, count, kinds)

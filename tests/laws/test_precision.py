@@ -223,3 +223,12 @@ def test_a_sum_of_one_rank_is_none():
     program = trace(lambda x: x, x, out_layouts=mesh.layout())
     assert program.received_bytes == 4 * 4 * 2
     assert "f32" not in str(program)
+
+
+def test_a_sum_that_lies_in_one_row_on_several_ranks_is_reduced_and_verified():
+    """Its cast is of a dim of size 1 that an axis cuts, which no rule of an op has."""
+    mesh = Mesh(a=3, b=2)
+    x = TensorType((1,), torch.bfloat16, mesh.layout("b", partial={"a": "sum"}))
+    program = trace(torch.neg, x, out_layouts=mesh.layout())
+    program.verify()
+    assert "_to_copy" in str(program)
