@@ -16,7 +16,7 @@ import torch
 from fdtensor.io.checkpoint.boxes import rectangles, view
 from fdtensor.io.checkpoint.fresh import Fresh
 from fdtensor.io.checkpoint.headers import DTYPES, Header, headers, opened
-from fdtensor.io.checkpoint.names import Leaf, named
+from fdtensor.io.checkpoint.names import Leaf, named, with_words
 from fdtensor.io.checkpoint.one_path import of_paths, one_path
 from fdtensor.io.checkpoint.request import Request, request
 from fdtensor.io.checkpoint.stored import Contents, Stored, checked_path
@@ -157,7 +157,7 @@ def _checked(tree: Any, target: Path, overwrite: bool) -> list[Leaf]:
             f"there are safetensors files at {str(target)!r} already.",
             hint="Save to another place, or pass overwrite=True.",
         )
-    leaves, _ = named(tree)
+    leaves = [with_words(leaf) for leaf in named(tree)[0]]
     names = Counter(leaf.name for leaf in leaves)
     problems: dict[str, str] = {}
     for leaf in leaves:

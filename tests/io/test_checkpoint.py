@@ -29,6 +29,7 @@ from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Ragged, Replicate, Shard, StridedShard
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.ops.random_bits import key, split
 from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.tensors.connect import connect, distribute
 from fdtensor.tensors.dtensor import DTensor
@@ -726,3 +727,28 @@ def test_one_layout_for_all_loads_numbers_whole(tmp_path):
         assert loaded["of_w"]["average"].layout is rows
     with pytest.raises(CheckpointError, match="1 wrong"):
         load_checkpoint(tmp_path / "a", {**wanted, "of_w": {"step": rows, "average": rows}}, comm)
+
+
+def test_random_keys_are_stored_as_their_words(tmp_path):
+    """In a dict, a list and a tuple; torch reads them as tensors."""
+    comm = SimulatedComm(LINE)
+    first, second = split(key(3))
+    tree = {"key": key((1 << 63) + 5), "chains": (first, {"at": second}), "all": [first, None]}
+    save_checkpoint(tree, tmp_path, comm)
+    other = key(0)
+    like = {"key": other, "chains": (other, {"at": other}), "all": [other, None]}
+    assert load_checkpoint(tmp_path, like, comm) == tree
+    names = ["all.0", "all.1", "chains.0", "chains.1.at", "key"]
+    assert list(checkpoint_contents(tmp_path)) == names
+    theirs = torch_load(tmp_path, {"key": torch.zeros(2, dtype=torch.int64)})
+    assert theirs["key"].tolist() == [1 << 31, 5]
+    loaded = load_checkpoint(tmp_path, LINE.layout(), comm)
+    assert loaded["key"].full().tolist() == [1 << 31, 5]
+
+
+def test_safetensors_files_have_random_keys_too(tmp_path):
+    comm = SimulatedComm(LINE)
+    save_safetensors({"w": torch.ones(2), "key": key(7)}, tmp_path, comm)
+    with pytest.raises(CheckpointError, match=r"key is i64\[2\], asked for as f32\[2\]"):
+        load_safetensors(tmp_path, {"w": torch.ones(2), "key": torch.ones(2)}, comm)
+    assert load_safetensors(tmp_path, {"w": torch.ones(2), "key": key(0)}, comm)["key"] == key(7)

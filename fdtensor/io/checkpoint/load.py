@@ -35,11 +35,11 @@ def load_checkpoint(
     """The pytree `like`, filled from the checkpoint at `path`, whatever mesh wrote it.
 
     Collective over the ranks of `comm`. The leaves of `like` say what is wanted: a `TensorType`, a
-    `Layout` for a tensor of any shape and dtype, a DTensor or a tensor for one like it, anything
-    else for an object. A `Layout`, or a function that gives one for the name and `Stored` of a
-    tensor, may stand for all entries below its place, of which tensors without dims stay whole: a
-    single one gives the whole checkpoint, nested as it was saved. Each rank reads the pieces that
-    have parts of its blocks, each once.
+    `Layout` for a tensor of any shape and dtype, a DTensor or a tensor for one like it, a random
+    key for a key, anything else for an object. A `Layout`, or a function that gives one for the
+    name and `Stored` of a tensor, may stand for all entries below its place, of which tensors
+    without dims stay whole: a single one gives the whole checkpoint, nested as it was saved. Each
+    rank reads the pieces that have parts of its blocks, each once.
 
     All tensors are new. Raises one `CheckpointError` on all ranks, before anything is read, for
     whatever is missing, of another shape or dtype, or, where `strict`, left over; and for pieces

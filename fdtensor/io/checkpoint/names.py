@@ -2,7 +2,7 @@
 
 The keys on the way to a leaf are joined by dots: `{"model": {"w": ...}}` has `model.w`, and
 `{"layers": [{"w": ...}]}` has `layers.0.w`. As there, a list without tensors is one leaf, and so is
-a tuple without DTensors; None is a leaf as well.
+a tuple without DTensors; None is a leaf as well. A random key is stored as its words, a tensor.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import torch
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten
+from fdtensor.ops.random_bits import Key
 from fdtensor.tensors.dtensor import DTensor
 
-__all__ = ["Leaf", "Path", "joined", "named", "nested"]
+__all__ = ["Leaf", "Path", "joined", "named", "nested", "with_words"]
 
 Path = tuple[str | int, ...]
 """The keys on the way to a leaf: a str for an entry of a dict, an int for one of a list."""
@@ -48,6 +49,11 @@ def named(tree: Any) -> tuple[list[Leaf], optree.PyTreeSpec]:
     leaves, spec = flatten(tree, is_leaf=_is_leaf)
     paths = [tuple(map(_key, accessor)) for accessor in spec.accessors()]
     return [Leaf(path, leaf) for path, leaf in zip(paths, leaves, strict=True)], spec
+
+
+def with_words(leaf: Leaf) -> Leaf:
+    """The leaf as it is stored: a random key as the tensor of its words."""
+    return attrs.evolve(leaf, value=leaf.value.tensor()) if isinstance(leaf.value, Key) else leaf
 
 
 def nested(values: Sequence[tuple[Path, Any]]) -> Any:
@@ -105,4 +111,4 @@ def _has_ours(node: object) -> bool:
 
 
 def _is_ours(node: object) -> bool:
-    return isinstance(node, (DTensor, TensorType, Layout))
+    return isinstance(node, (DTensor, TensorType, Layout, Key))

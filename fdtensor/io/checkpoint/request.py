@@ -11,13 +11,14 @@ import attrs
 import optree
 import torch
 
-from fdtensor.io.checkpoint.names import Leaf, Path, named, nested
+from fdtensor.io.checkpoint.names import Leaf, Path, named, nested, with_words
 from fdtensor.io.checkpoint.stored import Contents, Stored
 from fdtensor.layouts.errors import CheckpointError, FdtensorError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.prefixes import uncut
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import unflatten
+from fdtensor.ops.random_bits import Key
 from fdtensor.runtime.comm import Comm, contained
 from fdtensor.tensors.dtensor import DTensor
 
@@ -47,10 +48,13 @@ class Request:
     spec: optree.PyTreeSpec
     places: Sequence[Sequence[tuple[Path, str]]]
     """For each leaf of the pytree the names that it stands for, with the keys below it."""
+    keys: frozenset[str]
+    """The names of random keys, which are read as tensors of their words."""
 
     def filled(self, values: Mapping[str, Any]) -> Any:
         """The pytree with what was found for each name."""
-        leaves = [nested([(path, values[name]) for path, name in place]) for place in self.places]
+        found = {**values, **{name: _key(values[name]) for name in self.keys}}
+        leaves = [nested([(path, found[name]) for path, name in place]) for place in self.places]
         return unflatten(self.spec, leaves)
 
 
@@ -65,7 +69,8 @@ def request(like: Any, contents: Contents, comm: Comm[Any], strict: bool, where:
     faults = _Faults()
     asked: dict[str, Asked] = {}
     places: list[list[tuple[Path, str]]] = []
-    for leaf in leaves:
+    keys = frozenset(leaf.name for leaf in leaves if isinstance(leaf.value, Key))
+    for leaf in map(with_words, leaves):
         below = _below(leaf, contents)
         places.append([(path, name) for path, name in below])
         if not below and (leaf.path or not _is_rule(leaf.value)):
@@ -82,7 +87,11 @@ def request(like: Any, contents: Contents, comm: Comm[Any], strict: bool, where:
     faults.wrong += [f"{name} is asked for twice" for name, n in counts.items() if n > 1]
     faults.extra = [name for name in contents if name not in asked]
     faults.refuse(strict, where)
-    return Request(asked, spec, places)
+    return Request(asked, spec, places, keys)
+
+
+def _key(words: torch.Tensor) -> Key:
+    return Key(*[word & 0xFFFFFFFF for word in words.tolist()])
 
 
 def _below(leaf: Leaf, contents: Contents) -> list[tuple[Path, str]]:

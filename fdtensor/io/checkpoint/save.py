@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.storage import StorageWriter
 
 from fdtensor.io.checkpoint.background import Saving, settled
 from fdtensor.io.checkpoint.folder import METADATA
-from fdtensor.io.checkpoint.names import Leaf, named
+from fdtensor.io.checkpoint.names import Leaf, named, with_words
 from fdtensor.io.checkpoint.names import Path as Keys
 from fdtensor.io.checkpoint.one_path import one_path
 from fdtensor.io.checkpoint.same import differences
@@ -62,7 +62,7 @@ def save_checkpoint(
     names are those that `torch.distributed.checkpoint` gives a state dict of the same dicts and
     lists, so that `dcp.load` reads it. Pending terms are reduced first. Each block is written once,
     by one of the ranks that hold it, without a copy of the whole. Plain tensors and objects are
-    written by one rank too. Ranks may have entries that others do not have.
+    written by one rank too, random keys as their words. Ranks may have entries that others lack.
 
     Replicas, and what is no DTensor, are compared by fingerprints of their bits before anything is
     written, which takes one look at their memory. Where ranks that have an entry differ in it, as
@@ -180,7 +180,7 @@ def _checked(tree: Any, path: Any, comm: Comm[Any], options: _Options) -> list[L
             f"there is a checkpoint at {str(path)!r} already.",
             hint="Save to another directory, or pass overwrite=True.",
         )
-    leaves, _ = named(tree)
+    leaves = [with_words(leaf) for leaf in named(tree)[0]]
     problems: dict[str, str] = {}
     seen: dict[str, Leaf] = {}
     for leaf in leaves:
