@@ -197,7 +197,7 @@ def test_explain_says_which_values_are_whole_since_they_are_small():
         return [line for line in program.explain().splitlines() if "since small" in line]
 
     (dp, tp) = lines(8)
-    assert dp.startswith("whole along dp only since small: g, k, ")
+    assert dp.startswith("whole along dp only since small: g, i, ")
     assert tp.endswith(" (as_if= chooses for other sizes)")
     assert lines(1024) == []
 

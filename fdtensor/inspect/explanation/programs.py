@@ -12,6 +12,7 @@ from fdtensor.inspect.explanation.values import Block, blocks_of, laid, name_mad
 from fdtensor.ops.graph import Var
 from fdtensor.ops.notation.core import rule_of
 from fdtensor.ops.pins import pinned
+from fdtensor.plans.text import time_text
 from fdtensor.programs.assembly import Origin
 from fdtensor.programs.bound.least import bound_of
 from fdtensor.programs.choices import Body
@@ -78,10 +79,13 @@ def _best(program: Program) -> str:
         return f"the choice is that of the program at other sizes, {_best(origin.repeats)}"
     if origin.constraints.follow:
         return "the layouts that were given decide (choice='follow'), not the seconds"
-    gap = bound_of(origin.choices, origin.regather).gap
-    if gap < NO_GAP:
+    best = bound_of(origin.choices, origin.regather)
+    if best.gap < NO_GAP:
         return "the best possible by this cost model"
-    return f"within {100 * gap:.2g} % of the best possible by this cost model"
+    if best.gap > 0.99:  # of a program of microseconds the bound may be near 0
+        more = time_text(best.chosen - best.least)
+        return f"at most {more} above the best possible by this cost model"
+    return f"within {100 * best.gap:.2g} % of the best possible by this cost model"
 
 
 def _of_value(program: Program, name: str) -> str:

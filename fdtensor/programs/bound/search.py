@@ -67,7 +67,9 @@ class Best:
     @property
     def gap(self) -> float:
         """The part of the least seconds that the choice takes more, at most."""
-        return (self.chosen - self.least) / self.least if self.least else 0.0
+        if self.chosen <= self.least:
+            return 0.0
+        return (self.chosen - self.least) / self.least if self.least else float("inf")
 
 
 class Search:
