@@ -38,13 +38,18 @@ SHARES = (1.0, 0.85, 0.75)
 collectives may start earlier."""
 
 
+SLOWER = 1.5
+"""How many times longer a program may take that makes values again, before others are tried."""
+
+
 def cheapest_within(
     assemble: Callable[..., Program], max_bytes: int, cost: CostModel, types: Sequence[object]
 ) -> Program:
     """The program that takes the least time of those that fit in `max_bytes` on each rank.
 
-    Choices cut more and more, so that the first that fits as it is will do; where there are free
-    ones among `types`, of inputs, one that makes values again may take more than the next.
+    Choices cut more and more, so that the first that fits as it is, or makes little again, will do;
+    where there are free ones among `types`, of inputs, one that makes values again may take more
+    than the next.
     `assemble` is `assembled` without its `choosing`, `packed` and `holding`. Raises `TraceError`
     where none fits.
     """
@@ -58,7 +63,7 @@ def cheapest_within(
         fits, peak = _within(program, max_bytes)
         if fits is not None:
             fitting.append(fits)
-            if not free or program.peak_bytes <= max_bytes:
+            if program.peak_bytes <= max_bytes or (not free and _is_quick(fits, program)):
                 break
         least = min(least, peak)
     if fitting:
@@ -73,6 +78,12 @@ def cheapest_within(
         hint=f"Cut the inputs over more ranks, or write max_bytes={least}."
         + (f" {looped}" if has_loops(program.eqns) else ""),
     )
+
+
+def _is_quick(fits: Program, program: Program) -> bool:
+    """Whether a program that fits takes not much longer than the one that it was made of."""
+    with_less, before = (timeline(p, program.cost).seconds for p in (fits, program))
+    return with_less <= SLOWER * before
 
 
 def _attempts(free: bool) -> Iterator[tuple[int, int, float]]:

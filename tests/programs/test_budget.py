@@ -90,6 +90,7 @@ def test_less_memory_takes_more_seconds():
     lines = [len(program.eqns) for program in programs]
     assert peaks == sorted(peaks, reverse=True)
     assert lines == sorted(lines)
+    assert all(program.seconds < 1.5 * programs[0].seconds for program in programs)
 
 
 @pytest.mark.parametrize("part", [0.8, 0.5, 0.35])
