@@ -46,7 +46,7 @@ def looped(
         after = step(*carries, *operands)
         after = with_tensors(after if isinstance(after, (tuple, list)) else [after], "while_loop")
         around.refuse_written()
-        if any(call.op is DRAW for call in recorder.calls[number:]):
+        if any(call.op is DRAW and call.args[1] is not None for call in recorder.calls[number:]):
             raise _refused(
                 "a while_loop draws random numbers, which would be the same in each step.",
                 "Draw them before the loop, for as many steps as there may be, and index them.",

@@ -177,7 +177,7 @@ def read_by(step: Step, carry: Tensors, stacks: Tensors) -> Tensors | None:
             _alone(functools.partial(_read_once, step, around), followed, carry, entries)
     finally:
         recorder.checks = checks
-    if any(call.op is DRAW for call in recorder.calls[start:]):
+    if any(call.op is DRAW and call.args[1] is not None for call in recorder.calls[start:]):
         return None
     return [t for t, _, _ in around.gates.values()]
 

@@ -26,6 +26,8 @@ from fdtensor import (
     verify,
 )
 from fdtensor.layouts.errors import FdtensorError
+from fdtensor.ops.random_bits import split
+from fdtensor.ops.random_bits.threefry import HASH
 from fdtensor.ops.randomness import DRAW
 from fdtensor.testing import assert_same_on_every_layout
 
@@ -153,6 +155,24 @@ def test_every_row_of_the_draws_holds(size, count):
     ]
     samples = [(KEY.tensor(), 4, kind, ends, list(size), dtype) for kind, ends, dtype in kinds]
     assert verify(DRAW, samples, count=count) == []
+
+
+@pytest.mark.parametrize("size", [(5, 6), (0, 3), (), (7, 10_000)])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_every_row_of_draws_by_many_keys_holds(size, count):
+    keys = torch.stack([key.tensor() for key in split(KEY, 6)]).view(3, 2, 2)
+    samples = [
+        (keys, None, "truncated_normal", [-1.0, 2.0], list(size), torch.bfloat16),
+        (keys[0], None, "gumbel", [], list(size), torch.float64),
+        (keys[0, 0], None, "exponential", [], list(size), torch.float32),
+    ]
+    assert verify(DRAW, samples, count=count) == []
+
+
+def test_every_row_of_hashes_holds():
+    words = torch.randint(-(2**31), 2**31, (4, 3, 5), dtype=torch.int32)
+    samples = [tuple(words), (words[0, 0], words[0, 1, 0], words[1], words[2, :, :1])]
+    assert verify(HASH, samples) == []
 
 
 LAWS = {

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fdtensor import func, random
+from fdtensor import Program, func, random, spmd, trace
 from fdtensor.layouts.errors import FdtensorError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
@@ -546,6 +546,9 @@ KEYED = {
     "of a part": lambda k: random.uniform(random.split(k)[1], (2,)),
     "permutation": lambda k: random.permutation(k, 7),
     "randint": lambda k: random.randint(k, (6,), 0, 9),
+    "truncated": lambda k: random.truncated_normal(k, -1.0, 2.0, (5,), dtype=f64),
+    "gumbel": lambda k: random.gumbel(k, (5,), dtype=bf16),
+    "bits": lambda k: random.bits(k, (3, 2), dtype=torch.uint64),
 }
 
 
@@ -557,6 +560,57 @@ def test_a_key_may_be_a_dtensor_and_vmap_goes_over_many(name):
     assert torch.equal(one.full(), KEYED[name](keys[0]))
     many = func.vmap(KEYED[name])(distribute(keys, Mesh(x=2).layout("x"), comm))
     assert torch.equal(many.full(), torch.stack([KEYED[name](k) for k in keys]))
+
+
+def test_a_draw_is_one_op_of_a_program_without_traffic_or_checks():
+    """By each of many keys too; splitting a key is a handful more."""
+    mesh = Mesh(e=2, d=2, t=2)
+    for dims, f in ((("e",), draws_of_many), ((), draws_of_one)):
+        keys = TensorType((8, 2)[-1 - len(dims) :], i64, mesh.layout(*dims))
+        program = trace(f, keys, choice="follow")
+        assert program.received_bytes == 0
+        ops = [str(eqn.op) for eqn in program.eqns]
+        assert ops.count("fdtensor.draw.default") == 1
+        assert len(ops) < 20
+        assert Program.from_json(program.to_json()) == program
+
+
+def draws_of_many(keys):
+    return torch.func.vmap(lambda k: random.normal(k, (8, 32)))(keys)
+
+
+def draws_of_one(key):
+    return random.uniform(random.split(key)[1], (6,), low=-1.0)
+
+
+def test_keys_are_carried_through_scans_loops_and_gradients():
+    def f(key, w):
+        def step(carry, _):
+            key, new = random.split(carry[0])
+            return (key, carry[1] + random.normal(new, (3,))), random.uniform(new, ())
+
+        carry, ys = func.scan(step, (key, w), w)
+        grad = torch.func.grad(lambda w, key: (random.normal(key, (3,)) * w).sum())
+        return carry[1], ys, loop(key, w), grad(w, key), random.normal(random.key(2), (3,))
+
+    def drawn(key, x):
+        return random.fold_in(key, 1), x + random.normal(key, (3,))
+
+    def small(_, x):
+        return x.abs().sum() < 9
+
+    def loop(key, x):
+        if torch.compiler.is_compiling():
+            return torch.while_loop(small, drawn, (key, x))[1]
+        while small(key, x):
+            key, x = drawn(key, x)
+        return x
+
+    comm = SimulatedComm(Mesh(x=2))
+    key, w = random.key(3).tensor(), torch.tensor([0.25, -0.5, 0.125])
+    given = (distribute(x, comm.mesh.layout(), comm) for x in (key, w))
+    for out, wanted in zip(spmd(f)(*given), f(key, w), strict=True):
+        torch.testing.assert_close(out.full(), wanted)
 
 
 def test_a_dtensor_is_dropped_by_a_key_that_is_one():

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from fdtensor.ops.random_bits.keys import AnyKey, recorded, words_of
+from fdtensor.ops.random_bits.keys import AnyKey, Key, recorded, words_of
 from fdtensor.ops.random_bits.places import Places
-from fdtensor.ops.random_bits.threefry import PIECE, Words, hash_array, hash_tensor
+from fdtensor.ops.random_bits.threefry import PIECE, RECORDING, Words, hash_array, hash_tensor
 
-__all__ = ["Convert", "Width", "filled"]
+__all__ = ["Convert", "Law", "Width", "filled", "filled_by_each"]
 
 Width = Literal[32, 64]
 """The number of bits of an element."""
 
 Convert = Callable[[torch.Tensor], torch.Tensor]
 """From bits, in int32 or int64, to elements, one by one."""
+
+Law = tuple[str, tuple[float, ...]]
+"""The kind and ends of a draw that is known as an op."""
 
 LARGE_PIECE = 1 << 22
 """The number of elements that a device other than the CPU computes at a time."""
@@ -33,11 +36,13 @@ def filled(
     width: Width,
     convert: Convert,
     device: torch.device | str | None = None,
+    law: Law | None = None,
 ) -> torch.Tensor:
     """The elements that `convert` makes of the bits of these places; contiguous.
 
     Of several keys it gets the bits stacked. By default on the device of a key that is a tensor,
-    or on the CPU.
+    or on the CPU. A function of ours that is recorded has one op for the bits, or for the elements
+    where their `law` is given.
     """
     keys = key if isinstance(key, tuple) else (key,)
     tensors = [k for k in keys if isinstance(k, torch.Tensor)]
@@ -45,6 +50,9 @@ def filled(
     words = [words_of(k, device) for k in keys]
     stacked = convert if isinstance(key, tuple) else lambda bits: convert(bits[0])
     if recorded(*tensors):
+        if not torch.compiler.is_dynamo_compiling() and RECORDING and places.is_whole:
+            held = [k.tensor(device) if isinstance(k, Key) else k.to(device) for k in keys]
+            return _drawn(held, places, dtype, width, stacked, law)
         numbers = places.tensor(device)
         return stacked(torch.stack([_bits(each, numbers, width) for each in words])).to(dtype)
     out = torch.empty(places.count, dtype=dtype, device=device)
@@ -54,6 +62,42 @@ def filled(
     else:
         _fill_on_device(out, words, places, width, stacked)
     return out.view(places.local_shape)
+
+
+def _drawn(
+    keys: Sequence[torch.Tensor],
+    places: Places,
+    dtype: torch.dtype,
+    width: Width,
+    convert: Convert,
+    law: Law | None,
+) -> torch.Tensor:
+    """The elements as an op, or as ops of the bits."""
+    if law is not None:
+        return RECORDING[-1](keys[0], *law, places, dtype)
+    kept = torch.int64 if width == 64 else torch.int32
+    bits = [RECORDING[-1](key, "bits", (), places, kept) for key in keys]
+    return convert(torch.stack(bits)).to(dtype)
+
+
+def filled_by_each(
+    keys: torch.Tensor, places: Places, dtype: torch.dtype, width: Width, convert: Convert
+) -> torch.Tensor:
+    """The elements by each of the keys, of shape (..., 2); few elements for many keys at once."""
+    out = torch.empty((keys.shape[:-1].numel(), places.count), dtype=dtype, device=keys.device)
+    flat, many = keys.reshape(-1, 2), max(1, PIECE // max(1, places.count))
+    numbers = places.tensor(keys.device).reshape(-1) if many > 1 else None
+    for start in range(0, len(out), many):
+        if numbers is None:
+            one: Any = flat[start]
+            if keys.device.type == "cpu":
+                one = Key(*[word & _WORD for word in one.tolist()])
+            out[start] = filled(one, places, dtype, width, convert, keys.device).view(-1)
+        else:
+            words = flat[start : start + many].to(torch.int64).to(torch.int32).unsqueeze(-1)
+            bits = _bits((words[:, 0], words[:, 1]), numbers, width)
+            out[start : start + many] = convert(bits).to(dtype)
+    return out.view(*keys.shape[:-1], *places.local_shape)
 
 
 def _fill(

@@ -44,6 +44,11 @@ class Places:
         return prod(self.local_shape)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether it has every element."""
+        return self == Places.all(self.shape)
+
+    @property
     def past_32_bits(self) -> bool:
         """Whether a number may need more than 32 bits."""
         return prod(self.shape) > 1 << 32

@@ -6,18 +6,32 @@ in place and in pieces that fit the cache, and once in torch ops that any device
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
 from fdtensor.ops.random_bits.opaque import compiled, opaque
 
-__all__ = ["PIECE", "Words", "hash_array", "hash_ints", "hash_tensor", "signed"]
+__all__ = [
+    "HASH",
+    "PIECE",
+    "RECORDING",
+    "Words",
+    "hash_array",
+    "hash_ints",
+    "hash_tensor",
+    "signed",
+]
 
 Words = tuple[int, int] | tuple[torch.Tensor, torch.Tensor]
 """A key: two ints of 32 bits, or two 0-d int32 tensors with these bits."""
 
 PIECE = 65536
 """The number of counters hashed at a time: their buffers stay in the second-level cache."""
+
+RECORDING: list[Any] = []
+"""What draws by a key as one op, for each function of ours that is recorded: the innermost last."""
 
 _PARITY = 0x1BD11BDA
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -72,14 +86,25 @@ def hash_tensor(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Both words for counters, as int32 tensors with these bits.
 
-    Compiled for the CPU it is one op: a compiler reads the rounds for half a minute.
+    Recorded by us, or compiled for the CPU, it is one op: a compiler reads the rounds for half a
+    minute.
     """
-    if compiled() and high.device.type == "cpu":
+    compiling = torch.compiler.is_dynamo_compiling()
+    if (compiled() and high.device.type == "cpu") or (not compiling and RECORDING):
         keys = [
-            torch.full((), signed(word), dtype=torch.int32) if isinstance(word, int) else word
+            torch.full((), signed(word), dtype=torch.int32, device=high.device)
+            if isinstance(word, int)
+            else word
             for word in words
         ]
-        return _hash_op(*keys, high, low)
+        return HASH(*keys, high, low)
+    return _rounds(words, high, low)
+
+
+def _rounds(
+    words: Words, high: torch.Tensor, low: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both words by torch."""
     first, second = words
     if isinstance(first, int) and isinstance(second, int):
         third = signed(first ^ second ^ _PARITY)
@@ -98,8 +123,10 @@ def hash_tensor(
 
 
 @opaque("threefry", 4, outs=2)
-def _hash_op(*tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """By numpy, for int32 tensors on the CPU: the key's words, and the counters'."""
+def _hash(*tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """By numpy on the CPU, for int32 tensors: the key's words, and the counters'."""
+    if tensors[0].device.type != "cpu":
+        return _rounds((tensors[0], tensors[1]), *tensors[2:])
     shape = torch.broadcast_shapes(*[x.shape for x in tensors])
     first, second, high, low = (x.numpy().view(np.uint32) for x in tensors)
     x0, x1 = (np.array(np.broadcast_to(x, shape)).reshape(-1) for x in (high, low))
@@ -114,3 +141,7 @@ def _hash_op(*tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         hash_array((keys[0], keys[1]), x0, x1, np.empty_like(x0))
     first_word, second_word = (torch.from_numpy(x.view(np.int32)).view(shape) for x in (x0, x1))
     return first_word, second_word
+
+
+HASH = torch.ops.fdtensor.threefry.default
+"""Both words for counters, as an op: of the two words of a key, and the high and low words."""

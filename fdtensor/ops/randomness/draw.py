@@ -10,79 +10,117 @@ import torch
 from fdtensor.layouts.blocks import Box
 from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.remembered import remembered
-from fdtensor.ops.random_bits import Key, Places, filled, fold_in, normal_of, uniform_of
+from fdtensor.ops.random_bits import (
+    Key,
+    Places,
+    exponential_of,
+    filled,
+    filled_by_each,
+    fold_in,
+    gumbel_of,
+    normal_of,
+    truncated_of,
+    uniform_of,
+)
+from fdtensor.ops.random_bits.fill import Convert, Width
 from fdtensor.ops.random_bits.floats import width_of
-from fdtensor.ops.random_bits.keys import AnyKey
+from fdtensor.ops.random_bits.keys import INTEGERS
 
-__all__ = ["DRAW", "boxed"]
+__all__ = ["DRAW", "boxed", "draw_by"]
 
 _STREAMS = 0x746F7263
 """The number folded into a key before that of a stream, so that `split` makes no such key."""
 
 torch.library.define(
     "fdtensor::draw",
-    "(Tensor key, int stream, str kind, Scalar[] ends, SymInt[] size, ScalarType dtype, "
+    "(Tensor key, int? stream, str kind, Scalar[] ends, SymInt[] size, ScalarType dtype, "
     "int[] box=[]) -> Tensor",
 )
 
 DRAW = torch.ops.fdtensor.draw.default
 """The numbers of a stream of a key, for a tensor of `size`, or for its block `box` alone.
 
-The kinds are `uniform` in [low, high), `normal`, of mean 0 and variance 1, `bernoulli`, bools that
-are True with probability p, and `bits`, in int32 or int64. `ends` has low and high, or p.
+Without a stream they are those that `fdtensor.random` draws by the key, or by each of the keys of a
+tensor of shape (..., 2). The kinds are `uniform` in [low, high), `normal`, of mean 0 and variance
+1, `truncated_normal` between low and high, `exponential`, `gumbel`, `bernoulli`, bools that are
+True with probability p, and `bits`, in int32 or int64. `ends` has low and high, or p.
 """
+
+
+def draw_by(
+    key: torch.Tensor, kind: str, ends: Sequence[float], places: Places, dtype: torch.dtype
+) -> torch.Tensor:
+    """The numbers of a key itself for a whole tensor, as an op."""
+    return DRAW(key, None, kind, list(ends), list(places.shape), dtype)
 
 
 @torch.library.impl("fdtensor::draw", ("cpu", "cuda"))
 def _draw(
     key: torch.Tensor,
-    stream: int,
+    stream: int | None,
     kind: str,
     ends: Sequence[float],
     size: Sequence[int],
     dtype: torch.dtype,
     box: Sequence[int] = (),
 ) -> torch.Tensor:
+    places, (width, convert) = _places(tuple(size), tuple(box)), _law(kind, ends, dtype)
+    if key.dim() > 1:
+        assert stream is None
+        return filled_by_each(key, places, dtype, width, convert)
     words: Any = key
     if key.device.type == "cpu":  # elsewhere its words are not waited for
         words = Key(*[word & 0xFFFFFFFF for word in key.tolist()])
-    words = fold_in(fold_in(words, _STREAMS), stream)
-    return _filled(words, _places(tuple(size), tuple(box)), kind, ends, dtype, key.device)
+    if stream is not None:
+        words = fold_in(fold_in(words, _STREAMS), stream)
+    return filled(words, places, dtype, width, convert, key.device)
 
 
 @torch.library.register_fake("fdtensor::draw")
 def _(
     key: torch.Tensor,
-    _stream: int,
+    stream: int | None,
     kind: str,
     ends: Sequence[float],
     size: Sequence[int],
     dtype: torch.dtype,
     box: Sequence[int] = (),
 ) -> torch.Tensor:
-    _check(key, kind, ends, dtype)
+    _check(key, stream, kind, ends, dtype)
     shape = _places(tuple(size), tuple(box)).local_shape if box else tuple(size)
-    return key.new_empty(shape, dtype=dtype)
+    return key.new_empty((*key.shape[:-1], *shape), dtype=dtype)
+
+
+def _by_each(_info: Any, dims: Sequence[int | None], key: torch.Tensor, *args: Any) -> Any:
+    assert dims[0] is not None
+    return DRAW(key.movedim(dims[0], 0), *args), 0
+
+
+torch.library.register_vmap("fdtensor::draw", _by_each)
 
 
 _HINT = "Draw by fdtensor.random, or by the random functions of torch with key=random.key(0)."
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
-_WORDS = (torch.int64, torch.int32, torch.uint32)
-
 _KINDS = {
     "uniform": (2, _FLOATS),
     "normal": (0, _FLOATS),
+    "truncated_normal": (2, _FLOATS),
+    "exponential": (0, _FLOATS),
+    "gumbel": (0, _FLOATS),
     "bernoulli": (1, (torch.bool,)),
     "bits": (0, (torch.int32, torch.int64)),
 }
 """How many ends each kind has, and the dtypes of its numbers."""
 
 
-def _check(key: torch.Tensor, kind: str, ends: Sequence[float], dtype: torch.dtype) -> None:
+def _check(
+    key: torch.Tensor, stream: int | None, kind: str, ends: Sequence[float], dtype: torch.dtype
+) -> None:
     """Raises `TraceError` for a draw that no trace has, but a text that is read may."""
     count, dtypes = _KINDS.get(kind, (0, ()))
-    if tuple(key.shape) != (2,) or key.dtype not in _WORDS:
+    words = tuple(key.shape if stream is not None else key.shape[-1:])
+    if words != (2,) or key.dtype not in INTEGERS:
         raise TraceError("a draw is by a key that is not two words.", hint=_HINT)
     if len(ends) != count or dtype not in dtypes:
         raise TraceError(
@@ -90,28 +128,24 @@ def _check(key: torch.Tensor, kind: str, ends: Sequence[float], dtype: torch.dty
         )
 
 
-def _filled(
-    key: AnyKey,
-    places: Places,
-    kind: str,
-    ends: Sequence[float],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> torch.Tensor:
+def _law(kind: str, ends: Sequence[float], dtype: torch.dtype) -> tuple[Width, Convert]:
+    """How many bits an element has, and what it is made of them."""
     match kind:
         case "uniform":
-            low, high = ends
-            return filled(key, places, dtype, width_of(dtype), uniform_of(dtype, low, high), device)
+            return width_of(dtype), uniform_of(dtype, *ends)
         case "normal":
-            return filled(key, places, dtype, width_of(dtype), normal_of(dtype), device)
+            return width_of(dtype), normal_of(dtype)
+        case "truncated_normal":
+            return width_of(dtype), truncated_of(dtype, *ends)
+        case "exponential":
+            return width_of(dtype), exponential_of(dtype)
+        case "gumbel":
+            return width_of(dtype), gumbel_of(dtype)
         case "bernoulli":
-            (p,) = ends
-            unit = uniform_of(torch.float32)
-            single = torch.tensor(p, dtype=torch.float32).item()
-            return filled(key, places, dtype, 32, lambda bits: unit(bits) < single, device)
+            unit, single = uniform_of(torch.float32), torch.tensor(*ends, dtype=torch.float32)
+            return 32, lambda bits: unit(bits) < single.item()
         case _:
-            width = 64 if dtype == torch.int64 else 32
-            return filled(key, places, dtype, width, lambda bits: bits, device)
+            return 64 if dtype == torch.int64 else 32, lambda bits: bits
 
 
 def boxed(box: Box) -> list[int]:

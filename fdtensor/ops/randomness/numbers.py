@@ -14,7 +14,8 @@ import torch
 
 from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.torch_private import without_modes
-from fdtensor.ops.randomness.draw import DRAW
+from fdtensor.ops.random_bits import RECORDING
+from fdtensor.ops.randomness.draw import DRAW, draw_by
 
 __all__ = ["Numbers"]
 
@@ -63,11 +64,13 @@ class Numbers:
 
     def __enter__(self) -> Numbers:
         self.active.append(self)
+        RECORDING.append(draw_by)
         return self
 
     def __exit__(self, *_: object) -> None:
         """Restores the state of torch's generator."""
         self.active.pop()
+        RECORDING.pop()
         if self._before is not None:
             with without_modes():
                 torch.default_generator.set_state(self._before)

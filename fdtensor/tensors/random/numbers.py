@@ -89,7 +89,7 @@ def uniform(
             )
         return uniform_of(dtype, start, end)
 
-    return floats("uniform", law, key, shape, comm, dtype, device)
+    return floats("uniform", law, key, shape, comm, dtype, device, (start, end))
 
 
 @keyed
@@ -132,7 +132,7 @@ def truncated_normal(
     def law(dtype: torch.dtype) -> Any:
         return truncated_of(dtype, start, end)
 
-    return floats("truncated_normal", law, key, shape, comm, dtype, device)
+    return floats("truncated_normal", law, key, shape, comm, dtype, device, (start, end))
 
 
 @keyed

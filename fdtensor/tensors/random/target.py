@@ -73,13 +73,14 @@ def floats(
     comm: Comm[Any] | None,
     dtype: torch.dtype | None,
     device: Device,
+    ends: tuple[float, ...] = (),
 ) -> Any:
-    """Floats of a law: what it makes of the bits, for their dtype."""
+    """Floats of a law: what it makes of the bits, for their dtype; as an op it has these ends."""
     dtype = checked_dtype(shape, dtype, torch.get_default_dtype(), FLOATS, about)
     convert = law(dtype)
 
     def draw(places: Places, device: Device) -> torch.Tensor:
-        return filled(key, places, dtype, width_of(dtype), convert, device)
+        return filled(key, places, dtype, width_of(dtype), convert, device, (about, ends))
 
     return drawn(key, shape, comm, draw, device)
 
