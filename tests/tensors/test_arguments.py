@@ -338,3 +338,15 @@ def test_a_value_that_changes_at_each_call_is_told_once(monkeypatch):
     f(x, keys[0], scale=5.0)
     for n in range(3, 9):  # another size is another program
         f(distribute(torch.ones(n, 4), Mesh(x=2).layout("x"), comm), keys[0])
+
+
+def test_a_value_that_changes_is_told_early_where_recording_takes_long(monkeypatch):
+    monkeypatch.setattr(again, "LONG", 0.0)
+    comm = SimulatedComm(Mesh(x=2))
+    x = distribute(torch.ones(4), Mesh(x=2).layout("x"), comm)
+    f = spmd(lambda x, rate: x * rate)
+    for rate in (0.1, 0.2, 0.3):
+        f(x, rate)
+    with pytest.warns(FallbackWarning, match=r"of argument 1, so far for 4 in \d+ s\. A tensor"):
+        f(x, 0.4)
+    f(x, 0.5)

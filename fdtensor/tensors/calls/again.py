@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
 from typing import Any
+
+import attrs
 
 from fdtensor.layouts.callsite import warn_user
 from fdtensor.layouts.errors import FallbackWarning
 from fdtensor.layouts.tree import argument, paths
 from fdtensor.ops.random_bits.keys import Key
+from fdtensor.tensors.calls.entry import Entry
 from fdtensor.tensors.calls.key import FIRST_LEAF, SPEC
 from fdtensor.tensors.calls.text import shown
 from fdtensor.tensors.dtensor import DTensor
 
-__all__ = ["warn_of_values"]
+__all__ = ["timed", "warn_of_values"]
 
 TIMES = 32
 """For how many values of one argument a function is recorded before that is told."""
+
+FEW = 4
+"""For how many it is told where recording took long."""
+
+LONG = 2.0
+"""For how many seconds that is."""
+
+
+def timed(make: Callable[[], Entry]) -> Entry:
+    """What is made, with the seconds that it took."""
+    start = perf_counter()
+    return attrs.evolve(make(), seconds=perf_counter() - start)
 
 
 def warn_of_values(
     f: Callable[..., Any],
     key: tuple[Any, ...],
-    others: Collection[tuple[Any, ...]],
+    others: Mapping[tuple[Any, ...], Entry],
     leaves: Sequence[Any],
     spec: Any,
     said: set[str],
@@ -32,13 +47,14 @@ def warn_of_values(
 
     `key` is that of a call which is recorded now, `others` are those of all that are known.
     """
-    alone: Counter[int] = Counter()
-    for other in others:
+    alone: dict[int, list[float]] = {}
+    for other, entry in others.items():
         apart = [i for i, (a, b) in enumerate(zip(key, other, strict=False)) if a != b]
         if len(apart) == 1 and len(other) == len(key):
-            alone[apart[0] - FIRST_LEAF] += 1
-    for place, times in alone.items():
-        if times < TIMES - 1:
+            alone.setdefault(apart[0] - FIRST_LEAF, []).append(entry.seconds)
+    for place, seconds in alone.items():
+        times, spent = len(seconds) + 1, sum(seconds)
+        if times < (FEW if spent > LONG else TIMES):
             continue
         if 0 <= place < len(leaves) and not isinstance(leaves[place], DTensor):
             name, given = argument(paths(spec, "args")[place]), "torch.tensor(value)"
@@ -49,7 +65,8 @@ def warn_of_values(
         if name not in said:
             said.add(name)
             warn_user(
-                f"{shown(f)} is recorded again for each value of {name}, so far for {times + 1}. "
+                f"{shown(f)} is recorded again for each value of {name}, so far for {times}"
+                f"{f' in {spent:.0f} s' if spent > LONG else ''}. "
                 f"A tensor is recorded once: distribute({given}, mesh.layout(), comm).",
                 FallbackWarning,
             )

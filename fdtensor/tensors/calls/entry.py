@@ -60,6 +60,8 @@ class Entry:
     """The tensors, by number, that a call frees once it has read them last."""
     is_agreed: bool = False
     """Whether all ranks have agreed on it, as they do at the first call."""
+    seconds: float = 0.0
+    """How long it took to be made."""
 
     @property
     def backward(self) -> Program | None:
