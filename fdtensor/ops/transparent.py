@@ -245,5 +245,8 @@ class _Plain(TorchFunctionMode):
                 if not issubclass(kind, torch.Tensor):  # it calls the function on what it wraps
                     with self:
                         return kind.__torch_function__(func, types, args, kwargs or {})
+            if isinstance(func, HigherOrderOperator):
+                with self:  # its functions run here too
+                    return replacement(*args, **(kwargs or {}))
             return replacement(*args, **(kwargs or {}))
         return checked_write(func, args, kwargs or {})

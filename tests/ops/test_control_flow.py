@@ -346,3 +346,35 @@ def test_checkpoint_in_a_derivative_of_torch_func_is_told_how_to_write_it():
         spmd(torch.func.grad(f))(x)
     assert "backward()" in str(told.value)
     same(lambda x: torch.autograd.grad(f(x.requires_grad_()), x)[0], x)
+
+
+OTHERWISE = {
+    "one_hot": lambda i: torch.nn.functional.one_hot(i, 4).float(),
+    "bincount": lambda i: i.bincount(minlength=4).float().expand(4, 4),
+    "circular": lambda i: torch.nn.functional.pad(
+        i.float().expand(4, 4)[None, None], (1, 0, 0, 0), "circular"
+    )[0, 0, :, 1:],
+}
+"""Functions of torch that read values, or hide what moves, and are recorded in other ops."""
+
+
+def by_cond(f, i):
+    return torch.cond(i.sum() > 0, f, lambda i: f(i) * 2, (i,))
+
+
+def by_while_loop(f, i):
+    first = torch.zeros((), dtype=torch.int64), torch.zeros(4, 4)
+    return while_loop(lambda n, _: n < 2, lambda n, y: (n + 1, y + f(i)), first)[1]
+
+
+def by_scan(f, i):
+    return scan(lambda y, _: (y + f(i), y.sum()), torch.zeros(4, 4), torch.zeros(2))[0]
+
+
+@pytest.mark.parametrize("way", [by_cond, by_while_loop, by_scan])
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_what_is_recorded_otherwise_is_so_in_functions_of_control_flow(way, name):
+    i, f = torch.tensor([3, 0, 1, 1]), OTHERWISE[name]
+    steps = 1 if way is by_cond else 2
+    found = spmd(lambda i: way(f, i))(on_mesh(i, MESH.layout("x")))
+    assert torch.equal(found.full(), f(i) * steps)
