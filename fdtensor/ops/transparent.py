@@ -37,6 +37,8 @@ from fdtensor.layouts.torch_private import (
     set_onednn_enabled,
     without_validation,
 )
+from fdtensor.ops.parts import refuse_old
+from fdtensor.ops.torch_refusal import tensors_in_arguments
 from fdtensor.ops.writes import checked_write
 
 __all__ = ["ALONE", "needs_values", "recorded_as", "recording", "transparent"]
@@ -239,6 +241,7 @@ class _Plain(TorchFunctionMode):
         name = qualified_name_or(func)
         _refuse_fused(func)
         _refuse_copied(func, args)
+        refuse_old(tensors_in_arguments((args, kwargs)))
         replacement = _RECORDED_AS.get(func, _RECORDED_AS.get(name))
         if replacement is not None:
             for kind in types:

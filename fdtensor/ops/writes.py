@@ -18,6 +18,7 @@ from fdtensor.layouts.dtypes import dtype_name
 from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.torch_private import FOREACH
 from fdtensor.ops.overlap import elements_overlap, is_expanded, memory_of, overlap_partly
+from fdtensor.ops.parts import is_part, note_view, refuse_written, whole_written
 from fdtensor.ops.torch_refusal import (
     dtypes_of,
     refuse_cast,
@@ -61,13 +62,16 @@ def checked_write(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     name = getattr(func, "__name__", "")
     if kwargs.get("out") is not None:
         return _to_out(func, args, kwargs)
-    if FOREACH in name and name.endswith("_") and _share_memory(args, kwargs):
-        return _one_by_one(func, args, kwargs)
+    if FOREACH in name and name.endswith("_"):
+        whole_written(tensors_in_arguments(args[:1]))
+        if _share_memory(args, kwargs):
+            return _one_by_one(func, args, kwargs)
     target = args[0] if args and isinstance(args[0], torch.Tensor) else None
     if target is not None and name in ("resize_", "resize_as_"):
         _refuse_out_of_order(name, target)
     if name == "__setitem__" and target is not None and _is_number(args[1]):
         value: Any = args[2]  # torch would read the value of the index
+        whole_written((target,))
         target.copy_(torch.where(args[1], value, target))
         return None
     if target is None or not _writes(name):
@@ -81,6 +85,7 @@ def checked_write(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
         refuse_overlap(func, args, kwargs)
         refuse_cast(func, args, kwargs)
     _refuse_shared(name, target)
+    whole_written((target,))
     if part is None and _loses_order(func, target):
         row_major = target.clone(memory_format=torch.contiguous_format)
         func(row_major, *args[1:], **kwargs)
@@ -140,6 +145,7 @@ def _refuse_out_of_order(name: str, target: torch.Tensor) -> None:
 
 
 def _refuse_shared(name: str, target: torch.Tensor) -> None:
+    refuse_written(name, target)
     if getattr(target, _SHARED, False):
         raise TraceError(
             f"{name} writes to a tensor of which several elements share one place in memory.",
@@ -210,18 +216,28 @@ def _marked(out: Any, source: torch.Tensor | None) -> Any:
     """The result, marked where it is a view whose elements share memory."""
     if source is None:
         return out
-    marked = getattr(source, _SHARED, False)
+    marked, is_of_part = getattr(source, _SHARED, False), is_part(source)
     for t in out if isinstance(out, (tuple, list)) else (out,):
-        if isinstance(t, torch.Tensor) and t is not source and (marked or elements_overlap(t)):
-            view, base = memory_of(t), memory_of(source)
-            if view is not None and base is not None and view.storage == base.storage:
+        if not isinstance(t, torch.Tensor) or t is source:
+            continue
+        overlaps = marked or elements_overlap(t)
+        if not overlaps and not is_of_part:
+            continue
+        view, base = memory_of(t), memory_of(source)
+        if view is not None and base is not None and view.storage == base.storage:
+            if overlaps:
                 setattr(t, _SHARED, True)
+            if is_of_part:
+                note_view(t, source)
     return out
 
 
 def _to_out(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """The result of a call with `out=`; raises what torch raises where tensors cannot take it."""
     outs, operands = tensors_in_arguments(kwargs["out"]), tensors_in_arguments(args)
+    for out in outs:
+        refuse_written("out=", out)
+    whole_written(outs)
     for out in outs:
         if is_expanded(out) or any(overlap_partly(out, t) for t in operands):
             raise TraceError(

@@ -6,6 +6,7 @@ import torch
 
 from fdtensor.layouts.torch_private import is_batched
 from fdtensor.ops.batched_index import added, copied, taken
+from fdtensor.ops.decompositions.places import has_places, part_at, set_at
 from fdtensor.ops.transparent import recorded_as
 from fdtensor.ops.writes import checked_write
 
@@ -16,6 +17,8 @@ Tensor = torch.Tensor
 def getitem(x, key):
     """`out[i, ...] = x[index[i], ...]`"""
     place = _place_of_index(key) if is_batched(x) else None
+    if place is None and has_places(key):
+        return part_at(x, key)
     if place is None:
         return checked_write(torch.Tensor.__getitem__, (x, key), {})  # a view may be written to
     dim, index = place
@@ -30,6 +33,8 @@ def getitem(x, key):
 def setitem(x, key, value):
     """`x[index[i], ...] = value[i, ...]`"""
     place = _place_of_index(key) if is_batched(x) else None
+    if place is None and has_places(key):
+        return set_at(x, key, value)
     if place is None or (isinstance(value, Tensor) and value.dtype != x.dtype):
         return checked_write(torch.Tensor.__setitem__, (x, key, value), {})
     dim, index = place
