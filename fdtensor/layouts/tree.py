@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
 from typing import Any
@@ -81,15 +82,43 @@ def broadcast_prefix(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> 
     return optree.broadcast_prefix(prefix, tree, is_leaf=is_leaf, namespace=NAMESPACE)
 
 
-def mismatches(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool], name: str) -> dict[str, str]:
-    """Every place where `prefix`, called `name`, is no prefix of `tree`, with what is wrong."""
-    errors = optree.prefix_errors(prefix, tree, is_leaf=is_leaf, namespace=NAMESPACE)
+def mismatches(
+    prefix: Any,
+    tree: Any,
+    is_leaf: Callable[[Any], bool],
+    name: str,
+    *,
+    is_tree: bool = False,
+) -> dict[str, str]:
+    """Every place where `prefix` is no prefix of `tree`, with what is wrong.
+
+    It is told of the one called `name`: the prefix, or the tree where it `is_tree`.
+    """
     places: dict[str, str] = {}
-    for error in errors:
-        what, place, *_ = [*str(error(name)).split("\n"), name]
+    for error in optree.prefix_errors(prefix, tree, is_leaf=is_leaf, namespace=NAMESPACE):
+        text = str(error(name))
+        what, place, *_ = [*text.split("\n"), name]
         what = what.removeprefix("pytree structure error: ").removesuffix(" at key path")
-        places[place.strip().removesuffix(" tree root")] = what
+        told = _difference(text, is_tree)
+        places[place.strip().removesuffix(" tree root")] = told or what
     return places
+
+
+def _difference(text: str, is_tree: bool) -> str:
+    """How a prefix differs from a tree, by the words of optree, told of one of both."""
+    has, lacks = (re.search(rf"{kind} key.*\n *\[(.*)\]", text) for kind in ("missing", "extra"))
+    if has or lacks:
+        has, lacks = (lacks, has) if is_tree else (has, lacks)
+        told = f"lacks {lacks[1]}" if lacks else "", f"has {has[1]} beside" if has else ""
+        return "different keys: " + ", ".join(filter(None, told))
+    sides = re.findall(r"with (\d+) child", text) or re.findall(r"<class '(.*)'>", text)
+    if len(sides) != 2:
+        return ""
+    own, other = reversed(sides) if is_tree else sides
+    if own.isdigit():
+        return f"{own} in place of {other} entries"
+    own, other = ("leaf" if kind == "int" else kind for kind in (own, other))  # of a skeleton
+    return f"a {own} in place of a {other}"
 
 
 def paths(spec: optree.PyTreeSpec, name: str) -> list[str]:

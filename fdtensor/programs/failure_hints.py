@@ -46,9 +46,10 @@ def instead(error: Exception) -> tuple[str, str] | None:
     return next((told for text, told in _INSTEAD.items() if text in str(error)), None)
 
 
-def hint_for(text: str) -> str:
-    """What to do about an error of torch with this text."""
-    return _misspelled(text) or _hooked(text) or _without_context(text) or _on_full_tensors(text)
+def hint_for(text: str, *, of_library: bool = False) -> str:
+    """What to do about an error of torch with this text, or of an op of `torch.library`."""
+    context = _without_context(text, of_library) or _mapped(text)
+    return _misspelled(text) or _hooked(text) or context or _on_full_tensors(text)
 
 
 def _misspelled(text: str) -> str:
@@ -68,13 +69,31 @@ def _hooked(text: str) -> str:
     )
 
 
-def _without_context(text: str) -> str:
-    """A hint for an `autograd.Function` of the old form, of which torch.func takes none."""
+def _without_context(text: str, of_library: bool) -> str:
+    """A hint for an `autograd.Function` of the old form, of which torch.func takes none.
+
+    Such is what torch makes of an op of `torch.library` and its derivative.
+    """
     if "setup_context" not in text:
         return ""
+    if of_library:
+        return (
+            "torch.func takes no derivative of a torch.library.custom_op: take it by backward() or "
+            "torch.autograd.grad; or call the op in an autograd.Function with setup_context."
+        )
     return (
         "Write forward(x) without ctx, and setup_context(ctx, inputs, output) beside it; or take "
         "the gradient by backward() or torch.autograd.grad, which need none."
+    )
+
+
+def _mapped(text: str) -> str:
+    """A hint for arguments that `vmap` does not go over together."""
+    if not text.startswith("vmap") or ("mapped dim" not in text and "in_dim" not in text):
+        return ""
+    return (
+        "in_dims says of each argument which dim is gone over, one of the same size in all, or "
+        "None for an argument that each entry gets whole: in_dims=(0, None)."
     )
 
 

@@ -163,8 +163,9 @@ def _told(
             sentence = f"{name_of(f)} {told[0]}."
             raise TraceError(sentence, line=_line_of(error), hint=told[1]) from error
         raise _failure(f, spec, types, error) from error
-    except AssertionError as error:
-        if not _of_control_flow(error):
+    except (AssertionError, ValueError) as error:
+        of_vmap = isinstance(error, ValueError) and str(error).startswith("vmap")
+        if not of_vmap and not _of_control_flow(error):
             raise
         raise _failure(f, spec, types, error) from error
 
@@ -190,7 +191,7 @@ def _failure(
         f"{name_of(f)} fails on these types: {text}.",
         **facts,
         line=line,
-        hint=hint_for(text),
+        hint=hint_for(text, of_library=_raised_below(error, "/torch/_library/")),
     )
 
 

@@ -26,7 +26,13 @@ from fdtensor.runtime.comm import Comm, Value
 from fdtensor.runtime.cotangents import collecting
 from fdtensor.runtime.interpreter import run
 from fdtensor.tensors.owed import Collecting, Owed, StandIn, at_hand
-from fdtensor.tensors.refusals import refuse_clipping, refuse_many, refuse_no_cotangents, unchanging
+from fdtensor.tensors.refusals import (
+    refuse_clipping,
+    refuse_many,
+    refuse_no_cotangents,
+    refuse_of_torch_alone,
+    unchanging,
+)
 from fdtensor.tensors.tensor_like import TensorLike
 from fdtensor.tensors.torch_transforms import ToldByTorch, asked_by_clipping
 
@@ -234,6 +240,7 @@ class DTensor(Generic[Value], _LikeTensor, metaclass=ToldByTorch):  # type: igno
         torch.autograd.backward(leaves, cotangents, retain_graph, create_graph)
 
     def __repr__(self) -> str:
+        refuse_of_torch_alone(self)
         x = due(self)
         owed = "" if x is self else f", owes the sum over {', '.join(x.layout.partial)}"
         return f"DTensor({self.type} on {self.mesh!r}{owed})"

@@ -10,7 +10,7 @@ import torch
 
 from fdtensor.layouts.errors import FdtensorError
 from fdtensor.tensors.owed import Collecting, Owed, at_hand
-from fdtensor.tensors.refusals import refuse_many, refuse_no_cotangents
+from fdtensor.tensors.refusals import refuse_many, refuse_no_cotangents, refuse_other_shapes
 
 __all__ = ["filled", "grad_of", "pulled"]
 
@@ -29,6 +29,7 @@ def pulled(
     """
     outs: list[torch.Tensor] = []
     grads: list[torch.Tensor] = []
+    refuse_other_shapes(ends, cotangents)
     for end, cotangent in zip(ends, cotangents, strict=True):
         moved = cotangent.redistribute(end.type.cotangent().layout)
         pairs = zip(end.comm.leaves(end.local), end.comm.leaves(moved.local), strict=True)

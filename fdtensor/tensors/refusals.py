@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import optree
@@ -10,10 +10,14 @@ import torch
 import torch.nn.functional as F
 
 from fdtensor.layouts.callsite import user_line
-from fdtensor.layouts.errors import NotTorchError
+from fdtensor.layouts.errors import FdtensorError, NotTorchError
 from fdtensor.layouts.expected import no_argument
 from fdtensor.layouts.torch_private import OF_PARAMETERS, OpOverload, OpOverloadPacket, schema_of
-from fdtensor.tensors.torch_transforms import INSTEAD, asked_by_a_transform
+from fdtensor.tensors.torch_transforms import (
+    INSTEAD,
+    asked_by_a_transform,
+    asked_by_control_flow,
+)
 
 __all__ = [
     "Absent",
@@ -24,6 +28,8 @@ __all__ = [
     "refuse_many",
     "refuse_no_cotangents",
     "refuse_no_dims",
+    "refuse_of_torch_alone",
+    "refuse_other_shapes",
     "refuse_write",
     "refuse_writing",
     "unchanging",
@@ -143,6 +149,32 @@ def refuse_no_cotangents(name: str, given: Any, kind: type) -> None:
         if not isinstance(x, kind):
             hint = "Give one like the result: distribute(tensor, x.layout, x.comm)."
             raise no_argument(name, x, "DTensor", hint)
+
+
+def refuse_other_shapes(ends: Sequence[Any], cotangents: Sequence[Any]) -> None:
+    """Raises where cotangents have other shapes than the results that they are of."""
+    wrong = {
+        f"cotangent {i}": f"{_shown(ct)}, of a result {_shown(end)}"
+        for i, (end, ct) in enumerate(zip(ends, cotangents, strict=True))
+        if end.shape != ct.shape
+    }
+    if wrong:
+        raise FdtensorError(
+            f"{len(wrong)} of {len(ends)} cotangents have another shape than their result.",
+            **wrong,
+            hint="Give DTensors like the results, in any layouts: torch.ones_like(y).",
+        )
+
+
+def refuse_of_torch_alone(x: object) -> None:
+    """Raises where control flow of torch is about to say that a DTensor is no tensor of torch."""
+    if asked_by_control_flow():
+        raise _error(
+            "torch.cond, while_loop, scan and map take tensors of torch, and not a DTensor.",
+            "Write them inside of a traced function, which gets tensors of torch: "
+            "fd.spmd(lambda x: torch.cond(x.sum() > 0, f, g, (x,)))(x).",
+            {"x": x},
+        )
 
 
 def refuse_no_dims(x: Any) -> NotTorchError:

@@ -7,7 +7,14 @@ from typing import Any
 
 from fdtensor.layouts.torch_private import TRANSFORMS_FOLDER
 
-__all__ = ["INSTEAD", "ToldByTorch", "asked_by_a_transform", "asked_by_clipping", "name_for_torch"]
+__all__ = [
+    "INSTEAD",
+    "ToldByTorch",
+    "asked_by_a_transform",
+    "asked_by_clipping",
+    "asked_by_control_flow",
+    "name_for_torch",
+]
 
 INSTEAD = (
     "fd.grad, fd.grad_and_value, fd.vjp, fd.jvp, fd.vmap, fd.jacrev, fd.jacfwd and fd.hessian "
@@ -29,6 +36,12 @@ class ToldByTorch(type):
 def asked_by_a_transform() -> bool:
     """Whether a transform of torch itself is what asks the caller of this function."""
     return TRANSFORMS_FOLDER in _file_of_caller(2)
+
+
+def asked_by_control_flow() -> bool:
+    """The same for `torch.cond` and other functions of torch that take functions."""
+    files = [_file_of_caller(3), _file_of_caller(4)]  # of repr(), and of a text that formats it
+    return any("/torch/_higher_order_ops/" in file for file in files)
 
 
 def asked_by_clipping() -> bool:

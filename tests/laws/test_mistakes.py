@@ -12,6 +12,8 @@ import numpy as np
 import optree
 import pytest
 import torch
+from torch._higher_order_ops import map as map_of_torch
+from torch._higher_order_ops import while_loop
 
 import fdtensor as fd
 from fdtensor import cluster, collectives, cost, errors, io, optim, parallel, random, testing
@@ -27,6 +29,16 @@ PARAMS = {n: fd.distribute(p.detach(), MESH.layout(), COMM) for n, p in MODULE.n
 OPT = optim.AdamW(lr=1e-3)
 FOLDER = tempfile.mkdtemp()
 io.save_checkpoint(PARAMS, FOLDER + "/saved", COMM)
+
+
+@torch.library.custom_op("tests_mistakes::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    """An op whose derivative torch.func does not take."""
+    return 2 * x
+
+
+twice.register_fake(torch.empty_like)
+twice.register_autograd(lambda _, cotangent: 2 * cotangent)
 
 
 class Old(torch.autograd.Function):
@@ -72,6 +84,9 @@ NAMES = {
     "i": fd.distribute(torch.arange(4), MESH.layout(), COMM),
     "i_": torch.arange(3),
     "Old": Old,
+    "twice": twice,
+    "while_loop": while_loop,
+    "each": map_of_torch,
     "key": random.key(0),
     "blocks": tuple(torch.ones(2, 6) for _ in range(8)),
     "folder": FOLDER,
@@ -354,6 +369,34 @@ MISTAKES = {
         ("io.to_torch(x)", "CommError", "SimulatedComm", "FuncolComm"),
         ("io.from_torch(3)", "LayoutError", "an int", "distribute and from_local"),
     ],
+    "transforms and control flow": [
+        (
+            "fd.vjp(torch.relu, x)[1](i * 1.0)",
+            "FdtensorError",
+            "1 of 1 cotangents have another shape",
+            "torch.ones_like(y)",
+        ),
+        (
+            "torch.autograd.grad(fd.spmd(torch.sum)(x.detach().requires_grad_()), x, x)",
+            "FdtensorError",
+            "1 of 1 cotangents",
+            "like the results",
+        ),
+        ("fd.vmap(torch.add)(x, i_)", "ValueTreeError", "plain tensor", "Distribute it first"),
+        ("fd.vmap(torch.add)(x, x[1:])", "TraceError", "sizes [4, 3]", "in_dims=(0, None)"),
+        ("fd.vmap(torch.add, in_dims=(0, 2))(x, i)", "TraceError", "in_dim=2", "None for an arg"),
+        ("torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))", "NotTorchError", "cond", "fd.spmd"),
+        ("while_loop(torch.any, torch.relu, (x,))", "NotTorchError", "while_loop", "fd.spmd("),
+        ("each(torch.relu, x)", "NotTorchError", "and not a DTensor", "fd.spmd("),
+        ("spmd(torch.add, donate=(0, 1))(x, x)", "TraceError", "one DTensor as two", "once"),
+        ("spmd(torch.add, donate=1)(x, x)", "TraceError", "one DTensor as two", "donate="),
+        (
+            "redistribute(params, {'weight': rows, 'bais': rows})",
+            "ValueTreeError",
+            "lacks 'bias', has 'bais' beside",
+            "like the tree",
+        ),
+    ],
     "rules, tests and styles": [
         ("rule(torch.relu)(print)", "RuleError", "relu is no op", "torch.ops.aten.mm.default"),
         ("rule()", "RuleError", "no op", "@rule(torch.ops.mylib"),
@@ -406,6 +449,7 @@ INSIDE = [
     ("lambda x: mesh.layout('pp')", "MeshError", "no axis 'pp'", "'dp', 'tp'"),
     ("torch.func.grad(lambda x: x)", "TraceError", "scalar", "full tensors"),
     ("torch.func.grad(lambda x: Old.apply(x).sum())", "TraceError", "setup_context(ctx, inputs"),
+    ("torch.func.grad(lambda x: twice(x).sum())", "TraceError", "custom_op: take it by backward"),
     (
         "torch.func.grad(lambda x: torch.nn.functional.embedding(i_, x, sparse=True).sum())",
         "TraceError",

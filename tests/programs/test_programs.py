@@ -379,7 +379,7 @@ Redistribute them to one mesh first."""
 NO_PREFIX = """\
 out_layouts is no prefix of what the function returns.
 
-  out_layouts: different types
+  out_layouts: a list in place of a leaf
 
 Give one Layout, None or like(0) for all, or a tree of the same structure."""
 

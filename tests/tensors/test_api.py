@@ -141,7 +141,7 @@ def test_every_place_where_the_layouts_do_not_fit_is_named(comm):
     assert str(raised.value) == NO_PREFIX
     with pytest.raises(ValueTreeError, match="do not have the structure") as raised:
         redistribute(tree, [ROWS])
-    assert raised.value.facts == {"layouts": "different types"}
+    assert raised.value.facts == {"layouts": "a list in place of a dict"}
     with pytest.raises(ValueTreeError, match="do not have the structure"):
         redistribute([x, x], [ROWS, None])
 
@@ -158,7 +158,7 @@ Pass one layout, or a pytree of layouts like the tree or a prefix of it."""
 NO_PREFIX = """\
 the layouts do not have the structure of the tree.
 
-  layouts['last'][1]: different pytree keys
-  layouts['more']:    different numbers of pytree children
+  layouts['last'][1]: different keys: lacks 'y', has 'z' beside
+  layouts['more']:    1 in place of 2 entries
 
 Pass one layout, or a pytree of layouts like the tree or a prefix of it."""

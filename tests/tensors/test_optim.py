@@ -650,13 +650,13 @@ complex numbers.""",
     "structure": """\
 grads does not have the structure of the parameters.
 
-  grads: different pytree keys
+  grads: different keys: lacks 'w', has 'v' beside
 
 Pass a pytree like that of the parameters.""",
     "prefix": """\
 weight_decay is no prefix of the pytree of parameters.
 
-  weight_decay: different pytree keys
+  weight_decay: different keys: lacks 'w', has 'v' beside
 
 Give one value, or a pytree of values like the parameters or a prefix of them.""",
     "fit": """\

@@ -46,8 +46,8 @@ def donated_among(
 ) -> frozenset[int]:
     """The numbers, among the DTensors of a call, of those in the arguments that it may free.
 
-    Raises `TraceError` for an argument that was not given, and where derivatives are wanted: these
-    would read it.
+    Raises `TraceError` for an argument that was not given or is given twice, and where derivatives
+    are wanted: these would read it.
     """
     if donate == ():
         return frozenset()
@@ -62,7 +62,17 @@ def donated_among(
     arguments = arguments_of(f, spec, each)
     names = [donate] if isinstance(donate, (str, int)) else donate
     trees = [arguments.of(name, "donate names") for name in names]
-    return frozenset(k for k in flatten(trees)[0] if isinstance(k, int))
+    donated = frozenset(k for k in flatten(trees)[0] if isinstance(k, int))
+    known = [leaf for leaf in leaves if isinstance(leaf, DTensor)]
+    for x in (known[number] for number in donated):
+        if sum(x is other for other in known) > 1:
+            raise TraceError(
+                f"{shown(f)} is given one DTensor as two arguments, and frees one of them.",
+                donate=donate,
+                x=x.type,
+                hint="Leave both arguments out of donate=, or give it once.",
+            )
+    return donated
 
 
 def spend(leaves: Sequence[Any], donated: frozenset[int], f: Callable[..., Any]) -> None:

@@ -58,7 +58,7 @@ class Params:
             return self.spec.flatten_up_to(tree)
         except ValueError as error:
             skeleton = unflatten(self.spec, range(len(self.leaves)))
-            facts = mismatches(skeleton, tree, _is_value, name)
+            facts = mismatches(skeleton, tree, _is_value, name, is_tree=True)
             raise ValueTreeError(
                 f"{name} does not have the structure of the parameters.",
                 **(facts or {"problem": str(error)}),
