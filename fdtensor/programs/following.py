@@ -102,15 +102,36 @@ def parameters_among(
 ) -> frozenset[int]:
     """The numbers of the inputs that are parameters: those that require grad.
 
-    Where none does, they are the floating-point leaves of arguments that are pytrees.
+    Where none does, they are the floating-point leaves of arguments that are pytrees, but for those
+    that are batches beside others.
     """
     if any(requires_grad):
         return frozenset(k for k, wants in enumerate(requires_grad) if wants)
-    numbers, chosen, start = numbered(types), set[int](), 0
+    trees, start = list[range](), 0
     for argument in (a for side in spec.children() for a in side.children()):
-        for i in range(start, start + argument.num_leaves):
-            type, k = types[i], numbers[i]
-            if not argument.is_leaf() and type is not None and k is not None:
-                chosen |= {k} if type.dtype.is_floating_point else set()
-        start += argument.num_leaves
+        leaves = range(start, start + argument.num_leaves)
+        if not argument.is_leaf() and any(types[i] is not None for i in leaves):
+            trees.append(leaves)
+        start = leaves.stop
+    others = [leaves for leaves in trees if not _is_batch([types[i] for i in leaves])]
+    numbers, chosen = numbered(types), set[int]()
+    for i in (i for leaves in others or trees[:1] for i in leaves):
+        type, k = types[i], numbers[i]
+        if type is not None and k is not None and type.dtype.is_floating_point:
+            chosen.add(k)
     return frozenset(chosen)
+
+
+def _is_batch(types: Sequence[TensorType | FreeType | None]) -> bool:
+    """Whether tensors have one first dim, which is cut alike in all of them."""
+    known = [type for type in types if type is not None]
+    firsts = {
+        (type.shape[:1], _cut_first(type) if isinstance(type, TensorType) else None)
+        for type in known
+    }
+    return len(firsts) == 1 and all(type.ndim for type in known)
+
+
+def _cut_first(type: TensorType) -> tuple[bool, ...]:
+    """Along each axis, whether it cuts the first dim."""
+    return tuple([isinstance(p, Cut) and p.dim == 0 for p in type.layout.placements])

@@ -101,7 +101,8 @@ def trace(
     With `choice="follow"` the layouts that were given decide, at any size: what is cut stays cut,
     what is whole stays whole. Where parameters and data are cut over one axis in ways that do not
     meet, the parameters are gathered (as in FSDP) and data are not. Parameters are the arguments
-    that require grad or, where none does, the floating-point leaves of pytrees.
+    that require grad or, where none does, the floating-point leaves of pytrees; a pytree beside
+    others whose tensors have one first dim, cut alike, is a batch.
     Arguments of `TensorType(shape, dtype, layout="free")` get layouts that take the least time with
     all else, never pending, and results that are like them the same: `Program.layouts_of`. With
     `max_bytes` they are cut as far as needed. Where all are free, `mesh` says on which mesh.

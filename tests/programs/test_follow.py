@@ -63,6 +63,33 @@ def test_programs_of_any_size_are_what_the_layouts_say(given_, told):
     assert taken[0] == taken[1] == taken[2]
 
 
+GIVEN = {
+    "a tuple": lambda p, x, y: (lambda p, batch: loss(p, *batch), (p, (x, y))),
+    "a dict": lambda p, x, y: (lambda p, batch: loss(p, **batch), (p, {"x": x, "y": y})),
+    "beside tokens": lambda p, x, y: (
+        lambda p, batch: loss(p, batch["x"] + batch["i"].unsqueeze(1), batch["y"]),
+        (p, {"x": x, "y": y, "i": typed(x.layout, *x.shape[:1], dtype=torch.int64)}),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+@pytest.mark.parametrize("placed", [MEGATRON, DATA, SHARDED], ids=["megatron", "data", "sharded"])
+def test_a_batch_that_is_a_pytree_is_no_parameter(placed, name):
+    types = mlp_types(*placed)
+    f, args = GIVEN[name](*types)
+    plain = trace(torch.func.grad(loss), *types, choice="follow")
+    program = trace(torch.func.grad(f), *args, choice="follow")
+    assert program.summary().splitlines()[-1] == plain.summary().splitlines()[-1]
+    assert program.received_bytes == plain.received_bytes
+
+
+def test_the_first_pytree_is_one_of_parameters_where_all_could_be_batches():
+    weights, batch = {"w": typed(dp.layout("dp"), 8, 4)}, {"x": typed(dp.layout("dp"), 6, 8)}
+    program = trace(torch.func.grad(lambda p, b: (b["x"] @ p["w"]).sum()), weights, batch)
+    assert program.origin.constraints.parameters == {0}
+
+
 def test_megatron_is_one_reduction_of_an_activation_each_way():
     p, x, y = mlp_types(*MEGATRON)
     step = torch.func.grad(loss, argnums=(0, 1))
