@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any, overload
 
@@ -21,6 +20,7 @@ from fdtensor.programs.program import Program
 from fdtensor.runtime.alike import compare, inputs
 from fdtensor.runtime.autograd import differentiable, plans_of, tracked
 from fdtensor.runtime.comm import Check, Comm, Value, inside, kind_of, refuse_no_comm
+from fdtensor.runtime.digests import digest_of
 from fdtensor.runtime.replication import mark, watching
 from fdtensor.runtime.runner import run_locally
 
@@ -210,11 +210,6 @@ def meshes_of(found: Any) -> list[Mesh]:
     if not isinstance(found, (Plan, Fused)):
         return [found.mesh]
     return [mesh for p in plans_of(found) for mesh in (p.src.mesh, p.dst.mesh)]
-
-
-def digest_of(text: str) -> str:
-    """A hexadecimal fingerprint of a text."""
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def execute(found: Plan, value: Value, comm: Comm[Value]) -> Value:

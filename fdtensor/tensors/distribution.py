@@ -172,7 +172,8 @@ def _cut(given: Given, comm: Comm[Any], check: Check | None) -> list[DTensor[Any
     pairs = zip(given.tensors, wholes, strict=True)
     values = [comm.value(spread(tensor, comm.width(whole))) for tensor, whole in pairs]
     flags = [tracked([tensor]) for tensor in given.tensors]  # the backward is collective
-    facts = "distribute " + ", ".join(f"{t!r} {f}" for t, f in zip(types, flags, strict=True))
+    each = [f"{t!r}{' that requires grad' * f}" for t, f in zip(types, flags, strict=True)]
+    facts = f"distribute {', '.join(each)}"
     wrong = [comm.mistake(value, whole) for value, whole in zip(values, wholes, strict=True)]
     agree_on(facts, "distribute", meshes, comm, next(filter(None, wrong), None), check)
     made: list[DTensor[Any]] = []

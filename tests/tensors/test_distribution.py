@@ -1,5 +1,6 @@
 """Tests of tensors/distribution.py, on simulated ranks and on real ones."""
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -242,6 +243,27 @@ def test_ranks_that_differ_fail_together(pool4):
     for wrong in (b, a.double(), a.clone().requires_grad_()):
         for found in pool4.run(caught, from_same, a, a, a, wrong):
             assert found == ("CommError", "the ranks do not agree on distribute.")
+
+
+def told(tensors):
+    """The facts of what a call with this rank's tensor raises."""
+    comm, rank = connect(Mesh(world=4)), dist.get_rank()
+    try:
+        distribute(tensors[rank], comm.mesh.layout("world"), comm)
+    except CommError as error:
+        return error.facts
+    return None
+
+
+@pytest.mark.mesh
+def test_ranks_that_differ_are_told_what_each_has(pool4):
+    a, b = torch.ones(4, 4), torch.ones(4, 2, requires_grad=True)
+    for facts in pool4.run(told, [a, a, b, a]):
+        assert re.match(r"distribute .*\(4, 4\), torch.float32, .* at call", facts["rank 1"])
+        assert re.match(r"distribute .*\(4, 2\), .* that requires grad at call", facts["rank 2"])
+    many = [torch.ones(n, 2) for n in range(1, 20)]  # too long to be told
+    for facts in pool4.run(told, [many, many, many, many[1:]]):
+        assert re.match("fingerprint [0-9a-f]{12} at call", facts["rank 0"])
 
 
 @pytest.mark.mesh

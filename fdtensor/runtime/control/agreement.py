@@ -10,6 +10,7 @@ from fdtensor.layouts.errors import CommError
 from fdtensor.runtime.comm import misfit
 from fdtensor.runtime.control.ledger import Ledger
 from fdtensor.runtime.control.posts import account, parting
+from fdtensor.runtime.digests import text_of
 from fdtensor.runtime.world import functional
 
 __all__ = ["agree", "pooled"]
@@ -43,7 +44,7 @@ def _disagreement(ledger: Ledger, about: str, digest: str, mistake: str | None) 
     if not _differ(ledger, mistake is not None):
         return None
     board = ledger.board
-    board.put(ledger.post("raised" if mistake else "waiting", mistake or digest[:12]))
+    board.put(ledger.post("raised" if mistake else "waiting", mistake or text_of(digest)))
     _differ(ledger, False)  # every rank has posted now
     posts = board.posts(ledger.ranks)
     _differ(ledger, False)  # every rank has read what the others say
