@@ -17,10 +17,10 @@ from fdtensor.programs.arguments import Arguments
 from fdtensor.programs.as_if import Repeated
 from fdtensor.programs.axis_order import preferred_order
 from fdtensor.programs.boundary import Boundary
-from fdtensor.programs.builder import Builder, Choices
+from fdtensor.programs.builder import Builder
 from fdtensor.programs.bundles import bundled
 from fdtensor.programs.choice import prices_of
-from fdtensor.programs.choices import UNCONSTRAINED, Constraints
+from fdtensor.programs.choices import UNCONSTRAINED, Choices, Constraints
 from fdtensor.programs.ends import Wanted, tied_inputs, typed, wanted
 from fdtensor.programs.following import tolls_of
 from fdtensor.programs.loops import in_loops
@@ -88,7 +88,7 @@ def assembled(
     """
     graph, prices = unshared(graph) if regather else graph, choosing or constraints.cost or cost
     repeated = _repeated(repeats, graph, in_types)
-    constraints = _of_ends(constraints, wants, holding, repeats)
+    constraints = _of_ends(constraints, in_types, wants, holding, repeats)
     constraints = _with_tolls(constraints, graph, mesh, prices)
     ends, known = boundaries_of(mesh, in_types, wants), prices_of(graph, mesh, prices, constraints)
     choices = chosen_together(graph, ends, known, constraints, regather)
@@ -112,11 +112,18 @@ def assembled(
 
 
 def _of_ends(
-    constraints: Constraints, wants: Sequence[Wanted], holding: float, repeats: Program | None
+    constraints: Constraints,
+    in_types: Sequence[TensorType | FreeType],
+    wants: Sequence[Wanted],
+    holding: float,
+    repeats: Program | None,
 ) -> Constraints:
     """The constraints with those of the inputs and outputs, and of the program to repeat."""
     like = constraints.like if repeats is None else repeats.origin.choices
-    return attrs.evolve(constraints, ties=tied_inputs(wants), holding=holding, like=like)
+    ins = tuple([t.layout if isinstance(t, TensorType) else None for t in in_types])
+    outs = tuple([want if isinstance(want, Layout) else None for want in wants])
+    given = {"ties": tied_inputs(wants), "holding": holding, "ins": ins, "outs": outs}
+    return attrs.evolve(constraints, like=like, **given)
 
 
 def _with_tolls(

@@ -1,16 +1,21 @@
 """`preferred_order`: in which order of axes the values of a graph are read, where it matters.
 
-Several axes that cut one dim do so in an order, by default that of the mesh.
+Several axes that cut one dim do so in an order, by default that of the mesh. What is chosen on all
+axes together has its orders (`nested`); these are for the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fdtensor.layouts.layout import Layout
-from fdtensor.ops.graph import Graph, Var
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.ops.graph import Call, Graph, Var
+from fdtensor.ops.lift import kept_cuts, strided_first
+from fdtensor.ops.loop_ops import LOOP_NEXT, TIE
+from fdtensor.ops.notation.core import Row
 
-__all__ = ["preferred_order"]
+__all__ = ["kept_order", "preferred_order"]
 
 
 def preferred_order(
@@ -39,6 +44,25 @@ def preferred_order(
             if not near or graph.types[v.index].shape in shapes:
                 preferred.setdefault(v, order)
     return preferred
+
+
+def kept_order(
+    call: Call, sides: Sequence[tuple[TensorType, float]], rows: Mapping[str, Row]
+) -> tuple[str, ...]:
+    """The order of axes that lets the largest operand stay, or be cut further where it is.
+
+    `sides` has the type and the bytes of each operand. No axes where none has such a cut.
+    """
+    best: tuple[float, tuple[str, ...]] = (0, ())
+    cuts = {a: (*row.ins, *row.outs) for a, row in rows.items()}
+    for i, (type, nbytes) in enumerate(sides):
+        if call.op is LOOP_NEXT and i != TIE:  # a tie says how it goes round
+            continue
+        kept = kept_cuts(type.layout, {a: row.ins[i] for a, row in rows.items()})
+        if kept and nbytes > best[0]:
+            others = strided_first([a for a in rows if a not in kept], cuts)
+            best = (nbytes, (*kept, *others))
+    return best[1]
 
 
 def _order_of(layout: Layout) -> tuple[str, ...]:

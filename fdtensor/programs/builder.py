@@ -14,25 +14,23 @@ from fdtensor.layouts.placement import Placement
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Call, Full, Graph, Var, substituted
 from fdtensor.ops.lift import kept_cuts, layout_of, lifted, strided_first
-from fdtensor.ops.loop_ops import LOOP_NEXT, TIE
 from fdtensor.ops.notation.core import Row
 from fdtensor.ops.pins import pinned
 from fdtensor.ops.precision import HALVES, is_widened, wide_of, widened
 from fdtensor.ops.saved_values import ALIAS, SAVED
 from fdtensor.plans.cost import CostModel
 from fdtensor.programs.as_if import Repeated, dearer
+from fdtensor.programs.axis_order import kept_order
 from fdtensor.programs.boundary import boundary_of
 from fdtensor.programs.choice import has_rule, inside
-from fdtensor.programs.choices import Body, Choice, Inside
+from fdtensor.programs.choices import Body, Choices, Inside
 from fdtensor.programs.eqn import Eqn
+from fdtensor.programs.nested import layout_at
 from fdtensor.programs.nodes import Option, Place
 from fdtensor.programs.options import OnMissingRule
 from fdtensor.programs.values import Values
 
-__all__ = ["Builder", "Choices"]
-
-Choices = Mapping[str, Choice]
-"""The choice on each axis."""
+__all__ = ["Builder"]
 
 
 class Builder:
@@ -80,11 +78,13 @@ class Builder:
     def run(self, graph: Graph, choices: Choices, env: dict[Var, Var]) -> None:
         """Adds the lines of the whole graph: `env` has its inputs, and gets its other values."""
         self._constants(graph, env)
+        nested = choices.nested
         for i, call in enumerate(graph.calls):
             self.values.call = call
             options = {axis: choices[axis].calls[i] for axis in self.mesh.axes}
             self._at_scale(call.outs[:1])
-            self._add(graph, call, options, env, self.regathered)
+            order = () if nested is None else nested.calls[i]
+            self._add(graph, call, options, env, self.regathered, order)
             self._at_scale(call.outs, env)
         self.values.call, self.values.scale = None, 1.0
 
@@ -117,15 +117,20 @@ class Builder:
         options: Mapping[str, Option],
         env: dict[Var, Var],
         regathered: frozenset[Var],
+        order: tuple[str, ...] = (),
     ) -> None:
-        """The lines of a call: a move, those of its decomposition, or the op itself."""
+        """The lines of a call: a move, those of its decomposition, or the op itself.
+
+        Axes that cut one dim come in an `order`, or in one that suits the operands.
+        """
         pin = pinned(call)
         if pin is not None:
             env[call.outs[0]] = self._pinned(graph, call, pin, env)  # type: ignore[index]
         elif any(isinstance(o.note, Body) for o in options.values()):
-            self._inline(graph, call, options, env, regathered)
+            self._inline(graph, call, options, env, regathered, order)
         else:
-            self._apply(graph, call, {a: o.note for a, o in options.items()}, env, regathered)
+            rows = {a: o.note for a, o in options.items()}
+            self._apply(graph, call, rows, env, regathered, order)
 
     def _pinned(self, graph: Graph, call: Call, pin: Layout, env: dict[Var, Var]) -> Var:
         full = graph.types[call.ins[0].index]
@@ -143,10 +148,11 @@ class Builder:
         rows: Mapping[str, Row],
         env: dict[Var, Var],
         regathered: frozenset[Var],
+        order: tuple[str, ...],
     ) -> None:
         """The line of a call whose axes each follow a row."""
-        values = self.values
-        types = lifted(call, self.mesh, rows, graph.types, self._order(call, rows, env))
+        values, order = self.values, order or self._order(call, rows, env)
+        types = lifted(call, self.mesh, rows, graph.types, order)
         assert types is not None, f"the rows of {call.op} were found to compose"
         before, after = types
         taken: list[Var] = []
@@ -198,19 +204,10 @@ class Builder:
 
     def _order(self, call: Call, rows: Mapping[str, Row], env: dict[Var, Var]) -> tuple[str, ...]:
         """The order of axes that lets the largest operand stay, or be cut further where it is."""
-        best: tuple[float, tuple[str, ...]] = (0, ())
-        cuts = {a: (*row.ins, *row.outs) for a, row in rows.items()}
-        for i, v in enumerate(call.ins):
-            if call.op is LOOP_NEXT and i != TIE:  # a tie says how it goes round
-                continue
-            type = self.values.type_of(env[v])
-            kept = kept_cuts(type.layout, {a: rows[a].ins[i] for a in self.mesh.axes})
-            nbytes = self.values.nbytes(env[v])
-            if kept and nbytes > best[0]:
-                others = strided_first([a for a in self.mesh.axes if a not in kept], cuts)
-                best = (nbytes, (*kept, *others))
+        sides = [(self.values.type_of(env[v]), self.values.nbytes(env[v])) for v in call.ins]
+        best, cuts = kept_order(call, sides, rows), {a: (*r.ins, *r.outs) for a, r in rows.items()}
         out = next((v for v in call.outs if v is not None), None)
-        return best[1] or self.orders.get(out) or strided_first(self.nesting, cuts)  # type: ignore[arg-type]
+        return best or self.orders.get(out) or strided_first(self.nesting, cuts)  # type: ignore[arg-type]
 
     def _inline(
         self,
@@ -219,6 +216,7 @@ class Builder:
         options: Mapping[str, Option],
         env: dict[Var, Var],
         regathered: frozenset[Var],
+        order: tuple[str, ...],
     ) -> None:
         """The decomposition of a call in its place."""
         note: Body = next(o.note for o in options.values() if isinstance(o.note, Body))
@@ -237,9 +235,8 @@ class Builder:
             layout = self.values.type_of(env[v]).layout
             wanted: dict[str, Place] = {a: options[a].ins[i] for a in axes}
             placements = [layout[a] if p == "free" else p for a, p in wanted.items()]
-            inner_env[inner] = self._placed(
-                env[v], placements, graph.types[v.index], keep=v not in regathered
-            )
+            full, within = graph.types[v.index], () if "free" in wanted.values() else order
+            inner_env[inner] = self._placed(env[v], placements, full, within, v not in regathered)
         self._constants(body, inner_env)
         for i, inner in enumerate(body.calls):
             inner_options = {axis: choices[axis].calls[i] for axis in axes}
@@ -247,13 +244,20 @@ class Builder:
         for k, inner in zip(read, body.outs, strict=True):
             placements = [options[a].outs[k] for a in axes]
             full = body.types[inner.index]
-            env[call.outs[k]] = self._placed(inner_env[inner], placements, full)  # type: ignore[index]
+            env[call.outs[k]] = self._placed(inner_env[inner], placements, full, order)  # type: ignore[index]
 
     def _placed(
-        self, v: Var, placements: Sequence[Placement], full: Full, keep: bool = True
+        self,
+        v: Var,
+        placements: Sequence[Placement],
+        full: Full,
+        order: tuple[str, ...],
+        keep: bool = True,
     ) -> Var:
-        type = TensorType(full.shape, full.dtype, self._laid(v, placements))
-        return self.values.moved(v, type, keep)
+        """A value in these placements, in this order of axes or else in one that suits it."""
+        mesh = self.mesh
+        layout = layout_of(mesh, tuple(placements), order) if order else self._laid(v, placements)
+        return self.values.moved(v, TensorType(full.shape, full.dtype, layout), keep)
 
     def _laid(self, v: Var, placements: Sequence[Placement]) -> Layout:
         """The layout with these placements, with the order of `v` where it has them already."""
@@ -278,6 +282,8 @@ class Builder:
         for i, (v, want) in enumerate(zip(graph.outs, wants, strict=True)):
             full = graph.types[v.index]
             layout = want or self._laid(env[v], [choices[a].outs[i] for a in self.mesh.axes])
+            if want is None and choices.nested is not None:
+                layout = layout_at(self.mesh, choices.nested.outs[i])
             out = self.values.moved(env[v], TensorType(full.shape, full.dtype, layout))
             outs.append(self.values.cast(out, full.dtype))
         return outs

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
 import torch
 
+from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.placement import Partial, Placement
 from fdtensor.ops.graph import Full, Graph, Var
 from fdtensor.ops.precision import HALVES
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from fdtensor.programs.following import Tolls
     from fdtensor.programs.problem import ProblemBuilder
 
-__all__ = ["UNCONSTRAINED", "Body", "Choice", "Constraints", "Inside"]
+__all__ = ["UNCONSTRAINED", "Body", "Choice", "Choices", "Constraints", "Inside", "Nesting"]
 
 PENDING = Partial("sum")
 """What a result may be left as where nothing is asked of it."""
@@ -51,6 +52,35 @@ class Choice:
 
 
 @attrs.frozen(eq=False)
+class Nesting:
+    """In which order axes cut one dim, as it was chosen with the placements."""
+
+    ins: tuple[tuple[Any, ...], ...]
+    """The places of each input, with their order."""
+    calls: tuple[tuple[str, ...], ...]
+    """The order of axes of each call."""
+    outs: tuple[tuple[Any, ...], ...]
+
+
+@attrs.frozen(eq=False)
+class Choices(Mapping[str, Choice]):
+    """The choice on each axis of a mesh."""
+
+    along: Mapping[str, Choice]
+    nested: Nesting | None = None
+    """None where the order follows from the operands."""
+
+    def __getitem__(self, axis: str) -> Choice:
+        return self.along[axis]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.along)
+
+    def __len__(self) -> int:
+        return len(self.along)
+
+
+@attrs.frozen(eq=False)
 class Constraints:
     """Constraints on the choice for a whole graph, besides its boundary."""
 
@@ -58,7 +88,7 @@ class Constraints:
     """Values that do not move while there is another way."""
     uncut: Mapping[Var, frozenset[int]] = attrs.field(factory=lambda: dict[Var, frozenset[int]]())
     """Dims of values that no axis may cut."""
-    like: Mapping[str, Choice] | None = None
+    like: Choices | None = None
     """The choice for a graph of the same calls on other sizes, which is repeated."""
     cost: CostModel | None = None
     """Prices for the choice alone."""
@@ -80,6 +110,15 @@ class Constraints:
     """What undoing a given layout costs then."""
     holding: float = 0.0
     """The seconds that a byte of an open input costs for being held, on the busiest rank."""
+    ins: tuple[Layout | None, ...] = ()
+    """The layouts of the inputs that have one."""
+    outs: tuple[Layout | None, ...] = ()
+    """The layouts that are asked of outputs."""
+
+    def given(self, side: Literal["ins", "outs"], k: int) -> Layout | None:
+        """The layout that was given of an input or an output, by its number."""
+        layouts: Sequence[Layout | None] = getattr(self, side)
+        return layouts[k] if layouts else None
 
     def may_end(self, full: Full, placement: Placement) -> bool:
         """Whether a result of which nothing is asked may have a placement.

@@ -21,7 +21,8 @@ from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Full, Graph
 from fdtensor.ops.lift import layout_of
 from fdtensor.ops.notation.core import R
-from fdtensor.programs.choices import Choice, Constraints
+from fdtensor.programs.choices import Choices, Constraints
+from fdtensor.programs.nested import Nested, layout_at
 from fdtensor.programs.nodes import Node, Option, Place
 
 __all__ = [
@@ -124,7 +125,8 @@ def output_node(
 def _whole(place: Any) -> Any:
     """A placement, or those of several axes, once what is pending is reduced."""
     if isinstance(place, tuple):
-        return tuple(map(_whole, cast("tuple[Any, ...]", place)))
+        each = tuple(map(_whole, cast("tuple[Any, ...]", place)))
+        return Nested(each, place.order) if isinstance(place, Nested) else each
     return R if isinstance(place, Partial) else place
 
 
@@ -160,18 +162,21 @@ def any_place(full: Full, uncut: Collection[int] = (), dims: int | None = None) 
 def typed(
     types: Sequence[TensorType | FreeType],
     mesh: Mesh,
-    choices: Mapping[str, Choice],
+    choices: Choices,
     nesting: tuple[str, ...],
 ) -> tuple[TensorType, ...]:
     """The types of inputs, free ones in the layouts that were chosen.
 
-    Where several axes cut one dim of these, they do so in the order of `nesting`.
+    Where several axes cut one dim of these, they do so in the order that was chosen, or `nesting`.
     """
     whole: list[TensorType] = []
     for k, t in enumerate(types):
         if isinstance(t, FreeType):
             placements = tuple([choices[axis].ins[k] for axis in mesh.axes])
-            t = TensorType(t.shape, t.dtype, layout_of(mesh, placements, nesting))
+            laid = layout_of(mesh, placements, nesting)
+            if choices.nested is not None:
+                laid = layout_at(mesh, choices.nested.ins[k])
+            t = TensorType(t.shape, t.dtype, laid)
         whole.append(t)
     return tuple(whole)
 

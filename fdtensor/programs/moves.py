@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import takewhile
 from math import prod
+from typing import Any
 
 import attrs
 import torch
 
-from fdtensor.layouts.errors import FdtensorError
+from fdtensor.layouts.errors import FdtensorError, LayoutError
+from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import (
     Cut,
@@ -21,14 +24,14 @@ from fdtensor.layouts.placement import (
 from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Full
-from fdtensor.ops.lift import layout_of
 from fdtensor.ops.precision import HALVES, is_sum, wide_of
 from fdtensor.plans.cost import LOCAL, CostModel, overlapped, seconds
 from fdtensor.plans.planner import plan
+from fdtensor.programs.nested import Nested, layout_at, place_of, shares_dim
 from fdtensor.programs.nodes import Place
 from fdtensor.programs.rounding import stages
 
-__all__ = ["IMPOSSIBLE", "Placements", "about_seconds", "fastest", "move_seconds"]
+__all__ = ["IMPOSSIBLE", "Placements", "about_seconds", "fastest", "move_seconds", "nested_seconds"]
 
 Placements = tuple[Placement, ...]
 """A placement on each axis of a mesh."""
@@ -49,33 +52,105 @@ def move_seconds(
     """The seconds that moving a value takes, from a placement on each axis to another on each.
 
     "free" among `dst` is the placement that the value has. Pending sums of half precision are held
-    in `reduce_dtype`. Axes along which the value stays only make its blocks smaller.
+    in `reduce_dtype`. Axes along which the value stays only make its blocks smaller: of those that
+    cut one dim they are taken to be the outer ones.
     """
     pairs = zip(mesh.axes, mesh.sizes, src, dst, strict=True)
-    moving = [(a, n, p, q) for a, n, p, q in pairs if q not in (p, "free") and n > 1]
+    moving = [a for a, n, p, q in pairs if q not in (p, "free") and n > 1]
     if not moving:
         return 0.0
+    part = _part(full, mesh, src, dst, moving)
+    ends: list[Any] = [tuple([x[mesh.axis(a)] for a in moving]) for x in (src, dst)]
+    return _priced(full, part, mesh, moving, ends, cost, reduce_dtype)
+
+
+@remembered(1 << 18)
+def nested_seconds(
+    full: Full,
+    mesh: Mesh,
+    src: Placements,
+    dst: tuple[Place, ...],
+    cost: CostModel,
+    reduce_dtype: torch.dtype | None,
+) -> float:
+    """The same where axes that cut one dim do so in the order that the places have."""
+    if "free" in dst or not (shares_dim(src) or shares_dim(dst)):
+        return move_seconds(full, mesh, src, dst, cost, reduce_dtype)
+    try:
+        before, after = layout_at(mesh, src), layout_at(mesh, dst)
+    except LayoutError:
+        return IMPOSSIBLE
+    many = [a for a, n in zip(mesh.axes, mesh.sizes, strict=True) if n > 1]
+    moving = {a for a in many if before[a] != after[a]}
+    exact = {x.dim for a in moving for x in (before[a], after[a]) if isinstance(x, _EXACT)}
+    for dim in {p.dim for p in (*src, *dst) if isinstance(p, Cut)}:
+        was, will = ([a for a in at.cuts(dim) if a in many] for at in (before, after))
+        stays = 0 if dim in exact else _outer(was, will, moving)
+        moving |= {*was[stays:], *will[stays:]}
+    if not moving:
+        return 0.0
+    names = [a for a in many if a in moving]
+    part = _part(full, mesh, src, dst, names)
+    ends = [_within(at, names) for at in (before, after)]
+    return _priced(full, part, mesh, names, ends, cost, reduce_dtype)
+
+
+def _outer(before: Sequence[str], after: Sequence[str], moving: Collection[str]) -> int:
+    """How many axes cut a dim before all that move, in both layouts alike."""
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False))
+    return sum(1 for _ in takewhile(lambda pair: pair[0] not in moving, same))
+
+
+def _part(
+    full: Full, mesh: Mesh, src: Placements, dst: Sequence[Place], moving: Sequence[str]
+) -> tuple[int, ...]:
+    """The shape of the block that the axes along which a value does not move leave of it."""
+    ends = [x[mesh.axis(a)] for a in moving for x in (src, dst)]
     # a whole dim is cut in these kinds, so that no block of it is
-    exact = {x.dim for _, _, *ends in moving for x in ends if isinstance(x, _EXACT)}
+    exact = {x.dim for x in ends if isinstance(x, _EXACT)}
     shape = list(full.shape)
-    for n, p, q in zip(mesh.sizes, src, dst, strict=True):
-        if q in (p, "free") and isinstance(p, Cut) and p.dim not in exact:
+    for a, n, p in zip(mesh.axes, mesh.sizes, src, strict=True):
+        if a not in moving and isinstance(p, Cut) and p.dim not in exact:
             shape[p.dim] = -(-shape[p.dim] // n)
+    return tuple(shape)
+
+
+def _within(layout: Layout, axes: Sequence[str]) -> Placements:
+    """The places of a layout on some axes, as on a mesh of these alone."""
+    placements = tuple([layout[a] for a in axes])
+    part = Mesh(**{a: layout.mesh.axis_size(a) for a in axes})
+    dims = {p.dim for p in placements if isinstance(p, Cut)}
+    order = {d: tuple([a for a in layout.cuts(d) if a in axes]) for d in dims}
+    return place_of(Layout(part, placements, order))
+
+
+def _priced(
+    full: Full,
+    shape: tuple[int, ...],
+    mesh: Mesh,
+    axes: Sequence[str],
+    ends: Sequence[Placements],
+    cost: CostModel,
+    reduce_dtype: torch.dtype | None,
+) -> float:
+    """The seconds of a move of a tensor of a shape along these axes alone."""
     wide = None
-    if (
-        reduce_dtype is not None
-        and full.dtype in HALVES
-        and any(is_sum(p) for _, _, p, _ in moving)
-    ):
+    if reduce_dtype is not None and full.dtype in HALVES and any(map(is_sum, ends[0])):
         wide = wide_of(full.dtype, reduce_dtype)
     known = {axis for axis, _, _ in cost.axes}
-    names = [a if a in known else f"axis{i}" for i, (a, _, _, _) in enumerate(moving)]
-    part = Mesh(**dict(zip(names, [n for _, n, _, _ in moving], strict=True)))
-    before, after = tuple([p for _, _, p, _ in moving]), tuple([q for _, _, _, q in moving])
-    return _seconds(*_essential(tuple(shape), part, before, after), full.dtype, part, cost, wide)  # type: ignore[arg-type]
+    names = {a: a if a in known else f"axis{i}" for i, a in enumerate(axes)}
+    part = Mesh(**{name: mesh.axis_size(a) for a, name in names.items()})
+    src, dst = (_renamed(x, names) for x in ends)
+    return _seconds(*_essential(shape, part, src, dst), full.dtype, part, cost, wide)
 
 
 _EXACT = (Ragged, StridedShard, Spans)
+
+
+def _renamed(x: Placements, names: Mapping[str, str]) -> Placements:
+    if not isinstance(x, Nested):
+        return x
+    return Nested(x, tuple([(d, tuple([names[a] for a in axes])) for d, axes in x.order]))
 
 
 @remembered(65536)
@@ -96,7 +171,13 @@ def _essential(
     def moved(x: Placement) -> Placement:
         return attrs.evolve(x, dim=1 + 2 * dims.index(x.dim)) if isinstance(x, Cut) else x
 
-    return tuple(sizes), tuple(map(moved, src)), tuple(map(moved, dst))
+    def placed(x: Placements) -> Placements:
+        each = tuple(map(moved, x))
+        if not isinstance(x, Nested):
+            return each
+        return Nested(each, tuple([(1 + 2 * dims.index(d), axes) for d, axes in x.order]))
+
+    return tuple(sizes), placed(src), placed(dst)
 
 
 @remembered(1 << 17)
@@ -111,7 +192,7 @@ def _seconds(
 ) -> float:
     visible = overlapped(cost)
     try:
-        before, after = (TensorType(shape, dtype, layout_of(mesh, x)) for x in (src, dst))
+        before, after = (TensorType(shape, dtype, layout_at(mesh, x)) for x in (src, dst))
         parts = (
             (plan(before, after, cost=cost),) if wide is None else stages(before, after, wide, cost)
         )

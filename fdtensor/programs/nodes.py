@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Any, Literal, Protocol
 
 import attrs
 
 from fdtensor.layouts.placement import Placement
 
-__all__ = ["Node", "Option", "Place", "Price"]
+__all__ = ["Node", "OnAxes", "Option", "Place", "Price"]
 
 Place = Placement | Literal["free"]
 """A placement, or "free": an operand that no call reads, a result in any but a pending one."""
@@ -29,6 +29,14 @@ class Option:
     def key(self) -> tuple[Any, ...]:
         """Its placements, which no other option of its node has."""
         return self.ins, self.outs
+
+
+@attrs.frozen(eq=False)
+class OnAxes:
+    """What an option of all axes is on each, and the order of the axes that cut one dim."""
+
+    along: Mapping[str, Option]
+    order: tuple[str, ...]
 
 
 MANY = 6

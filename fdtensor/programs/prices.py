@@ -14,7 +14,13 @@ from fdtensor.ops.notation.core import R
 from fdtensor.plans.cost import CostModel
 from fdtensor.programs.as_if import dearer
 from fdtensor.programs.following import Tolls
-from fdtensor.programs.moves import IMPOSSIBLE, Placements, about_seconds, move_seconds
+from fdtensor.programs.moves import (
+    IMPOSSIBLE,
+    Placements,
+    about_seconds,
+    move_seconds,
+    nested_seconds,
+)
 from fdtensor.programs.nodes import Node, Option, Place
 
 __all__ = ["AxisPrices", "LeastPrices", "Prices", "moves_near", "moves_of"]
@@ -46,6 +52,8 @@ class Prices:
     """What undoing a layout that was given costs besides."""
     again: Mapping[int, int] = attrs.field(factory=dict[int, int])
     """How often the steps of a loop compute a value."""
+    nested: bool = False
+    """Whether the order in which axes cut one dim is known; else it is taken to suit each move."""
 
     def __call__(
         self, v: int, src: Placements, dst: tuple[Place, ...], use: object = None
@@ -56,7 +64,8 @@ class Prices:
             return 0.0
         if v in self.tied:
             return IMPOSSIBLE
-        seconds = move_seconds(self.fulls[v], self.mesh, src, dst, self.cost, self.reduce_dtype)
+        priced = nested_seconds if self.nested else move_seconds
+        seconds = priced(self.fulls[v], self.mesh, src, dst, self.cost, self.reduce_dtype)
         seconds *= self.times(v)
         return seconds + self.besides(v, src, dst) if seconds else seconds
 

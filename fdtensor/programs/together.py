@@ -9,6 +9,7 @@ again, while that saves time. In small graphs the best of all combinations is se
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from math import prod
 
@@ -28,8 +29,9 @@ from fdtensor.programs.choice import (
     regathered,
     total_seconds,
 )
-from fdtensor.programs.choices import Body, Choice, Constraints
+from fdtensor.programs.choices import Body, Choice, Choices, Constraints, Nesting
 from fdtensor.programs.mixtures import nodes_of
+from fdtensor.programs.nestings import in_orders, reordering
 from fdtensor.programs.nodes import Node, Option
 from fdtensor.programs.prices import LeastPrices, Prices, moves_near, moves_of
 from fdtensor.programs.solver import cheapest
@@ -49,9 +51,6 @@ MOST_COMBINED = 1500
 INNERMOST = 2
 """The depth at which no call is decomposed."""
 
-Choices = Mapping[str, Choice]
-"""The choice on each axis."""
-
 
 @attrs.frozen(eq=False)
 class _Problem:
@@ -60,8 +59,14 @@ class _Problem:
     graph: Graph
     boundaries: Mapping[str, Boundary]
     prices: Prices
+    """Those of moves along an axis; of whole moves they are `nested`."""
     constraints: Constraints
     regather: bool
+
+    @functools.cached_property
+    def nested(self) -> Prices:
+        """The prices of whole moves, between places that have an order of axes."""
+        return attrs.evolve(self.prices, nested=True)
 
     def rows(self, axis: str) -> Sequence[Node]:
         """The nodes of one axis as if it were alone, without decompositions."""
@@ -69,14 +74,14 @@ class _Problem:
         return problem_of(self.graph, axis, boundary, {}, *known, depth=INNERMOST).nodes
 
     def solved(
-        self, nodes: Sequence[Node], near: Sequence[Option] | None = None
+        self, nodes: Sequence[Node], prices: Prices, near: Sequence[Option] | None = None
     ) -> tuple[list[Option], float]:
         """The options that take the least time together, and their seconds.
 
         Where `near` is given, most moves are first priced by the bytes they need at least; those
         that a solution uses, or that begin or end where `near` does, are priced as they are.
         """
-        graph, prices = self.graph, self.prices
+        graph = self.graph
         again = regathered(graph) if self.regather else frozenset[int]()
         price = prices if near is None else LeastPrices(prices, moves_near(nodes, near))
         while True:
@@ -89,10 +94,10 @@ class _Problem:
     def search(self, nodes: Sequence[Node], taken: Sequence[Option], choices: Choices) -> Search:
         """The search among all combinations, from what is taken."""
         own = [attrs.evolve(n, options=(o,)) for n, o in zip(nodes, taken, strict=True)]
-        known = self.prices, self.constraints, self.regather
+        known = self.nested, self.constraints, self.regather
         return search_from(self.graph, self.boundaries, own, choices, *known)
 
-    def along(self, axis: str, others: Choices) -> Choice:
+    def along(self, axis: str, others: Mapping[str, Choice]) -> Choice:
         """The choice on one axis, given those on the others."""
         before = {a: others[a] for a in self.prices.mesh.axes if a in others and a != axis}
         return chosen(
@@ -107,7 +112,7 @@ def chosen_together(
     prices: Prices,
     constraints: Constraints,
     regather: bool = False,
-) -> dict[str, Choice]:
+) -> Choices:
     """The choice on each axis of the mesh: together they take the least time that is known of."""
     problem = _Problem(graph, boundaries, prices, constraints, regather)
     mesh = prices.mesh
@@ -138,40 +143,42 @@ def _moves_nothing(graph: Graph, choice: Choice) -> bool:
     return whole and all(place in ("free", choice.placements[v]) for v, place in uses)
 
 
-def _once(problem: _Problem, order: Sequence[str]) -> dict[str, Choice]:
+def _once(problem: _Problem, order: Sequence[str]) -> Choices:
     """The choice on each axis, one after the other."""
     choices: dict[str, Choice] = {}
     for axis in order:
         choices[axis] = problem.along(axis, choices)
-    return choices
+    like = problem.constraints.like
+    return Choices(choices, None if like is None else like.nested)
 
 
-def _in_turn(problem: _Problem, order: Sequence[str]) -> dict[str, Choice]:
+def _in_turn(problem: _Problem, order: Sequence[str]) -> Choices:
     """The choice on each axis, one after the other, and all but the last once more."""
-    choices = _once(problem, order)
+    choices = dict(_once(problem, order))
     for axis in order[:-1]:  # again, now that the others are known
         choices[axis] = problem.along(axis, choices)
-    return choices
+    return Choices(choices)
 
 
-def _best_of(problem: _Problem, pool: Sequence[Choices]) -> dict[str, Choice]:
+def _best_of(problem: _Problem, pool: Sequence[Choices]) -> Choices:
     """The best mixture of several solutions, call by call, and of options near it."""
     graph, prices, axes = problem.graph, problem.prices, problem.prices.mesh.axes
     nodes = nodes_of(graph, pool, prices, problem.constraints)
-    taken, seconds = problem.solved(nodes)
+    taken, seconds = problem.solved(nodes, prices)
+    more = nodes
     rows = {axis: problem.rows(axis) for axis in axes}
     ends = zip(*(problem.boundaries[axis].outs for axis in axes), strict=True)
     free = [all(end == "free" for end in along) for along in ends]
     for _ in range(ROUNDS):
-        more = wider(
-            graph, with_options(nodes, taken), taken, rows, free, prices, problem.constraints
-        )
-        after, less = problem.solved(more, near=taken)
+        more = with_options(nodes, taken)
+        more = wider(graph, more, taken, rows, free, prices, problem.constraints)
+        after, less = problem.solved(more, prices, near=taken)
         better = less < seconds * (1 - ENOUGH)
         if less < seconds:
             taken, seconds = after, less
         if not better:
             break
+    taken, seconds = _in_orders(problem, more, taken, seconds)
     choices = _choices(problem, nodes, taken, seconds)
     held = problem.constraints.holding > 0  # the search knows of seconds alone
     if not held and _combinations(list(rows.values())) <= MOST_COMBINED:
@@ -180,10 +187,29 @@ def _best_of(problem: _Problem, pool: Sequence[Choices]) -> dict[str, Choice]:
             best = search.best(CHOICE)
             if best.seconds < seconds:
                 choices = _choices(problem, nodes, best.taken, best.seconds)
-    return {
+    along = {
         axis: attrs.evolve(choice, problem=_problem(problem, axis, choices))
         for axis, choice in choices.items()
     }
+    return attrs.evolve(choices, along=along)
+
+
+def _in_orders(
+    problem: _Problem, nodes: Sequence[Node], taken: Sequence[Option], seconds: float
+) -> tuple[Sequence[Option], float]:
+    """A solution with the order of the axes that cut one dim; another one where that costs."""
+    known = problem.nested, problem.constraints
+    own = [attrs.evolve(n, options=(o,)) for n, o in zip(nodes, taken, strict=True)]
+    ordered = in_orders(problem.graph, own, taken, (), *known)
+    best, total = problem.solved(ordered, problem.nested)
+    for _ in range(ROUNDS if total > seconds * (1 + ENOUGH) else 0):
+        near = reordering(ordered, best, problem.nested)
+        more = in_orders(problem.graph, nodes, best, near, *known)
+        after, less = problem.solved(more, problem.nested, near=best)
+        if less >= total * (1 - ENOUGH):
+            break
+        best, total = after, less
+    return best, total
 
 
 def _combinations(along: Sequence[Sequence[Node]]) -> int:
@@ -193,12 +219,18 @@ def _combinations(along: Sequence[Sequence[Node]]) -> int:
 
 def _choices(
     problem: _Problem, nodes: Sequence[Node], taken: Sequence[Option], seconds: float
-) -> dict[str, Choice]:
+) -> Choices:
     """The choice on each axis, from the options of nodes on all axes."""
-    return {
-        axis: choice_of(problem.graph, nodes, [_on(axis, i, o) for o in taken], seconds)
+    graph = problem.graph
+    along = {
+        axis: choice_of(graph, nodes, [_on(axis, i, o) for o in taken], seconds)
         for i, axis in enumerate(problem.prices.mesh.axes)
     }
+    first, last = len(graph.inputs), len(taken) - len(graph.outs)
+    ins = tuple([option.outs[0] for option in taken[:first]])
+    calls = tuple([o.note.order for o in taken[first + len(graph.constants) : last]])
+    outs = tuple([option.ins[0] for option in taken[last:]])
+    return Choices(along, Nesting(ins, calls, outs))
 
 
 def _problem(problem: _Problem, axis: str, choices: Choices) -> object:
@@ -213,6 +245,6 @@ def _problem(problem: _Problem, axis: str, choices: Choices) -> object:
 def _on(axis: str, i: int, option: Option) -> Option:
     """The part of an option of all axes that is that of one, the `i`-th."""
     if option.note is not None:
-        return option.note[axis]
+        return option.note.along[axis]
     ins, outs = (tuple([entry[i] for entry in side]) for side in (option.ins, option.outs))
     return Option(ins, outs, option.seconds)

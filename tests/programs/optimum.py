@@ -4,7 +4,7 @@ Random functions of matrices on random meshes. What the best choice takes at lea
 `bound_of`, over all combinations of rows. Printed are the graphs whose choice may be off by more
 than a thousandth, and then the mean, the most, and how often the choice is proved the best.
 With `--beside` a second way checks the proof: an integer program over all pairs of rows of each
-call, where no two axes cut one dim. Nothing in it may take less than was proved.
+call, in both orders of the axes. Nothing in it may take less than was proved.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ import torch
 
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
-from fdtensor.layouts.placement import Cut, Replicate, Shard
+from fdtensor.layouts.placement import Replicate, Shard
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten
 from fdtensor.ops.flops import Work
 from fdtensor.ops.graph import Call, Graph
-from fdtensor.ops.lift import lifted
+from fdtensor.ops.lift import layout_of, lifted
 from fdtensor.plans.cost import NCCL
 from fdtensor.programs.assembly import boundaries_of
 from fdtensor.programs.bound.least import bound_of
 from fdtensor.programs.choice import prices_of, problem_of, total_seconds
 from fdtensor.programs.choices import Body, Constraints
+from fdtensor.programs.nested import place_of, ways_of, ways_of_end
 from fdtensor.programs.nodes import Node, Option
 from fdtensor.programs.prices import Prices
 from fdtensor.programs.recording import recorded
@@ -109,16 +110,8 @@ def _shape(op: str, a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...] |
 
 def _layout(rng: random.Random, mesh: Mesh, ndim: int) -> Layout:
     places = [Replicate(), *[Shard(d) for d in range(ndim)]]
-    while True:
-        drawn = [rng.choice(places) for _ in mesh.axes]
-        if not _twice(drawn):
-            return Layout(mesh, drawn)
-
-
-def _twice(placements: Sequence[Any]) -> bool:
-    """Whether two axes cut one dim: prices do not know in which order."""
-    dims = [p.dim for p in placements if isinstance(p, Cut)]
-    return len(dims) > len(set(dims))
+    drawn = tuple([rng.choice(places) for _ in mesh.axes])
+    return layout_of(mesh, drawn, tuple(rng.sample(mesh.axes, mesh.ndim)))
 
 
 @attrs.frozen
@@ -129,7 +122,7 @@ class Measured:
     least: float
     """What every choice takes at least."""
     beside: float | None
-    """What the best one takes where no two axes cut one dim; None where it was not asked for."""
+    """What the best one takes without decompositions; None where it was not asked for."""
 
     @property
     def ratio(self) -> float:
@@ -142,7 +135,7 @@ def measured(case: Case, beside: bool = False) -> Measured:
     leaves, spec = flatten((case.types, {}), is_leaf=is_typed)
     graph = recorded(case, spec, leaves, case.types).graph
     boundaries = boundaries_of(case.mesh, case.types, case.wants)
-    constraints = Constraints()
+    constraints = Constraints(ins=tuple([t.layout for t in case.types]), outs=case.wants)
     prices = prices_of(graph, case.mesh, NCCL, constraints)
     choices = chosen_together(graph, boundaries, prices, constraints)
     chosen = next(iter(choices.values())).seconds
@@ -153,46 +146,58 @@ def measured(case: Case, beside: bool = False) -> Measured:
         axis: problem_of(graph, axis, boundary, {}, prices, constraints, depth=INNERMOST).nodes
         for axis, boundary in boundaries.items()
     }
-    best = _all_of(graph, list(nodes.values()), prices)
+    prices = attrs.evolve(prices, nested=True)
+    best = _all_of(graph, list(nodes.values()), prices, constraints)
     picks = cheapest(best, prices, lambda v: True)
     taken = [node.options[k] for node, k in zip(best, picks, strict=True)]
     return Measured(chosen, least, total_seconds(best, taken, prices, frozenset()))
 
 
-def _all_of(graph: Graph, along: Sequence[Sequence[Node]], prices: Prices) -> list[Node]:
+def _all_of(
+    graph: Graph, along: Sequence[Sequence[Node]], prices: Prices, constraints: Constraints
+) -> list[Node]:
     """The nodes with all combinations of the options of each axis."""
-    first = len(graph.inputs) + len(graph.constants)
-    calls: list[Call | None] = [*[None] * first, *graph.calls, *[None] * len(graph.outs)]
+    first, last = len(graph.inputs), len(graph.outs)
+    given = [*constraints.ins, *[None] * (len(along[0]) - first - last), *constraints.outs]
+    calls: list[Call | None] = [*[None] * first, *[None] * len(graph.constants), *graph.calls]
     nodes: list[Node] = []
-    for call, *alone in zip(calls, *along, strict=True):
+    for call, layout, *alone in zip([*calls, *[None] * last], given, *along, strict=True):
         options = [
             option
             for rows in itertools.product(*(node.options for node in alone))
-            if (option := _combined(call, rows, graph, prices)) is not None
+            for option in (
+                _ends(rows, layout, prices.mesh)
+                if call is None
+                else _combined(call, rows, graph, prices)
+            )
         ]
         nodes.append(Node(alone[0].ins, alone[0].outs, tuple(options)))
     return nodes
 
 
-def _combined(
-    call: Call | None, rows: Sequence[Option], graph: Graph, prices: Prices
-) -> Option | None:
-    """The option that takes these rows, one for each axis; None where they do not hold together."""
-    ins = tuple(zip(*(row.ins for row in rows), strict=True))
-    outs = tuple(zip(*(row.outs for row in rows), strict=True))
-    if call is None:
-        return None if any(map(_twice, (*ins, *outs))) else Option(ins, outs, 0.0)
+def _ends(rows: Sequence[Option], layout: Layout | None, mesh: Mesh) -> list[Option]:
+    """The options of an input or an output, in the layout that is given or in any order."""
+    places = tuple([(row.ins or row.outs)[0] for row in rows])
+    each = ways_of_end(mesh, places) if layout is None else [place_of(layout)]
+    return [Option((p,) * len(rows[0].ins), (p,) * len(rows[0].outs), 0.0) for p in each]
+
+
+def _combined(call: Call, rows: Sequence[Option], graph: Graph, prices: Prices) -> list[Option]:
+    """The options that take these rows, one for each axis; none where they do not hold together."""
     notes: dict[str, Any] = {
         axis: row.note for axis, row in zip(prices.mesh.axes, rows, strict=True)
     }
-    if any(isinstance(note, Body) for note in notes.values()) or any(map(_twice, (*ins, *outs))):
-        return None
+    if any(isinstance(note, Body) for note in notes.values()):
+        return []
     if lifted(call, prices.mesh, notes, graph.types) is None:
-        return None
+        return []
+    along = dict(zip(prices.mesh.axes, rows, strict=True))
+    ways = ways_of(call, graph.types, prices.mesh, along, nested=True)
     work = Work(call, graph.types, prices.mesh.sizes, prices.cost)
     values = [None if v is None else v.index for v in (*call.ins, *call.outs)]
-    sides = zip(values, (*ins, *outs), strict=True)
-    return Option(ins, outs, work.seconds(work.part(v, p) for v, p in sides))
+    sides = zip(values, (*ways[0].ins, *ways[0].outs), strict=True)
+    seconds = work.seconds(work.part(v, p) for v, p in sides)
+    return [Option(way.ins, way.outs, seconds) for way in ways]
 
 
 def main() -> int:

@@ -1,5 +1,7 @@
 """The bound on all choices of a graph: no choice takes less, and most are proved the best."""
 
+from itertools import product
+
 import attrs
 import numpy as np
 import pytest
@@ -8,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fdtensor import Mesh, Partial, Replicate, Shard, StridedShard, TensorType, trace
+from fdtensor.layouts.errors import LayoutError
 from fdtensor.layouts.tree import flatten
 from fdtensor.ops.graph import Full
+from fdtensor.ops.lift import layout_of
 from fdtensor.plans.cost import NCCL
 from fdtensor.programs.assembly import boundaries_of
 from fdtensor.programs.bound.least import bound_of, search_from
@@ -18,9 +22,10 @@ from fdtensor.programs.bound.search import Search
 from fdtensor.programs.bound.space import Sites
 from fdtensor.programs.bound.valuation import Valuation
 from fdtensor.programs.choice import prices_of
-from fdtensor.programs.choices import Constraints
+from fdtensor.programs.choices import Choices, Constraints
 from fdtensor.programs.mixtures import combined, nodes_of
-from fdtensor.programs.moves import IMPOSSIBLE, move_seconds
+from fdtensor.programs.moves import IMPOSSIBLE, move_seconds, nested_seconds
+from fdtensor.programs.nested import place_of
 from fdtensor.programs.recording import recorded
 from fdtensor.programs.together import chosen_together
 from fdtensor.programs.tracer import is_typed
@@ -91,7 +96,7 @@ def test_a_combination_takes_what_its_rows_take(seed):
             if call is not None and not space.settled[number]:
                 along = dict(zip(search.prices.mesh.axes, space.along(number)))
                 known = search.prices, search.constraints
-                option = combined(call, search.graph, along, *known)
+                (option, *_) = combined(call, search.graph, along, *known)
                 assert space.seconds[number] <= option.seconds * (1 + 1e-9)
 
 
@@ -107,13 +112,22 @@ PLACES = [Replicate(), Shard(0), Shard(1), StridedShard(0, 3), Partial("sum"), P
 def test_a_move_takes_no_less_than_is_said_at_least(sizes, shape, dtype, data):
     mesh, full = Mesh(**{f"a{i}": n for i, n in enumerate(sizes)}), Full(shape, dtype)
     places = st.lists(st.sampled_from(PLACES), min_size=1, max_size=2, unique=True)
-    src, dst = (Sites(tuple(tuple(data.draw(places)) for _ in sizes)) for _ in range(2))
+    along = [[data.draw(places) for _ in sizes] for _ in range(2)]
+    src, dst = (Sites(tuple(nested(mesh, p) for p in product(*side))) for side in along)
     least = least_seconds(full, mesh.sizes, src, dst, NCCL, torch.float32)
     for p in range(src.size):
         for q in range(dst.size):
-            ends = src.placements(p), dst.placements(q)
-            exact = move_seconds(full, mesh, *ends, NCCL, torch.float32)
-            assert exact == IMPOSSIBLE or least[p, q] <= exact * (1 + 1e-9)
+            for priced in (move_seconds, nested_seconds):
+                exact = priced(full, mesh, src.each[p], dst.each[q], NCCL, torch.float32)
+                assert exact == IMPOSSIBLE or least[p, q] <= exact * (1 + 1e-9)
+
+
+def nested(mesh, placements):
+    """These placements, the axes that cut one dim last to first."""
+    try:
+        return place_of(layout_of(mesh, placements, mesh.axes[::-1]))
+    except LayoutError:
+        return placements
 
 
 def test_layers_that_look_alike_have_a_bound():
@@ -173,11 +187,11 @@ def test_a_choice_that_is_not_the_best_is_told_from_it():
     """Along one axis, where each other row of the first call takes its place."""
     a = TensorType((256, 256), torch.float32, Mesh(x=4).layout("x"))
     choice = trace(lambda a, b: torch.relu(a @ b), a, a).origin.choices["x"]
-    least = bound_of({"x": choice}).least
+    least = bound_of(Choices({"x": choice})).least
     for other in choice.problem.nodes[2].options:
         if other.key != choice.calls[0].key:
             worse = attrs.evolve(choice, calls=(other, *choice.calls[1:]))
-            best = bound_of({"x": worse})
+            best = bound_of(Choices({"x": worse}))
             assert best.least == pytest.approx(least)
             assert best.chosen > best.seconds == pytest.approx(choice.seconds)
             assert best.gap == pytest.approx(best.chosen / least - 1)
@@ -202,7 +216,7 @@ def test_explain_says_which_values_are_whole_since_they_are_small():
     assert lines(1024) == []
 
 
-@pytest.mark.parametrize("seed", [17, 34, 37, 73])
+@pytest.mark.parametrize("seed", [19, 23, 28, 37])
 def test_a_better_choice_on_two_axes_is_met_from_a_worse_one(seed, monkeypatch):
     """Solutions along axes are off there by more than 8 %."""
     best = measured(drawn(seed))

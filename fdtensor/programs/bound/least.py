@@ -10,7 +10,7 @@ from fdtensor.ops.graph import Graph
 from fdtensor.programs.bound.search import Best, Search
 from fdtensor.programs.boundary import Boundary
 from fdtensor.programs.choice import problem_of, regathered
-from fdtensor.programs.choices import Choice, Constraints
+from fdtensor.programs.choices import Choice, Choices, Constraints
 from fdtensor.programs.mixtures import nodes_of
 from fdtensor.programs.nodes import Node, Option
 from fdtensor.programs.prices import Prices
@@ -18,14 +18,14 @@ from fdtensor.programs.prices import Prices
 __all__ = ["bound_of", "search_from"]
 
 
-def bound_of(choices: Mapping[str, Choice], regather: bool = False) -> Best:
+def bound_of(choices: Choices, regather: bool = False) -> Best:
     """A choice on each axis, and what the best one takes at least, by the prices of the choice.
 
     The best is that of all combinations of the options of each call on each axis.
     """
     first = next(iter(choices.values())).problem
     assert first is not None
-    graph, prices = first.graph, first.prices.prices
+    graph, prices = first.graph, attrs.evolve(first.prices.prices, nested=True)
     constraints = attrs.evolve(first.constraints, holding=0.0)
     boundaries = {a: c.problem.boundary for a, c in choices.items() if c.problem is not None}
     nodes = nodes_of(graph, [choices], prices, constraints)

@@ -46,7 +46,8 @@ def least_seconds(
     moved = np.where(terms > 1, reduced, after * (1 - 1 / elsewhere)) * full.nbytes
     launch, bandwidth = fastest(cost)
     moved *= 1 - _unevenness(full, sizes, src, dst)
-    return np.where(moved > 0, moved / bandwidth + launch, 0.0)
+    seconds: Floats = np.where(moved > 0, moved / bandwidth + launch, 0.0)
+    return seconds[np.ix_(src.in_grid, dst.in_grid)]
 
 
 def _unevenness(full: Full, sizes: Sequence[int], src: Sites, dst: Sites) -> float:
@@ -64,8 +65,8 @@ def _factors(n: int, p: Place, q: Place) -> tuple[float, ...]:
     terms, ranks that want their sum, ranks of the move; 0 where a sum is pending, else 1.
     """
     stays = q in (p, "free") or (isinstance(q, Partial) and not isinstance(p, Partial))
-    if stays:  # what is not pending becomes so in place
-        part = 1 / n if isinstance(p, Cut) else 1.0
+    if stays:  # what is not pending becomes so in place: each rank may hold a part of it
+        part = 1 / n if isinstance(p, Cut) or p != q != "free" else 1.0
         return part, 1.0, part, 1.0, 1.0, 1.0, 1.0
     wanted = 1 / n if isinstance(q, (Cut, Partial)) else 1.0
     # two cuts of one dim may have most in common

@@ -9,21 +9,19 @@ from typing import Any
 import attrs
 import numpy as np
 
-from fdtensor.ops.flops import Work
 from fdtensor.ops.graph import Call, Graph
 from fdtensor.ops.lift import lifted
-from fdtensor.ops.pins import pinned
 from fdtensor.programs.bound.effort import PROOF, Effort
 from fdtensor.programs.bound.least_moves import least_seconds
 from fdtensor.programs.bound.relaxation import Relaxation
-from fdtensor.programs.bound.space import Floats, Space, joined
+from fdtensor.programs.bound.space import Floats, Space, joined, space_of_call, space_of_end
 from fdtensor.programs.bound.valuation import Valuation
 from fdtensor.programs.bound.wires import Moves
 from fdtensor.programs.choice import total_seconds
 from fdtensor.programs.choices import Body, Constraints
 from fdtensor.programs.flows import Values, values_of
 from fdtensor.programs.mixtures import combined
-from fdtensor.programs.nodes import Node, Option
+from fdtensor.programs.nodes import Node, OnAxes, Option
 from fdtensor.programs.prices import FIXED, Prices
 from fdtensor.programs.repeats import classes
 from fdtensor.programs.solver import MANY
@@ -43,7 +41,7 @@ SETTLED = 200
 ENOUGH = 1e-4
 """The part of the seconds that a bound may lack."""
 
-SEARCHED = 20
+SEARCHED = 60
 """How often the best is searched at most, as moves of a solution take more than was known."""
 
 SLOW = 0.1
@@ -97,10 +95,10 @@ class Search:
         self.class_of = self._classes(along)
         self.counts = Counter(self.class_of)
         self.calls: dict[int, Call | None] = {c: calls[c] for c in self.counts}
-        self.spaces = {c: self._space(nodes[c], along[c], calls[c]) for c in self.counts}
+        self.spaces = {c: self._space(c, along[c], calls[c]) for c in self.counts}
         self.active: dict[int, list[int]] = {c: [] for c in self.counts}
         for n, c in enumerate(self.class_of):
-            number = self.spaces[c].number([one[0] for one in along[n]])
+            number = self.spaces[c].number([one[0] for one in along[n]], self.taken[n])
             self._settle(c, number)
             if number not in self.active[c]:
                 self.active[c].append(number)
@@ -119,12 +117,13 @@ class Search:
         ]
         return classes(every, lambda v: (self.prices.kind(v), v in self.again))
 
-    def _space(self, node: Node, alone: Sequence[Sequence[Option]], call: Call | None) -> Space:
-        sizes = self.prices.mesh.sizes
-        if call is None or pinned(call) is not None:
-            return Space(node, alone, None, sizes)
-        work = Work(call, self.graph.types, sizes, self.prices.cost_of(call))
-        return Space(node, alone, work, sizes)
+    def _space(self, c: int, alone: Sequence[Sequence[Option]], call: Call | None) -> Space:
+        if call is not None:
+            return space_of_call(self.nodes[c], alone, call, self.graph.types, self.prices)
+        first, inputs = len(self.nodes) - len(self.graph.outs), len(self.graph.inputs)
+        given = self.constraints.given
+        layout = given("outs", c - first) if c >= first else given("ins", c) if c < inputs else None
+        return space_of_end(self.nodes[c], alone, self.prices.mesh, layout)
 
     def _moves(self, values: Values, known: dict[Any, Moves]) -> Moves:
         """The moves of values, the same for all that are priced alike."""
@@ -271,11 +270,8 @@ class Search:
         """A combination of a node as an option on all axes."""
         space = self.spaces[n]
         along = dict(zip(self.prices.mesh.axes, space.along(number), strict=True))
-        ins, outs = (
-            tuple(zip(*side, strict=True))
-            for side in ([o.ins for o in along.values()], [o.outs for o in along.values()])
-        )
-        return Option(ins, outs, float(space.seconds[number]), along)
+        way = space.ways[number]
+        return Option(way.ins, way.outs, float(space.seconds[number]), OnAxes(along, way.order))
 
     def _settle(self, c: int, number: int) -> float:
         """Asks what a combination takes, and returns how much more that is than was known."""
@@ -287,10 +283,11 @@ class Search:
         along = dict(zip(self.prices.mesh.axes, space.along(number), strict=True))
         before = float(space.seconds[number])
         if any(isinstance(option.note, Body) for option in along.values()):
-            after = combined(call, self.graph, along, self.prices, self.constraints).seconds
+            after = combined(call, self.graph, along, self.prices, self.constraints)[0].seconds
         else:
             rows = {axis: option.note for axis, option in along.items()}
-            holds = lifted(call, self.prices.mesh, rows, self.graph.types) is not None
+            order = space.ways[number].order
+            holds = lifted(call, self.prices.mesh, rows, self.graph.types, order) is not None
             after = before if holds else before + 2 * self.chosen
         space.seconds[number] = after
         return after - before

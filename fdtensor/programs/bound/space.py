@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from itertools import product
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Cut
 from fdtensor.ops.flops import Work
+from fdtensor.ops.graph import Call, Full
+from fdtensor.ops.pins import pinned
 from fdtensor.programs.choices import Body
+from fdtensor.programs.nested import Way, place_of, ways_of, ways_of_end
 from fdtensor.programs.nodes import Node, Option, Place
+from fdtensor.programs.prices import Prices
 
-__all__ = ["Floats", "Sites", "Space", "joined"]
+__all__ = ["Floats", "Sites", "Space", "joined", "space_of_call", "space_of_end"]
 
 Floats = NDArray[np.float64]
 Along = tuple[Place, ...]
@@ -23,53 +30,46 @@ Along = tuple[Place, ...]
 
 @attrs.frozen
 class Sites:
-    """The places that a value may have on each axis, and so, in each combination, on all."""
+    """The places that a value may have on all axes."""
 
-    along: tuple[tuple[Place, ...], ...]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """How many places there are on each axis."""
-        return tuple([len(places) for places in self.along])
+    each: tuple[Along, ...]
 
     @property
     def size(self) -> int:
-        """How many combinations there are."""
-        return int(np.prod(self.shape))
+        """How many there are."""
+        return len(self.each)
 
-    def number(self, placements: Along) -> int:
-        """The number of a combination, in row-major order."""
-        where = [places.index(p) for places, p in zip(self.along, placements, strict=True)]
-        return int(np.ravel_multi_index(where, self.shape))
+    @functools.cached_property
+    def numbers(self) -> dict[Along, int]:
+        """The number of each."""
+        return {placements: number for number, placements in enumerate(self.each)}
 
-    def placements(self, number: int) -> Along:
-        """The combination of a number."""
-        where = np.unravel_index(number, self.shape)
-        return tuple([places[int(i)] for places, i in zip(self.along, where, strict=True)])
+    @functools.cached_property
+    def along(self) -> tuple[tuple[Place, ...], ...]:
+        """The places on each axis."""
+        return tuple([tuple(dict.fromkeys(places)) for places in zip(*self.each, strict=True)])
+
+    @functools.cached_property
+    def in_grid(self) -> NDArray[np.int64]:
+        """The number of each among all combinations of `along`, in row-major order."""
+        where = [
+            [places.index(p) for p in own]
+            for own, places in zip(zip(*self.each, strict=True), self.along, strict=True)
+        ]
+        return np.ravel_multi_index(where, [len(places) for places in self.along])  # type: ignore[arg-type]
 
     def numbers_in(self, wider: Sites) -> NDArray[np.int64]:
-        """The number of each combination among those of wider sites."""
-        where = [
-            np.array([places.index(p) for p in own])
-            for own, places in zip(self.along, wider.along, strict=True)
-        ]
-        return _grid(wider.shape)[np.ix_(*where)].ravel()
+        """The number of each among those of wider sites."""
+        return np.array([wider.numbers[placements] for placements in self.each])
 
     def differ(self, other: Sites) -> Floats:
-        """1 where a combination, in a row, is another one than one of other sites, else 0."""
-        own, theirs = ([s.placements(i) for i in range(s.size)] for s in (self, other))
-        return np.array([[float(p != q) for q in theirs] for p in own])
+        """1 where one of these, in a row, is another one than one of other sites, else 0."""
+        return np.array([[float(p != q) for q in other.each] for p in self.each])
 
 
 def joined(each: Iterable[Sites]) -> Sites:
-    """The sites with the places of several on each axis."""
-    axes = zip(*(sites.along for sites in each), strict=True)
-    return Sites(tuple(tuple(dict.fromkeys(p for one in axis for p in one)) for axis in axes))
-
-
-def _grid(shape: tuple[int, ...]) -> NDArray[np.int64]:
-    """The numbers of all combinations, in an array of this shape."""
-    return np.reshape(np.arange(int(np.prod(shape))), shape)
+    """The sites that are among some of these."""
+    return Sites(tuple(dict.fromkeys(p for sites in each for p in sites.each)))
 
 
 def _outer(factors: Sequence[Floats]) -> Floats:
@@ -79,7 +79,7 @@ def _outer(factors: Sequence[Floats]) -> Floats:
 
 
 class Space:
-    """All combinations of a node's options on each axis; the last axis runs fastest.
+    """All combinations of a node's options on each axis, in all orders of the axes.
 
     `seconds` are those of each combination, or less until it is `settled`.
     """
@@ -88,38 +88,22 @@ class Space:
         self,
         node: Node,
         alone: Sequence[Sequence[Option]],
+        ways: Callable[[Sequence[Option]], Iterable[Way]],
         work: Work | None,
         sizes: Sequence[int],
     ) -> None:
         self.node, self.alone = node, tuple(map(tuple, alone))
         self.shape = tuple(map(len, self.alone))
-        self.ins = self._sites(len(node.ins), lambda option: option.ins)
-        self.outs = self._sites(len(node.outs), lambda option: option.outs)
-        self._in_sites = self._numbers(self.ins, lambda option: option.ins)
-        self._out_sites = self._numbers(self.outs, lambda option: option.outs)
+        each = [(k, way) for k, o in enumerate(product(*self.alone)) for way in ways(o)]
+        self.ways = tuple([way for _, way in each])
+        """The order of each combination, and its places."""
+        self._rows = np.array([k for k, _ in each])
+        """The number of each without its order; the last axis runs fastest."""
+        self.ins, self._in_sites = _numbered([way.ins for way in self.ways])
+        self.outs, self._out_sites = _numbered([way.outs for way in self.ways])
         least: Floats = np.zeros(self.shape) if work is None else self._least(work, sizes)
-        self.seconds: Floats = least.ravel()
+        self.seconds: Floats = least.ravel()[self._rows]
         self.settled = np.full(self.seconds.shape, work is None or self.seconds.size == 1)
-
-    def _sites(self, count: int, side: Callable[[Option], Along]) -> list[Sites]:
-        """The sites of each operand, or each result."""
-        return [
-            Sites(tuple(tuple(dict.fromkeys(side(o)[i] for o in one)) for one in self.alone))
-            for i in range(count)
-        ]
-
-    def _numbers(
-        self, sites: Sequence[Sites], side: Callable[[Option], Along]
-    ) -> list[NDArray[np.int64]]:
-        """The site of each operand or result in each combination."""
-        numbers: list[NDArray[np.int64]] = []
-        for i, one in enumerate(sites):
-            where = [
-                np.array([places.index(side(o)[i]) for o in options])
-                for places, options in zip(one.along, self.alone, strict=True)
-            ]
-            numbers.append(_grid(one.shape)[np.ix_(*where)].ravel())
-        return numbers
 
     def _least(self, work: Work, sizes: Sequence[int]) -> Floats:
         """The seconds of rows; of a decomposition on one axis as if others shared it evenly."""
@@ -159,16 +143,19 @@ class Space:
 
     def along(self, number: int) -> tuple[Option, ...]:
         """The option of a combination on each axis."""
-        where = np.unravel_index(number, self.shape)
+        where = np.unravel_index(int(self._rows[number]), self.shape)
         return tuple([one[int(k)] for one, k in zip(self.alone, where, strict=True)])
 
-    def number(self, options: Sequence[Option]) -> int:
-        """The number of the combination that takes an option with these placements on each axis."""
+    def number(self, options: Sequence[Option], taken: Option) -> int:
+        """The number of the combination of options like these on each axis that is `taken`."""
         where = [
             next(k for k, o in enumerate(one) if o.key == option.key)
             for one, option in zip(self.alone, options, strict=True)
         ]
-        return int(np.ravel_multi_index(where, self.shape))
+        row = np.ravel_multi_index(where, self.shape)
+        each: list[int] = np.flatnonzero(self._rows == row).tolist()
+        same = (k for k in each if (self.ways[k].ins, self.ways[k].outs) == taken.key)
+        return next(same, each[0])
 
     def in_site(self, i: int) -> NDArray[np.int64]:
         """The site of operand `i` in each combination."""
@@ -177,3 +164,47 @@ class Space:
     def out_site(self, k: int) -> NDArray[np.int64]:
         """The site of result `k` in each combination."""
         return self._out_sites[k]
+
+
+def space_of_call(
+    node: Node,
+    alone: Sequence[Sequence[Option]],
+    call: Call,
+    types: Sequence[Full],
+    prices: Prices,
+) -> Space:
+    """The combinations of the options of a call."""
+    mesh = prices.mesh
+
+    def ways(options: Sequence[Option]) -> list[Way]:
+        along = dict(zip(mesh.axes, options, strict=True))
+        return ways_of(call, types, mesh, along, prices.nested)
+
+    is_pinned = pinned(call) is not None
+    work = None if is_pinned else Work(call, types, mesh.sizes, prices.cost_of(call))
+    return Space(node, alone, ways, work, mesh.sizes)
+
+
+def space_of_end(
+    node: Node, alone: Sequence[Sequence[Option]], mesh: Mesh, given: Layout | None
+) -> Space:
+    """The combinations of an input, a constant or an output; in all orders if it has no layout."""
+
+    def ways(options: Sequence[Option]) -> list[Way]:
+        places = tuple([(o.ins or o.outs)[0] for o in options])
+        each = ways_of_end(mesh, places) if given is None else [place_of(given)]
+        return [Way(mesh.axes, (p,) * len(node.ins), (p,) * len(node.outs)) for p in each]
+
+    return Space(node, alone, ways, None, mesh.sizes)
+
+
+def _numbered(
+    ways: Sequence[Sequence[Along]],
+) -> tuple[list[Sites], list[NDArray[np.int64]]]:
+    """The sites of each operand or result, and the site that each combination has."""
+    sites: list[Sites] = []
+    numbers: list[NDArray[np.int64]] = []
+    for each in zip(*ways, strict=True):
+        sites.append(Sites(tuple(dict.fromkeys(each))))
+        numbers.append(np.array([sites[-1].numbers[placements] for placements in each]))
+    return sites, numbers

@@ -35,7 +35,7 @@ class Moves:
         if (p, q) in self.exact:
             return False
         self.exact.add((p, q))
-        before, places = self.seconds[p, q], (self.made.placements(p), self.taken.placements(q))
+        before, places = self.seconds[p, q], (self.made.each[p], self.taken.each[q])
         self.seconds[p, q] = max(before, min(most, prices(self.v, *places)))  # type: ignore[arg-type]
         return bool(self.seconds[p, q] > before)
 
