@@ -175,7 +175,7 @@ class ProblemBuilder:
         if self.like is not None and isinstance(self.like.calls[i].note, Body):
             return self._constrained(i, call, self._repeated(call, self.like.calls[i]))
         sides = [None if v is None else graph.types[v.index] for v in (*call.ins, *call.outs)]
-        rows = list(rows_of(call, graph.types, self.count))
+        rows = [r for r in rows_of(call, graph.types, self.count) if self._may_cut(call, r)]
         for row in list(rows):
             rows += variants(row, self._kinds(call, row, kinds), sides)
         rows += recut_rows(call, graph.types, self.count, kinds)
@@ -191,6 +191,12 @@ class ProblemBuilder:
             if known is None or known.seconds > option.seconds:
                 options[option.ins, option.outs] = option
         return self._constrained(i, call, list(options.values()))
+
+    def _may_cut(self, call: Call, row: Row) -> bool:
+        """Whether a row cuts more than dims of one index, or an operand comes so."""
+        cuts = [(v, p) for v, p in zip(call.ins, row.ins, strict=True) if _cut(p)]
+        large = any(self.graph.types[v.index].shape[p.dim] > 1 for v, p in cuts)
+        return large or not cuts or any(p in self.domain[v] for v, p in cuts)
 
     def _as_like(self, i: int, rows: Sequence[Row]) -> Iterable[Row]:
         """The different rows of a call; that which was chosen at other sizes, where one was."""
@@ -241,11 +247,8 @@ class ProblemBuilder:
             if any(map(_cut, (*option.ins, *option.outs))):
                 share /= self.mesh.axis_size(axis)
         ins = [(self.left[v.index], p) for v, p in zip(call.ins, row.ins, strict=True)]
-        outs = [
-            (self.left[v.index], p)
-            for v, p in zip(call.outs, row.outs, strict=True)
-            if v is not None
-        ]
+        results = zip(call.outs, row.outs, strict=True)
+        outs = [(self.left[v.index], p) for v, p in results if v is not None]
         return work(call, self.graph.types, ins, outs, self.count, share, self.cost_of(call))
 
     def _bodies(

@@ -181,17 +181,18 @@ def _best_of(problem: _Problem, pool: Sequence[Choices]) -> Choices:
     taken, seconds = _in_orders(problem, more, taken, seconds)
     choices = _choices(problem, nodes, taken, seconds)
     held = problem.constraints.holding > 0  # the search knows of seconds alone
-    if not held and _combinations(list(rows.values())) <= MOST_COMBINED:
+    along = [rows[axis] for axis in axes if prices.mesh.axis_size(axis) > 1]
+    if not held and _combinations(along) <= MOST_COMBINED:
         search = problem.search(nodes, taken, choices)
         if search.size <= MOST_COMBINED:  # decompositions add to the rows
             best = search.best(CHOICE)
             if best.seconds < seconds:
                 choices = _choices(problem, nodes, best.taken, best.seconds)
-    along = {
+    told = {
         axis: attrs.evolve(choice, problem=_problem(problem, axis, choices))
         for axis, choice in choices.items()
     }
-    return attrs.evolve(choices, along=along)
+    return attrs.evolve(choices, along=told)
 
 
 def _in_orders(

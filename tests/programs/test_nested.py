@@ -15,6 +15,7 @@ from fdtensor.ops.graph import Full
 from fdtensor.ops.lift import layout_of
 from fdtensor.plans.cost import NCCL, overlapped, seconds
 from fdtensor.programs.assembly import assembled
+from fdtensor.programs.bound.least import bound_of
 from fdtensor.programs.choice import prices_of, total_seconds
 from fdtensor.programs.mixtures import nodes_of
 from fdtensor.programs.moves import nested_seconds
@@ -99,3 +100,22 @@ def test_nested_places_are_told_from_plain_ones():
     assert other != plain
     assert len({plain, other, place_of(mesh.layout(("b", "a")))}) == 2
     assert pickle.loads(pickle.dumps(other)) == other
+
+
+@pytest.mark.parametrize("choice", ["cheapest", "follow"])
+@pytest.mark.parametrize("f", [torch.relu, lambda x: (x + 1).square(), torch.func.grad(torch.sum)])
+def test_a_cut_dim_of_one_index_stays(f, choice):
+    x = TensorType((1000, 1), torch.float32, Mesh(a=3).layout(None, "a"))
+    assert trace(f, x, choice=choice).received_bytes == 0
+
+
+@pytest.mark.parametrize("sizes", [{"a": 1, "b": 2, "c": 2}, {"b": 2, "d": 1, "c": 2, "e": 1}])
+def test_axes_of_one_rank_add_nothing_to_choose_from(sizes):
+    def best(mesh):
+        x = TensorType((15, 12), torch.float32, mesh.layout(("c", "b")))
+        choices = trace(lambda x: torch.cat([x, x]), x).origin.choices
+        return bound_of(choices)
+
+    alone, beside = best(Mesh(b=2, c=2)), best(Mesh(**sizes))
+    assert beside.least == pytest.approx(alone.least)
+    assert beside.chosen == pytest.approx(alone.chosen)

@@ -47,8 +47,6 @@ def formula(
     for letter in dict.fromkeys(x for i in present for x in named[i] if x and not _whole(x)):
         sizes = {i: tensors[i].shape[named[i].index(letter)] for i in present if letter in named[i]}  # type: ignore[union-attr]
         size = max(sizes.values())
-        if size == 1:
-            continue
         cuts: dict[int, Placement] = {
             i: S(named[i].index(letter)) for i, n in sizes.items() if n == size
         }

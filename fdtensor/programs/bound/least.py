@@ -45,8 +45,10 @@ def search_from(
     along: list[list[list[Option]]] = [[] for _ in nodes]
     for axis, choice in choices.items():
         alone = problem_of(graph, axis, boundaries[axis], {}, prices, constraints).nodes
+        many = prices.mesh.axis_size(axis) > 1  # along one rank all options are the same
         for column, node, own in zip(along, alone, _taken(choice, alone), strict=True):
-            column.append([own, *(o for o in node.options if o.key != own.key)])
+            others = [o for o in node.options if o.key != own.key] if many else []
+            column.append([own, *others])
     again = regathered(graph) if regather else frozenset[int]()
     return Search(graph, nodes, along, prices, constraints, again)
 
