@@ -14,6 +14,7 @@ import optree
 import torch
 
 from fdtensor.layouts.torch_private import without_modes, without_transforms
+from fdtensor.ops.counted_index import LOOKED_UP
 
 __all__ = ["IN_OTHER_ORDER", "in_order_of_kernel"]
 
@@ -33,6 +34,7 @@ IN_OTHER_ORDER = frozenset(
         aten.floor_divide.default,
         aten.heaviside.default,
         aten.index.Tensor,
+        LOOKED_UP,
         aten.log_sigmoid_forward.default,
         aten.logaddexp.default,
         aten.logical_and.default,

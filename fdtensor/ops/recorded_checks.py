@@ -70,8 +70,10 @@ class Checks:
         place = names.index(bounds.operand)
         operand = args[place]
         if isinstance(operand, (list, tuple)):
+            known = named.get("counting", ())
             safe: Any = [
-                t if t is None else self._safe(op, named, t, k) for k, t in enumerate(operand)
+                t if t is None or k in known else self._safe(op, named, t, k)
+                for k, t in enumerate(operand)
             ]
         else:
             safe = self._safe(op, named, operand, 0)

@@ -16,7 +16,9 @@ import torch
 from fdtensor.layouts.callsite import user_line
 from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.torch_private import current_autograd_node
+from fdtensor.ops.counted_index import LOOKED_UP, PUT, counting
 from fdtensor.ops.graph import Call, Full, Var
+from fdtensor.ops.strided import part_of, put_back, shape_of, sliced
 
 __all__ = ["OTHERWISE"]
 
@@ -158,10 +160,39 @@ def _is_factorized_as_it_is(matrix: torch.Tensor) -> bool:
     return not (matrix.is_contiguous() or matrix.is_complex())
 
 
+@_of(aten.index.Tensor, aten._unsafe_index.Tensor)
+def _looked_up(recorder: Recorder, _func: Any, args: Any, _kwargs: Any) -> Any:
+    """Entries at indices of which one counts its dim, as `vmap` makes them."""
+    counted = _counting(recorder, *args)
+    if not counted:
+        return NotImplemented
+    with recorder:
+        return LOOKED_UP(*args, counted)
+
+
+@_of(aten.index_put.default, aten._unsafe_index_put.default)
+def _put(recorder: Recorder, _func: Any, args: Any, kwargs: Any) -> Any:
+    """A write to such entries."""
+    counted = _counting(recorder, *args[:2])
+    if not counted:
+        return NotImplemented
+    accumulate = kwargs.get("accumulate", args[3] if len(args) > 3 else False)
+    with recorder:
+        return PUT(*args[:3], accumulate, counted)
+
+
+def _counting(recorder: Recorder, x: torch.Tensor, indices: Any) -> tuple[int, ...]:
+    known = [None if t is None else recorder.known(t) for t in indices]
+    return counting(recorder.calls, recorder.types, recorder.known(x), known)
+
+
 @_of(aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default)
 def _of_memory(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     """An op that counts elements in memory, on the tensor with its dims in the order of memory."""
     tensor, *rest = args
+    out = _as_slices(recorder, func, args, kwargs)
+    if out is not None:
+        return out
     order = sorted(range(tensor.ndim), key=lambda d: -tensor.stride(d))
     if tensor.is_contiguous() or order == list(range(tensor.ndim)):
         _whole_memory(tensor)
@@ -173,6 +204,24 @@ def _of_memory(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
         return out
     back = [order.index(d) for d in range(tensor.ndim)]
     return recorder.recorded(aten.permute.default, (out, back), {})
+
+
+def _as_slices(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
+    """The same by slices, which keep cuts; None where no slices do it."""
+    tensor, *values = args[: 2 if func is aten.as_strided_scatter.default else 1]
+    size, stride, *at = args[1 + len(values) :]
+    offset = kwargs.get("storage_offset", at[0] if at else None)
+    if not tensor.is_contiguous() or tensor.storage_offset() or tensor.ndim == 0:
+        return None
+    for shape in (tensor.shape, shape_of(tensor.numel(), size, stride)):
+        part = None if shape is None else part_of(shape, size, stride, offset or 0)
+        if part is not None:
+            with recorder:
+                x = tensor if shape is tensor.shape else tensor.view(shape)
+                if not values:
+                    return sliced(x, part, size)
+                return put_back(x, values[0], part).view(tensor.shape)
+    return None
 
 
 def _whole_memory(tensor: torch.Tensor) -> None:

@@ -21,6 +21,7 @@ import torch
 from fdtensor.layouts.errors import IndexRangeError, OperandError
 from fdtensor.layouts.torch_private import packet_name
 from fdtensor.ops.batched_index import ADDED, COPIED, TAKEN
+from fdtensor.ops.counted_index import LOOKED_UP, PUT
 
 __all__ = [
     "BOUNDED",
@@ -273,5 +274,7 @@ CHECKED: dict[Any, Bounds] = {
         ),
     )
     for op in _overloads(names)
-} | {op: Bounds("index", _in_batch) for op in (TAKEN, ADDED, COPIED)}
+}
+CHECKED |= {op: Bounds("index", _in_batch) for op in (TAKEN, ADDED, COPIED)}
+CHECKED |= {op: Bounds("indices", _each_dim) for op in (LOOKED_UP, PUT)}
 """Ops whose kernels check the values of an operand."""

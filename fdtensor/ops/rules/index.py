@@ -41,7 +41,7 @@ def _indexed(indices) -> tuple[list[int], int, tuple[int, ...]]:
     return dims, dims[0] if adjacent else 0, tuple(shape)
 
 
-def _look_ups(x, indices, *beside):
+def look_ups(x, indices, *beside):
     """Cuts of `x`, of each index, of operands `beside` that broadcast to the result, and of that.
 
     First of dims without an index, then of those of the indices.
@@ -74,12 +74,15 @@ def _own(index, size, held):
     return local_index(torch.where(index < 0, index + size, index), held)
 
 
-def taken(at, x, indices):
-    """`x[indices]` of a block, with zeros for indices that it does not hold."""
+def taken(at, x, indices, counting=()):
+    """`x[indices]` of a block, with zeros for indices that it does not hold.
+
+    Those of the dims `counting` count the block.
+    """
     block, is_held = at.ins[0], None
     dims, first, shape = _indexed(indices)
     for k in dims:
-        if x.shape[k] != block.full[k]:
+        if x.shape[k] != block.full[k] and k not in counting:
             place = _own(indices[k], block.full[k], block.box[k])
             in_block = place < x.shape[k]
             is_held = in_block if is_held is None else is_held & in_block
@@ -100,7 +103,7 @@ def index(x, indices):
         return
     dims = _indexed(indices)[0]
     rest = [R] * len(dims)
-    for of_x, cuts, _, out in _look_ups(x, indices):
+    for of_x, cuts, _, out in look_ups(x, indices):
         yield (of_x, *cuts), out
     for d in dims:
         yield (S(d), *rest), P
@@ -108,9 +111,11 @@ def index(x, indices):
         yield (p, *rest), p
 
 
-def _put(at, x, indices, values, accumulate=False):
+def put_at(at, x, indices, values, accumulate=False, counting=()):
+    """A block with values at indices, of which those that it does not hold are passed over."""
     block = at.ins[0]
     wide = [k for k, i in enumerate(indices) if i is not None and x.shape[k] != block.full[k]]
+    wide = [k for k in wide if k not in counting]
     for k in wide:
         indices[k] = _own(indices[k], block.full[k], block.box[k])
     for k in wide:
@@ -121,7 +126,7 @@ def _put(at, x, indices, values, accumulate=False):
     return out
 
 
-@on("index_put _unsafe_index_put", local=_put)
+@on("index_put _unsafe_index_put", local=put_at)
 def index_put(x, indices, values, accumulate=False):
     """`out[i, index[j], k] = values[i, j, k]`, or that added to `x`, and `x` elsewhere"""
     dims = [k for k, i in enumerate(indices) if i is not None]
@@ -130,7 +135,7 @@ def index_put(x, indices, values, accumulate=False):
         yield (p, *rest, p), p
     if not _numbers(indices):
         return
-    for of_x, cuts, others, _ in _look_ups(x, indices, values):
+    for of_x, cuts, others, _ in look_ups(x, indices, values):
         if of_x != R:
             yield (of_x, *cuts, *others), of_x
         elif accumulate:
@@ -168,7 +173,7 @@ def masked_index(x, mask, indices, fill):
     """`out[i, j, k] = x[i, index[j], k] if mask[i, j, k] else fill`"""
     if fill == 0:
         yield from _linear(x, mask, indices)
-    for of_x, cuts, others, out in _look_ups(x, indices, mask):
+    for of_x, cuts, others, out in look_ups(x, indices, mask):
         yield (of_x, *others, *cuts), out
 
 
@@ -176,7 +181,7 @@ def masked_index(x, mask, indices, fill):
 def masked_index_put(x, mask, indices, values):
     """`out[i, index[j], k] = x[i, index[j], k] + values[i, j, k] * mask[i, j, k]`"""
     yield from _linear(x, mask, indices, values)
-    for of_x, cuts, (of_mask, of_values), _ in _look_ups(x, indices, mask, values):
+    for of_x, cuts, (of_mask, of_values), _ in look_ups(x, indices, mask, values):
         into = P if of_x == R else of_x
         yield (into, of_mask, *cuts, of_values), into
 
