@@ -7,6 +7,7 @@ resolves them all, and fails where another file uses a private name.
 
 from __future__ import annotations
 
+from fdtensor.layouts.torch_private.batching import only_batched_ops, unbatched
 from fdtensor.layouts.torch_private.compiling import DYNAMO, as_if_compiling, make_uncompiled
 from fdtensor.layouts.torch_private.distributed import (
     NO_GROUPS,
@@ -145,7 +146,6 @@ from fdtensor.layouts.torch_private.transforms import (
     is_mapped,
     maps_around,
     nested_jvp,
-    only_batched_ops,
     pop_saving_hooks,
     push_saving_hooks,
     run_backward,
@@ -291,6 +291,7 @@ __all__ = [
     "transforms_active",
     "maps_around",
     "transforms_around",
+    "unbatched",
     "within_transforms",
     "taking_seen_by",
     "uncompiled",

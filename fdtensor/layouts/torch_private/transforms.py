@@ -35,7 +35,6 @@ __all__ = [
     "is_gradtrackingtensor",
     "is_mapped",
     "nested_jvp",
-    "only_batched_ops",
     "pop_saving_hooks",
     "push_saving_hooks",
     "run_backward",
@@ -137,17 +136,6 @@ def _wrapped(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     while is_functorch_wrapped_tensor(tensor):
         yield tensor
         tensor = get_unwrapped(tensor)
-
-
-@contextlib.contextmanager
-def only_batched_ops() -> Generator[None]:
-    """A context in which `vmap` refuses ops without a batching rule, which it would loop over."""
-    before = _functorch._is_vmap_fallback_enabled()
-    _functorch._set_vmap_fallback_enabled(False)
-    try:
-        yield
-    finally:
-        _functorch._set_vmap_fallback_enabled(before)
 
 
 without_transforms: Any = _C._DisableFuncTorch

@@ -1,11 +1,14 @@
-"""Indices under `vmap`, of which each entry has its own."""
+"""Indices and masks under `vmap`, of which each entry has its own."""
 
 from __future__ import annotations
+
+from inspect import signature
 
 import torch
 
 from fdtensor.layouts.torch_private import is_batched
 from fdtensor.ops.batched_index import added, copied, taken
+from fdtensor.ops.decompositions.index import index_put as put_by_mask
 from fdtensor.ops.decompositions.places import has_places, part_at, set_at
 from fdtensor.ops.transparent import recorded_as
 from fdtensor.ops.writes import checked_write
@@ -15,36 +18,84 @@ Tensor = torch.Tensor
 
 @recorded_as(torch.Tensor.__getitem__)
 def getitem(x, key):
-    """`out[i, ...] = x[index[i], ...]`"""
-    place = _place_of_index(key) if is_batched(x) else None
-    if place is None and has_places(key):
+    """`out[i, ...] = x[j, i, ...]` for a number that a tensor says, or as torch has it"""
+    if has_places(key):
         return part_at(x, key)
-    if place is None:
-        return checked_write(torch.Tensor.__getitem__, (x, key), {})  # a view may be written to
-    dim, index = place
-    flat = index if index.ndim == 1 else index.flatten()
-    out = taken(_first(x, dim), flat, True)
-    if index.ndim > 1:
-        out = out.unflatten(0, index.shape)
-    return out.movedim([*range(index.ndim)], [*range(dim, dim + index.ndim)]) if dim else out
+    return checked_write(torch.Tensor.__getitem__, (x, key), {})  # a view may be written to
 
 
 @recorded_as(torch.Tensor.__setitem__)
 def setitem(x, key, value):
-    """`x[index[i], ...] = value[i, ...]`"""
-    place = _place_of_index(key) if is_batched(x) else None
-    if place is None and has_places(key):
-        return set_at(x, key, value)
-    if place is None or (isinstance(value, Tensor) and value.dtype != x.dtype):
+    """`x[index[i], ...] = value[i, ...]`, or where `mask[i]`"""
+    if has_places(key):
+        return set_at(x, key, value, setitem)
+    keys = key if isinstance(key, tuple) else (key,)
+    own = any(isinstance(k, Tensor) and k.ndim and is_batched(k) for k in keys)
+    if not own or (isinstance(value, Tensor) and value.dtype != x.dtype):
         return checked_write(torch.Tensor.__setitem__, (x, key, value), {})
-    dim, index = place
-    shape = (*x.shape[:dim], *index.shape, *x.shape[dim + 1 :])
-    source = torch.as_tensor(value, dtype=x.dtype, device=x.device).expand(shape)
-    if index.ndim > 1:
-        source, index = source.flatten(dim, dim + index.ndim - 1), index.flatten()
-    new = _back(copied(_first(x, dim), index, _first(source, dim), True), dim)
-    checked_write(torch.Tensor.copy_, (x, new), {})
+    if not isinstance(value, Tensor):
+        value = torch.full((), value, dtype=x.dtype, device=x.device)
+    view, indices = _sliced(x, keys)
+    checked_write(torch.Tensor.copy_, (view, _put(view, indices, value, False)), {})
     return None
+
+
+def _sliced(x, keys):
+    """The view that all keys but tensors give, and for each dim of it the tensor or None."""
+    taken = sum(k.ndim if _is_bool(k) else k is not None for k in keys if k is not ...)
+    filled = [slice(None)] * (x.ndim - taken)
+    spread = []
+    for k in keys if any(k is ... for k in keys) else (*keys, ...):
+        spread += filled if k is ... else [k]
+    basic, indices = [], []
+    for k in spread:
+        is_tensor = isinstance(k, Tensor)
+        basic += [slice(None)] * (k.ndim if _is_bool(k) else 1) if is_tensor else [k]
+        if is_tensor or not isinstance(k, int):
+            indices.append(k if is_tensor else None)
+    return x[tuple(basic)], indices
+
+
+def _is_bool(k):
+    return isinstance(k, Tensor) and k.dtype == torch.bool
+
+
+def _put(x, indices, values, accumulate):
+    """A tensor with values at indices, which are those of its first dims to torch.
+
+    Its rule for `vmap` takes values in the wrong order where they are those of others.
+    """
+    at = [k for k, index in enumerate(indices) if index is not None]
+    if _is_bool(indices[at[0]]) and len(at) == 1:
+        return put_by_mask(x, [*indices[: at[0] + 1]], values, accumulate)
+    tensors = [indices[k] for k in at]
+    if at == [*range(len(at))] or any(map(_is_bool, tensors)):
+        return torch.index_put(x, indices[: at[-1] + 1], values, accumulate)
+    shape = torch.broadcast_shapes(*(t.shape for t in tensors))
+    rest = [n for k, n in enumerate(x.shape) if k not in at]
+    first = at[0] if at == [*range(at[0], at[0] + len(at))] else 0
+    front = [*range(len(at))]
+    values = values.expand([*rest[:first], *shape, *rest[first:]])
+    values = values.movedim([first + d for d, _ in enumerate(shape)], [*range(len(shape))])
+    return torch.index_put(x.movedim(at, front), tensors, values, accumulate).movedim(front, at)
+
+
+@recorded_as(torch.index_put, torch.Tensor.index_put)
+def index_put(input, indices, values, accumulate=False):
+    """`out[index[i], ...] = values[i, ...]`, or that added to `x`, and `x` elsewhere"""
+    if not any(i is not None and i.ndim and is_batched(i) for i in indices):
+        return torch.index_put(input, indices, values, accumulate)
+    return _put(input, [*indices], values, accumulate)
+
+
+@recorded_as(torch.Tensor.index_put_)
+def index_put_(input, indices, values, accumulate=False):
+    """The same in place."""
+    if not any(i is not None and i.ndim and is_batched(i) for i in indices):
+        write = torch.Tensor.index_put_
+        return checked_write(write, (input, indices, values, accumulate), {})
+    new = index_put(input, indices, values, accumulate)
+    return checked_write(torch.Tensor.copy_, (input, new), {})
 
 
 def _first(x, dim):
@@ -54,21 +105,6 @@ def _first(x, dim):
 
 def _back(x, dim):
     return x.movedim(0, dim) if dim else x
-
-
-def _place_of_index(key):
-    """The dim and the index of a key that has one tensor of indices of its own, and else takes all.
-
-    None for other keys.
-    """
-    keys = key if isinstance(key, tuple) else (key,)
-    places = [k for k, entry in enumerate(keys) if not isinstance(entry, slice)]
-    if len(places) != 1 or any(e != slice(None) for e in keys if isinstance(e, slice)):
-        return None
-    index = keys[places[0]]
-    if not isinstance(index, Tensor) or index.dtype not in (torch.int32, torch.int64):
-        return None
-    return (places[0], index) if index.ndim and is_batched(index) else None
 
 
 def _is_own(x, index):
@@ -118,3 +154,73 @@ def index_copy_(input, dim, index, source):
         return checked_write(torch.Tensor.index_copy_, (input, dim, index, source), {})
     new = index_copy(input, dim, index, source)
     return checked_write(torch.Tensor.copy_, (input, new), {})
+
+
+@recorded_as(torch.index_fill, torch.Tensor.index_fill)
+def index_fill(input, dim, index, value):
+    """`out[index[i], ...] = value`, and `x` elsewhere"""
+    if not _is_own(input, index):
+        return torch.index_fill(input, dim, index, value)
+    x = _first(input, dim)
+    index = torch.where(index < 0, index + x.shape[0], index)
+    value = torch.as_tensor(value, dtype=x.dtype, device=x.device)
+    return _back(copied(x, index, value.expand(*index.shape, *x.shape[1:]), False), dim)
+
+
+@recorded_as(torch.Tensor.index_fill_)
+def index_fill_(input, dim, index, value):
+    """The same in place."""
+    if not _is_own(input, index):
+        return checked_write(torch.Tensor.index_fill_, (input, dim, index, value), {})
+    return checked_write(torch.Tensor.copy_, (input, index_fill(input, dim, index, value)), {})
+
+
+@recorded_as(torch.select_scatter, torch.Tensor.select_scatter)
+def select_scatter(input, src, dim, index):
+    """`out[..., index, ...] = src`, and `x` elsewhere: torch's own rule has another derivative"""
+    if not (is_batched(input) or is_batched(src)):
+        return torch.select_scatter(input, src, dim, index)
+    first = index % input.shape[dim]
+    return torch.slice_scatter(input, src.unsqueeze(dim), dim, first, first + 1)
+
+
+@recorded_as(torch.nn.functional.embedding)
+def embedding(
+    input,
+    weight,
+    padding_idx=None,
+    max_norm=None,
+    norm_type=2.0,
+    scale_grad_by_freq=False,
+    sparse=False,
+):
+    """`out[i, f] = weight[input[i], f]`; row `padding_idx` has no gradient"""
+    others = max_norm is not None or scale_grad_by_freq or sparse or input.dtype not in _NUMBERS
+    if others or not (is_batched(weight) and is_batched(input)):
+        rest = padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse
+        return torch.nn.functional.embedding(input, weight, *rest)
+    rows = taken(weight, input.flatten(), False)
+    rows = rows.unflatten(0, input.shape) if input.ndim else rows.squeeze(0)
+    if padding_idx is None:
+        return rows
+    padding = (input == padding_idx % weight.shape[0]).unsqueeze(-1)
+    return torch.where(padding, rows.detach(), rows)
+
+
+@recorded_as(torch.nn.functional.embedding_bag)
+def embedding_bag(input, weight, offsets=None, *args, **kwargs):
+    """`out[b, f]` = the sum of `psw[b, i] * weight[input[b, i], f]`, its mean, or the maximum"""
+    bound = signature(torch.nn.functional.embedding_bag).bind(input, weight, None, *args, **kwargs)
+    bound.apply_defaults()
+    named = bound.arguments
+    others = ("max_norm", "scale_grad_by_freq", "sparse", "padding_idx")
+    own = is_batched(weight) and is_batched(input)
+    if not own or input.ndim != 2 or any(named[name] not in (None, False) for name in others):
+        return torch.nn.functional.embedding_bag(input, weight, offsets, *args, **kwargs)
+    rows = embedding(input, weight)
+    if named["per_sample_weights"] is not None:
+        rows = rows * named["per_sample_weights"].unsqueeze(-1)
+    return {"sum": rows.sum, "mean": rows.mean, "max": rows.amax}[named["mode"]](1)
+
+
+_NUMBERS = (torch.int64, torch.int32)

@@ -44,17 +44,14 @@ def part_at(x, key):
     return note_part(part, x) if is_view else part
 
 
-def set_at(x, key, value):
-    """`x[key] = value`: into a part at the first of the places, and that into the whole."""
+def set_at(x, key, value, write):
+    """`x[key] = value`: into a part at the first of the places by `write`, and that into `x`."""
     entries = _entries(key)
     n, dim = next(_dims(x, entries))
     place = _counted(entries[n], x.shape[dim]).reshape(1)
     part = x.index_select(dim, place)
     entries[n] = 0
-    if has_places(tuple(entries)):
-        set_at(part, tuple(entries), value)
-    else:
-        checked_write(Tensor.__setitem__, (part, tuple(entries), value), {})
+    write(part, tuple(entries), value)
     checked_write(Tensor.index_copy_, (x, dim, place, part), {})
 
 

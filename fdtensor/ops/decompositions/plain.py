@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import torch
 
+from fdtensor.ops.decompositions.batched_index import index_add
 from fdtensor.ops.transparent import recorded_as
 from fdtensor.ops.value_checks import require
 
@@ -32,7 +33,7 @@ def bincount(input, weights=None, minlength=0):
         weights = torch.ones_like(input, dtype=torch.int64)
     elif weights.dtype != torch.float32:
         weights = weights.double()
-    return weights.new_zeros(minlength).index_add(0, input, weights)
+    return index_add(weights.new_zeros(minlength), 0, input, weights)
 
 
 @recorded_as(torch.combinations)

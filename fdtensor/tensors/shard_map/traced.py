@@ -17,14 +17,16 @@ from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Replicate
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.layouts.torch_private import is_mapped, only_batched_ops, transforms_around
+from fdtensor.layouts.torch_private import only_batched_ops, transforms_around
 from fdtensor.layouts.tree import flatten, paths, unflatten
+from fdtensor.ops.batching import batching
 from fdtensor.ops.decompositions.control_flow import unrolled
 from fdtensor.ops.pins import constrain
 from fdtensor.programs.closed_over import given_nothing
 from fdtensor.tensors.calls.inlined import as_records, as_tensors
 from fdtensor.tensors.dtensor import is_dtensor
 from fdtensor.tensors.shard_map.arguments import OPEN, no_tensor_result, prefixed
+from fdtensor.tensors.shard_map.fresh import is_of_shared, own_of_each, with_fresh_tensors
 from fdtensor.tensors.shard_map.moves import LocalCollective
 from fdtensor.tensors.shard_map.places import Call, Table, at
 from fdtensor.tensors.shard_map.stacked import carried, joined, numbered, stacked
@@ -67,9 +69,7 @@ class TracedPlace:
 
     def own(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor that each rank has for itself, also where all have the same."""
-        if is_mapped(tensor, self.numbers):
-            return tensor
-        return torch.where(self.numbers >= 0, tensor, tensor)
+        return own_of_each(tensor, self.numbers)
 
     def index(self, axes: Sequence[str]) -> torch.Tensor:
         """The index of a rank along axes, as a tensor."""
@@ -109,7 +109,7 @@ def mapped_in_trace(f: Callable[..., Any], mesh: Mesh, ins: Any, outs: Any, args
     given = prefixed(outs, known[0], len(results), "out_layouts", "the result")
     out_layouts = [mesh.layout() if layout is OPEN else layout for layout in given]
     full = [joined(x, layout) for x, layout in zip(results, out_layouts, strict=True)]
-    if any(is_dtensor(leaf) for leaf in leaves) or not places:
+    if not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
         types = [
             TensorType(tuple(x.shape), x.dtype, layout)
             for x, layout in zip(full, out_layouts, strict=True)
@@ -126,14 +126,15 @@ def _over_ranks(
 ) -> Any:
     """What a function of these tensors gives on all ranks."""
     shared = [layout.placements == (Replicate(),) * mesh.ndim for layout in layouts]
-    with _explained():
+    with _explained(mesh.size):
         try:
             return _mapped(one, mesh, tensors, layouts, shared)
-        except RuntimeError:
-            if not any(shared):
+        except RuntimeError as error:
+            if not is_of_shared(error, mesh.size):
                 raise
         # a rank that writes to it needs a tensor of its own
-        return _mapped(one, mesh, tensors, layouts, [False] * len(layouts))
+        own = with_fresh_tensors(one)
+        return _mapped(own, mesh, tensors, layouts, [False] * len(layouts))
 
 
 def _mapped(
@@ -149,12 +150,12 @@ def _mapped(
         for t, layout, is_shared in zip(tensors, layouts, shared, strict=True)
     ]
     dims = (0, *[None if is_shared else 0 for is_shared in shared])
-    with only_batched_ops():
+    with only_batched_ops(batching()):
         return torch.func.vmap(one, dims, randomness="different")(numbered(mesh), *blocks)
 
 
 @contextlib.contextmanager
-def _explained() -> Generator[None]:
+def _explained(ranks: int) -> Generator[None]:
     """A context in which errors of `vmap` say what one program cannot do on all ranks."""
     try:
         yield
@@ -167,6 +168,14 @@ def _explained() -> Generator[None]:
                 line=user_line() or "not known",
                 hint="Give it one by torch.library.register_vmap, and rows by @fdtensor.rule; or "
                 "call shard_map outside of the traced function.",
+            ) from error
+        if is_of_shared(error, ranks):
+            raise TraceError(
+                "a function in shard_map writes what differs from rank to rank to a tensor that is "
+                "one for all ranks.",
+                line=user_line() or "not known",
+                hint="Write to a tensor that the function makes, or to an argument: one from "
+                "around it can be an argument in a layout that cuts nothing.",
             ) from error
         if "data-dependent" not in str(error) and "item()" not in str(error):
             raise

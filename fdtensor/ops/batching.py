@@ -1,0 +1,64 @@
+"""`batching`: ops that `vmap` of torch has no rule for, in simpler ops that it has rules for."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from fdtensor.layouts.torch_private import OpOverload, unbatched
+from fdtensor.ops.decompositions import decomposition_of
+
+__all__ = ["batching"]
+
+aten = torch.ops.aten
+
+Tensor = torch.Tensor
+
+
+@functools.cache
+def batching() -> Mapping[OpOverload, Callable[..., Any]]:
+    """What `vmap` calls for ops that it has no rule for: composites, decompositions, writes."""
+    rules: dict[OpOverload, Callable[..., Any]] = {}
+    for op, is_composite in unbatched().items():
+        if torch.Tag.nondeterministic_seeded in op.tags:  # each entry draws its own
+            continue
+        known = decomposition_of(op)
+        if op in _OURS:
+            rules[op] = _OURS[op]
+        elif is_composite:
+            rules[op] = op.decompose
+        elif _new(op) is not None:
+            rules[op] = functools.partial(_written, _new(op))
+        elif known is not None and not known.blocked:
+            rules[op] = known.f
+    return rules
+
+
+def _new(op: OpOverload) -> OpOverload | None:
+    """The op that gives a new tensor, of one that writes to its first operand."""
+    packet, _, overload = op.name().removeprefix("aten::").partition(".")
+    if not packet.endswith("_") or packet.startswith("_") or torch.Tag.inplace_view in op.tags:
+        return None
+    return getattr(getattr(aten, packet[:-1], None), overload or "default", None)
+
+
+def _written(new: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return x.copy_(new(x.clone(), *args, **kwargs))  # a derivative may read what was
+
+
+def _histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
+    """`out[b] = sum_i (x[i] in bin b)`"""
+    if min == max:
+        return decomposition_of(aten.histc.default).f(x, bins, min, max)  # type: ignore[union-attr]
+    x = x.flatten()
+    is_in = (x >= min) & (x <= max)
+    place = torch.where(is_in, (x - min) * bins / (max - min), 0).to(torch.int64)
+    zeros = x.new_zeros(bins)
+    return zeros.index_put((place.clamp(max=bins - 1),), is_in.to(x.dtype), accumulate=True)
+
+
+_OURS: Mapping[OpOverload, Callable[..., Any]] = {aten.histc.default: _histc}
+"""Ops whose decomposition is not for all operands."""
