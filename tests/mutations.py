@@ -37,6 +37,18 @@ class Fault:
 
 FAULTS = (
     Fault(
+        "an index that begins or ends elsewhere counts its dim",
+        "return isinstance(start, int) and start == 0 and isinstance(step, int) and step == 1",
+        "return isinstance(start, int) and isinstance(step, int)",
+        "ops/test_counted_index.py",
+    ),
+    Fault(
+        "a collective in shard_map gathers what an axis of a vmap around cuts",
+        "return attrs.evolve(self, at=self.at + 1, maps=(axis_of_map(), *self.maps))",
+        "return attrs.evolve(self, at=self.at + 1, maps=(None, *self.maps))",
+        "tensors/test_shard_map_vmap.py",
+    ),
+    Fault(
         "a gate of a tensor from around belongs to a transform inside of a step",
         "with within_transforms(self.level):  # it outlives those inside",
         "with within_transforms(99):  # it outlives those inside",

@@ -24,7 +24,7 @@ from fdtensor.ops.graph import Call
 from fdtensor.ops.saved_values import CONSTRAIN, SAVED
 from fdtensor.ops.transparent import recording
 
-__all__ = ["behind", "constrain", "pinned", "stacked_along"]
+__all__ = ["axis_of_map", "behind", "constrain", "pinned", "stacked_along", "stacked_axes"]
 
 
 class _Constrain(torch.autograd.Function):
@@ -49,7 +49,7 @@ class _Constrain(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
         x, layout, back = args
-        x, axis = x.movedim(in_dims[0], 0), _STACKED.axes.get(transforms_around() + 1)
+        x, axis = x.movedim(in_dims[0], 0), axis_of_map()
         return _Constrain.apply(x, behind(layout, axis), behind(back, axis)), 0
 
 
@@ -89,6 +89,17 @@ def stacked_along(axis: str | None) -> Generator[None]:
         yield
     finally:
         del _STACKED.axes[depth]
+
+
+def axis_of_map() -> str | None:
+    """The axis that cuts the dim of the `vmap` whose rule runs here, if one does."""
+    return _STACKED.axes.get(transforms_around() + 1)
+
+
+def stacked_axes() -> tuple[str, ...]:
+    """The axes that cut the dims of the maps around this code."""
+    around = transforms_around()
+    return tuple([axis for depth, axis in _STACKED.axes.items() if depth <= around])
 
 
 def constrain(x: Any, layout: Any) -> Any:

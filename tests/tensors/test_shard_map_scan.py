@@ -1,4 +1,4 @@
-"""`shard_map` in a step of `fd.scan`: closures, derivatives and checkpoints, compared with torch."""
+"""`shard_map` in a step of `fd.scan`: closures, derivatives, checkpoints, beside torch."""
 
 import pytest
 import torch

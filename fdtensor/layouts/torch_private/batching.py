@@ -59,20 +59,29 @@ def _of_tensors(op: OpOverload) -> bool:
     )
 
 
+_GIVEN: list[Mapping[OpOverload, Callable[..., Any]]] = []
+"""The rules of the contexts around, of which the outermost counts: a rule is given once."""
+
+
 @contextlib.contextmanager
 def only_batched_ops(rules: Mapping[OpOverload, Callable[..., Any]]) -> Generator[None]:
     """A context in which `vmap` refuses ops without a batching rule, which it would loop over.
 
     For those of `rules` it calls these functions instead, of which each takes what the op takes,
-    and calls other ops.
+    and calls other ops. One that is inside of another changes nothing.
     """
+    if _GIVEN:
+        yield
+        return
     library = torch.library.Library("aten", "IMPL")
     before = _maps._is_vmap_fallback_enabled()
     _maps._set_vmap_fallback_enabled(False)
+    _GIVEN.append(rules)
     try:
         for op, f in rules.items():
             library.impl(op.name().removeprefix("aten::"), f, _IN_SIMPLER)
         yield
     finally:
+        _GIVEN.clear()
         library._destroy()
         _maps._set_vmap_fallback_enabled(before)

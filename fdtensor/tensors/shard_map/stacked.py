@@ -1,7 +1,8 @@
 """The tensors of all ranks as one: a tensor with a first dim that has an entry for each rank.
 
 So a function of local tensors is one of full tensors, mapped over that dim, which all axes of the
-mesh cut. A named collective is what moves between its entries, pinned to the layouts of a move.
+mesh cut, but for those that cut the dims of maps around it. A named collective is what moves
+between its entries, pinned to the layouts of a move.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from fdtensor.ops.pins import constrain
 from fdtensor.ops.rank_dims import exchanged, first, same
 from fdtensor.tensors.shard_map.moves import LocalCollective, Permute
 
-__all__ = ["carried", "joined", "numbered", "stacked"]
+__all__ = ["carried", "joined", "numbered", "ranks_of", "stacked"]
 
 REDUCED: dict[ReduceOp, Any] = {
     "sum": torch.sum,
@@ -37,12 +38,18 @@ REDUCED: dict[ReduceOp, Any] = {
 }
 
 
-def numbered(mesh: Mesh) -> torch.Tensor:
-    """The number of each rank, by its place in the mesh."""
-    return _flat(_split(torch.arange(mesh.size), 0, [mesh.axis_size(a) for a in mesh.axes]), mesh)
+def ranks_of(mesh: Mesh, besides: Sequence[str]) -> tuple[str, ...]:
+    """The axes that the dim of the ranks has: all where no others are left."""
+    return tuple([a for a in mesh.axes if a not in besides]) or mesh.axes
 
 
-def stacked(x: torch.Tensor, layout: Layout) -> torch.Tensor:
+def numbered(mesh: Mesh, axes: Sequence[str]) -> torch.Tensor:
+    """The number of each rank, by its place along the axes."""
+    sizes = [mesh.axis_size(a) for a in axes]
+    return _flat(_split(torch.arange(prod(sizes)), 0, sizes), mesh, axes)
+
+
+def stacked(x: torch.Tensor, layout: Layout, ranks: Sequence[str]) -> torch.Tensor:
     """The blocks of a full tensor in a layout, one for each rank."""
     mesh, x = layout.mesh, constrain(x, layout)
     x = constrain(x, _as_merged(layout, x.dim()))
@@ -55,22 +62,21 @@ def stacked(x: torch.Tensor, layout: Layout) -> torch.Tensor:
             sizes = [mesh.axis_size(a) for a in axes]
             x = x.unflatten(at, (*sizes, x.shape[at] // prod(sizes)))
         labels += [*axes, d]
-    for axis in [a for a in mesh.axes if a not in labels]:
+    for axis in [a for a in ranks if a not in labels]:
         count = mesh.axis_size(axis)
         pending = axis in layout.partial
         x = first(x, 0, count) if pending else x.unsqueeze(0).expand(count, *x.shape)
         labels.insert(0, axis)
-    order: list[str | int] = [*mesh.axes, *range(len(labels) - mesh.ndim)]
-    return _flat(_ordered(x, [labels.index(label) for label in order]), mesh)
+    order: list[str | int] = [*ranks, *range(len(labels) - len(ranks))]
+    return _flat(_ordered(x, [labels.index(label) for label in order]), mesh, ranks)
 
 
-def joined(x: torch.Tensor, layout: Layout) -> torch.Tensor:
+def joined(x: torch.Tensor, layout: Layout, ranks: Sequence[str]) -> torch.Tensor:
     """The full tensor in a layout of which these are the blocks, one for each rank."""
-    mesh = layout.mesh
-    x = _apart(x, mesh)
-    labels: list[str | int] = [*mesh.axes, *range(x.dim() - mesh.ndim)]
-    cut = {a for d in range(x.dim() - mesh.ndim) for a in layout.cuts(d)}
-    for axis in [a for a in mesh.axes if a not in cut]:
+    x = _apart(x, layout.mesh, ranks)
+    labels: list[str | int] = [*ranks, *range(x.dim() - len(ranks))]
+    cut = {a for d in range(x.dim() - len(ranks)) for a in layout.cuts(d)}
+    for axis in [a for a in ranks if a not in cut]:
         at = labels.index(axis)
         op = layout.partial.get(axis)
         if op is None:
@@ -108,12 +114,21 @@ def _as_merged(layout: Layout, ndim: int) -> Layout:
     return Layout(mesh, placements, order)
 
 
-def carried(x: torch.Tensor, move: LocalCollective, mesh: Mesh) -> torch.Tensor:
-    """The tensors of all ranks after a collective, in which the dims of `move` count from 1."""
-    x = _apart(x, mesh)
-    axes, others = move.axes, [a for a in mesh.axes if a not in move.axes]
+def carried(
+    x: torch.Tensor,
+    move: LocalCollective,
+    mesh: Mesh,
+    ranks: Sequence[str],
+    maps: Sequence[str | None] = (),
+) -> torch.Tensor:
+    """The tensors of all ranks after a collective, in which the dims of `move` count from 1.
+
+    After the dim of the ranks there is one for each map around, which one of `maps` cuts, or none.
+    """
+    x = _apart(x, mesh, ranks, maps)
+    axes, others = move.axes, [a for a in ranks if a not in move.axes]
     ordered = [*axes, *others]
-    x = _ordered(x, [*map(mesh.axes.index, ordered), *range(mesh.ndim, x.dim())])
+    x = _ordered(x, [*map(ranks.index, ordered), *range(len(ranks), x.dim())])
     count = len(axes)
     if isinstance(move, Permute):
         sizes = x.shape[:count]
@@ -121,10 +136,10 @@ def carried(x: torch.Tensor, move: LocalCollective, mesh: Mesh) -> torch.Tensor:
     else:
         x = _one_of_each_coset(x, count, len(others), move.src)
         for placement in (move.src, move.dst):
-            x = constrain(x, _layout(mesh, axes, others, placement))
+            x = constrain(x, _layout(mesh, axes, [*others, *maps], len(others), placement))
         x = _of_ranks(x, [mesh.axis_size(a) for a in axes], len(others), move.dst)
-    back = [*map(ordered.index, mesh.axes), *range(mesh.ndim, x.dim())]
-    return _flat(_ordered(x, back), mesh)
+    back = [*map(ordered.index, ranks), *range(len(ranks), x.dim())]
+    return _flat(_ordered(x, back), mesh, ranks, maps)
 
 
 def _one_of_each_coset(
@@ -158,26 +173,35 @@ def _of_ranks(
             raise _not_inside(f"tensors that are {placement}")
 
 
-def _layout(mesh: Mesh, axes: Sequence[str], others: Sequence[str], placement: Placement) -> Layout:
-    """Other axes cut the first dims, one each; `axes` have the rest in this placement."""
-    dims: list[Any] = [*others]
+def _layout(
+    mesh: Mesh, axes: Sequence[str], first: Sequence[str | None], others: int, placement: Placement
+) -> Layout:
+    """Other axes and maps cut the first dims, one each; `axes` have the rest in this placement.
+
+    The dim that they cut is counted after those of the `others`.
+    """
+    dims: list[Any] = [*first]
     pending: dict[str, ReduceOp] = {}
     match placement:
         case Partial(op):
             pending = dict.fromkeys(axes, op)
         case Ragged(dim):
-            dims += [None] * (dim - 1) + [tuple(axes)]
+            dims += [None] * (others + dim - 1 - len(dims)) + [tuple(axes)]
     return mesh.layout(*dims, partial=pending)
 
 
-def _flat(x: torch.Tensor, mesh: Mesh) -> torch.Tensor:
+def _flat(
+    x: torch.Tensor, mesh: Mesh, axes: Sequence[str], maps: Sequence[str | None] = ()
+) -> torch.Tensor:
     """The first dims, one for each axis, as one dim that all cut."""
-    return _merged(constrain(x, mesh.layout(*mesh.axes)), 0, mesh.ndim)
+    return _merged(constrain(x, mesh.layout(*axes, *maps)), 0, len(axes))
 
 
-def _apart(x: torch.Tensor, mesh: Mesh) -> torch.Tensor:
-    x = _split(x, 0, [mesh.axis_size(a) for a in mesh.axes])
-    return constrain(x, mesh.layout(*mesh.axes))
+def _apart(
+    x: torch.Tensor, mesh: Mesh, axes: Sequence[str], maps: Sequence[str | None] = ()
+) -> torch.Tensor:
+    x = _split(x, 0, [mesh.axis_size(a) for a in axes])
+    return constrain(x, mesh.layout(*axes, *maps))
 
 
 def _ordered(x: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:

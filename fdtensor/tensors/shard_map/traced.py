@@ -21,7 +21,7 @@ from fdtensor.layouts.torch_private import only_batched_ops, transforms_around
 from fdtensor.layouts.tree import flatten, paths, unflatten
 from fdtensor.ops.batching import batching
 from fdtensor.ops.decompositions.control_flow import unrolled
-from fdtensor.ops.pins import constrain
+from fdtensor.ops.pins import axis_of_map, constrain, stacked_axes
 from fdtensor.programs.closed_over import given_nothing
 from fdtensor.tensors.calls.inlined import as_records, as_tensors
 from fdtensor.tensors.dtensor import is_dtensor
@@ -29,7 +29,7 @@ from fdtensor.tensors.shard_map.arguments import OPEN, no_tensor_result, prefixe
 from fdtensor.tensors.shard_map.fresh import is_of_shared, own_of_each, with_fresh_tensors
 from fdtensor.tensors.shard_map.moves import LocalCollective
 from fdtensor.tensors.shard_map.places import Call, Table, at
-from fdtensor.tensors.shard_map.stacked import carried, joined, numbered, stacked
+from fdtensor.tensors.shard_map.stacked import carried, joined, numbered, ranks_of, stacked
 from fdtensor.tensors.traced_dtensor import TracedDTensor
 
 __all__ = ["mapped_in_trace"]
@@ -40,12 +40,16 @@ class TracedPlace:
     """The place of any rank: what runs there runs on all of them at once."""
 
     mesh: Mesh
+    ranks: tuple[str, ...]
+    """The axes along which the ranks are; others cut the dims of maps around."""
     numbers: torch.Tensor
     """The number of each rank, of which a rank sees its own."""
     depth: int
     """How many transforms surround the `vmap` over the ranks."""
     at: int | None = None
     """The dim of the ranks, outside of that."""
+    maps: tuple[str | None, ...] = ()
+    """The axes that cut the dims before it, which are those of maps around."""
     rank: int = attrs.field(init=False)
     """Any one: what it calls all ranks call."""
     token: torch.Tensor | None = None
@@ -58,13 +62,24 @@ class TracedPlace:
 
     def carry(self, move: LocalCollective, tensor: torch.Tensor) -> torch.Tensor:
         assert self.at is not None
+        self._refuse_others(move.axes)
         if not self.at:
-            return carried(tensor, move, self.mesh)
-        return carried(tensor.movedim(self.at, 0), move, self.mesh).movedim(0, self.at)
+            return carried(tensor, move, self.mesh, self.ranks)
+        x = tensor.movedim(self.at, 0)
+        return carried(x, move, self.mesh, self.ranks, self.maps).movedim(0, self.at)
+
+    def _refuse_others(self, axes: Sequence[str]) -> None:
+        for axis in axes:
+            if axis not in self.ranks:
+                raise LayoutError(
+                    f"axis {axis!r} cuts the dim of a vmap around shard_map, in which a function "
+                    "sees one entry.",
+                    hint="Reduce over that dim outside of the vmap, or map without spmd_axis_name.",
+                )
 
     def shifted(self) -> TracedPlace:
         if self.at is not None:
-            return attrs.evolve(self, at=self.at + 1)
+            return attrs.evolve(self, at=self.at + 1, maps=(axis_of_map(), *self.maps))
         return attrs.evolve(self, at=0) if transforms_around() == self.depth else self
 
     def own(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -73,9 +88,10 @@ class TracedPlace:
 
     def index(self, axes: Sequence[str]) -> torch.Tensor:
         """The index of a rank along axes, as a tensor."""
+        self._refuse_others(axes)
         index: Any = 0
         for axis in axes:
-            inner = self.mesh.axes[self.mesh.axis(axis) + 1 :]
+            inner = self.ranks[self.ranks.index(axis) + 1 :]
             stride = prod(map(self.mesh.axis_size, inner))
             size = self.mesh.axis_size(axis)
             index = index * size + self.numbers // stride % size
@@ -91,13 +107,13 @@ def mapped_in_trace(f: Callable[..., Any], mesh: Mesh, ins: Any, outs: Any, args
     layouts = [_layout(leaves[i], wanted[i], where[i]) for i in places]
     tensors = [as_tensors(leaves[i]) for i in places]
     known: list[Any] = []
-    depth = transforms_around()
+    depth, ranks = transforms_around(), ranks_of(mesh, stacked_axes())
 
     def one(number: torch.Tensor, *own: torch.Tensor) -> Any:
         arguments = list(leaves)
         for i, tensor in zip(places, own, strict=True):
             arguments[i] = tensor
-        with at(TracedPlace(mesh, number, depth)), given_nothing(), unrolled():
+        with at(TracedPlace(mesh, ranks, number, depth)), given_nothing(), unrolled():
             result, tree = flatten(f(*unflatten(spec, arguments)))
         for leaf, name in zip(result, paths(tree, "result"), strict=True):
             if not isinstance(leaf, torch.Tensor):
@@ -105,10 +121,10 @@ def mapped_in_trace(f: Callable[..., Any], mesh: Mesh, ins: Any, outs: Any, args
         known[:] = [tree]
         return tuple(result)
 
-    results = _over_ranks(one, mesh, tensors, layouts)
+    results = _over_ranks(one, mesh, ranks, tensors, layouts)
     given = prefixed(outs, known[0], len(results), "out_layouts", "the result")
     out_layouts = [mesh.layout() if layout is OPEN else layout for layout in given]
-    full = [joined(x, layout) for x, layout in zip(results, out_layouts, strict=True)]
+    full = [joined(x, layout, ranks) for x, layout in zip(results, out_layouts, strict=True)]
     if not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
         types = [
             TensorType(tuple(x.shape), x.dtype, layout)
@@ -121,37 +137,40 @@ def mapped_in_trace(f: Callable[..., Any], mesh: Mesh, ins: Any, outs: Any, args
 def _over_ranks(
     one: Callable[..., Any],
     mesh: Mesh,
+    ranks: Sequence[str],
     tensors: Sequence[torch.Tensor],
     layouts: Sequence[Layout],
 ) -> Any:
     """What a function of these tensors gives on all ranks."""
     shared = [layout.placements == (Replicate(),) * mesh.ndim for layout in layouts]
-    with _explained(mesh.size):
+    count = prod(map(mesh.axis_size, ranks))
+    with _explained(count):
         try:
-            return _mapped(one, mesh, tensors, layouts, shared)
+            return _mapped(one, mesh, ranks, tensors, layouts, shared)
         except RuntimeError as error:
-            if not is_of_shared(error, mesh.size):
+            if not is_of_shared(error, count):
                 raise
         # a rank that writes to it needs a tensor of its own
         own = with_fresh_tensors(one)
-        return _mapped(own, mesh, tensors, layouts, [False] * len(layouts))
+        return _mapped(own, mesh, ranks, tensors, layouts, [False] * len(layouts))
 
 
 def _mapped(
     one: Callable[..., Any],
     mesh: Mesh,
+    ranks: Sequence[str],
     tensors: Sequence[torch.Tensor],
     layouts: Sequence[Layout],
     shared: Sequence[bool],
 ) -> Any:
     """The same, where ranks share some of the tensors, which all have whole."""
     blocks = [
-        constrain(t, layout) if is_shared else stacked(t, layout)
+        constrain(t, layout) if is_shared else stacked(t, layout, ranks)
         for t, layout, is_shared in zip(tensors, layouts, shared, strict=True)
     ]
     dims = (0, *[None if is_shared else 0 for is_shared in shared])
     with only_batched_ops(batching()):
-        return torch.func.vmap(one, dims, randomness="different")(numbered(mesh), *blocks)
+        return torch.func.vmap(one, dims, randomness="different")(numbered(mesh, ranks), *blocks)
 
 
 @contextlib.contextmanager
