@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -33,8 +34,15 @@ def batching() -> Mapping[OpOverload, Callable[..., Any]]:
         elif _new(op) is not None:
             rules[op] = functools.partial(_written, _new(op))
         elif known is not None and not known.blocked:
-            rules[op] = known.f
+            rules[op] = functools.partial(_decomposed, op, known.f)
     return rules
+
+
+def _decomposed(op: OpOverload, f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    try:
+        return f(*args, **kwargs)
+    except NotImplementedError:  # as torch says it
+        raise NotImplementedError(f"{op.name()} hit the vmap fallback for these operands") from None
 
 
 def _new(op: OpOverload) -> OpOverload | None:
@@ -51,6 +59,10 @@ def _written(new: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 def _histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
     """`out[b] = sum_i (x[i] in bin b)`"""
+    if not (bins > 0 and -math.inf < min <= max < math.inf):
+        raise RuntimeError(f"histc takes bins above 0 of a finite range, not {bins} of {min, max}.")
+    if not x.is_floating_point():
+        raise NotImplementedError("aten::histc hit the vmap fallback for integers")
     if min == max:
         return decomposition_of(aten.histc.default).f(x, bins, min, max)  # type: ignore[union-attr]
     x = x.flatten()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from inspect import signature
 
+import numpy as np
 import torch
 
 from fdtensor.layouts.torch_private import is_batched
@@ -31,10 +32,13 @@ def setitem(x, key, value):
         return set_at(x, key, value, setitem)
     keys = key if isinstance(key, tuple) else (key,)
     own = any(isinstance(k, Tensor) and k.ndim and is_batched(k) for k in keys)
-    if not own or (isinstance(value, Tensor) and value.dtype != x.dtype):
+    is_cast = isinstance(value, Tensor) and value.dtype != x.dtype and any(map(_is_bool, keys))
+    if not own or is_cast:
         return checked_write(torch.Tensor.__setitem__, (x, key, value), {})
     if not isinstance(value, Tensor):
         value = torch.full((), value, dtype=x.dtype, device=x.device)
+    first = next((d for d, size in enumerate(value.shape) if size != 1), value.ndim)
+    value = value.reshape(value.shape[first:])  # torch takes any number of dims of 1 before
     view, indices = _sliced(x, keys)
     checked_write(torch.Tensor.copy_, (view, _put(view, indices, value, False)), {})
     return None
@@ -42,18 +46,37 @@ def setitem(x, key, value):
 
 def _sliced(x, keys):
     """The view that all keys but tensors give, and for each dim of it the tensor or None."""
-    taken = sum(k.ndim if _is_bool(k) else k is not None for k in keys if k is not ...)
-    filled = [slice(None)] * (x.ndim - taken)
+    keys = [_as_index(k, x) for k in keys]
+    taken = sum(k.ndim if _is_bool(k) else not (k is None or _is_new(k)) for k in keys)
+    filled = [slice(None)] * (x.ndim - taken + any(k is ... for k in keys))
     spread = []
     for k in keys if any(k is ... for k in keys) else (*keys, ...):
         spread += filled if k is ... else [k]
     basic, indices = [], []
     for k in spread:
-        is_tensor = isinstance(k, Tensor)
-        basic += [slice(None)] * (k.ndim if _is_bool(k) else 1) if is_tensor else [k]
-        if is_tensor or not isinstance(k, int):
-            indices.append(k if is_tensor else None)
+        if isinstance(k, Tensor):
+            basic += [slice(None)] * (k.ndim if _is_bool(k) else 1)
+            indices.append(k)
+        elif _is_new(k):
+            basic.append(None)
+            indices.append(torch.zeros(int(k), dtype=torch.int64, device=x.device))
+        else:
+            basic.append(k)
+            indices += [None] if k is None or isinstance(k, slice) else []
     return x[tuple(basic)], indices
+
+
+def _as_index(k, x):
+    """An entry of an index, of which sequences are tensors."""
+    if not isinstance(k, (list, tuple, range, np.ndarray)):
+        return k
+    index = torch.as_tensor(k, device=x.device)
+    return index if index.numel() else index.to(torch.int64)
+
+
+def _is_new(k):
+    """Whether it stands for a dim of its own, in which it is an index."""
+    return isinstance(k, (bool, np.bool_))
 
 
 def _is_bool(k):
@@ -115,6 +138,8 @@ def _is_own(x, index):
 @recorded_as(torch.index_select, torch.Tensor.index_select)
 def index_select(input, dim, index):
     """`out[i, ...] = x[index[i], ...]`"""
+    if not index.ndim and input.ndim:
+        index = index.reshape(1)  # torch's rule would give each the entries of all
     if not (_is_own(input, index) and is_batched(input)):
         return torch.index_select(input, dim, index)
     return _back(taken(_first(input, dim), index, False), dim)
@@ -159,7 +184,7 @@ def index_copy_(input, dim, index, source):
 @recorded_as(torch.index_fill, torch.Tensor.index_fill)
 def index_fill(input, dim, index, value):
     """`out[index[i], ...] = value`, and `x` elsewhere"""
-    if not _is_own(input, index):
+    if not _is_own(input, index) or (isinstance(value, Tensor) and value.ndim):
         return torch.index_fill(input, dim, index, value)
     x = _first(input, dim)
     index = torch.where(index < 0, index + x.shape[0], index)
@@ -180,6 +205,7 @@ def select_scatter(input, src, dim, index):
     """`out[..., index, ...] = src`, and `x` elsewhere: torch's own rule has another derivative"""
     if not (is_batched(input) or is_batched(src)):
         return torch.select_scatter(input, src, dim, index)
+    input.select(dim, index)  # raises where there is no such entry
     first = index % input.shape[dim]
     return torch.slice_scatter(input, src.unsqueeze(dim), dim, first, first + 1)
 
@@ -196,14 +222,16 @@ def embedding(
 ):
     """`out[i, f] = weight[input[i], f]`; row `padding_idx` has no gradient"""
     others = max_norm is not None or scale_grad_by_freq or sparse or input.dtype not in _NUMBERS
-    if others or not (is_batched(weight) and is_batched(input)):
+    rows = weight.shape[0] if weight.ndim == 2 else 0
+    refused = not rows or not -rows <= (padding_idx or 0) < rows
+    if others or refused or not (is_batched(weight) and is_batched(input)):
         rest = padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse
         return torch.nn.functional.embedding(input, weight, *rest)
     rows = taken(weight, input.flatten(), False)
     rows = rows.unflatten(0, input.shape) if input.ndim else rows.squeeze(0)
     if padding_idx is None:
         return rows
-    padding = (input == padding_idx % weight.shape[0]).unsqueeze(-1)
+    padding = (input == padding_idx % len(weight)).unsqueeze(-1)
     return torch.where(padding, rows.detach(), rows)
 
 
@@ -214,13 +242,24 @@ def embedding_bag(input, weight, offsets=None, *args, **kwargs):
     bound.apply_defaults()
     named = bound.arguments
     others = ("max_norm", "scale_grad_by_freq", "sparse", "padding_idx")
-    own = is_batched(weight) and is_batched(input)
-    if not own or input.ndim != 2 or any(named[name] not in (None, False) for name in others):
+    own = is_batched(weight) and is_batched(input) and _is_of_bags(**named)
+    if offsets is not None or not own or any(named[name] not in (None, False) for name in others):
         return torch.nn.functional.embedding_bag(input, weight, offsets, *args, **kwargs)
     rows = embedding(input, weight)
     if named["per_sample_weights"] is not None:
         rows = rows * named["per_sample_weights"].unsqueeze(-1)
-    return {"sum": rows.sum, "mean": rows.mean, "max": rows.amax}[named["mode"]](1)
+    if named["mode"] == "max":
+        return rows.max(1).values  # of equal ones the first alone has a gradient
+    return rows.sum(1) if named["mode"] == "sum" else rows.mean(1)
+
+
+def _is_of_bags(input, weight, *, mode, per_sample_weights, **_):
+    """Whether torch takes these operands, as bags of one size that are not empty."""
+    fits = input.ndim == weight.ndim == 2 and weight.is_floating_point() and input.shape[1]
+    if not fits or per_sample_weights is None:
+        return fits and mode in ("sum", "mean", "max")
+    like_input = per_sample_weights.shape == input.shape
+    return mode == "sum" and like_input and per_sample_weights.dtype == weight.dtype
 
 
 _NUMBERS = (torch.int64, torch.int32)

@@ -18,7 +18,9 @@ def _spread(index: Tensor, shape) -> list[Tensor]:
     """The indices in each dim of places in the flat tensor."""
     index = torch.where(index < 0, index + prod(shape), index)
     steps = [prod(shape[d + 1 :]) for d in range(len(shape))]
-    return [index // step % n for step, n in zip(steps, shape, strict=True)]
+    places = [index // step % n for step, n in zip(steps, shape, strict=True)]
+    # one that is out of range stays so, for the op to refuse
+    return [torch.where(index < 0, shape[0], index // steps[0]), *places[1:]]
 
 
 @decomposition(aten.take.default)
