@@ -7,7 +7,7 @@ The state of torch's own generator tells which stream is next. Code that restore
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -17,7 +17,19 @@ from fdtensor.layouts.torch_private import without_modes
 from fdtensor.ops.random_bits import RECORDING
 from fdtensor.ops.randomness.draw import DRAW, draw_by
 
-__all__ = ["Numbers"]
+__all__ = ["Numbers", "drawn_again"]
+
+
+def drawn_again() -> Callable[[], None]:
+    """A function after which the stream is next that is next now, for code that runs again."""
+    with without_modes():
+        state = torch.default_generator.get_state()
+
+    def back() -> None:
+        with without_modes():
+            torch.default_generator.set_state(state)
+
+    return back
 
 
 class Numbers:

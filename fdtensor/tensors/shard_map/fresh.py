@@ -1,7 +1,8 @@
 """`with_fresh_tensors`: a traced function in which each rank has for itself what it makes.
 
 A tensor that is made of no other, such as zeros, is the same on all ranks, and is one tensor for
-all of them: no rank can write to it what others do not.
+all of them: no rank can write to it what others do not. So a function that does it runs again,
+which is another result only where it has written to tensors from around it: `WritesAround`.
 """
 
 from __future__ import annotations
@@ -14,9 +15,16 @@ import optree
 import torch
 from torch.overrides import TorchFunctionMode
 
-from fdtensor.layouts.torch_private import is_mapped
+from fdtensor.layouts.torch_private import (
+    get_unwrapped,
+    is_functorch_wrapped_tensor,
+    is_mapped,
+    transforms_around,
+    version_of,
+)
+from fdtensor.ops.overlap import memory_of
 
-__all__ = ["is_of_shared", "own_of_each", "with_fresh_tensors"]
+__all__ = ["WritesAround", "is_of_shared", "own_of_each", "with_fresh_tensors"]
 
 
 def is_of_shared(error: Exception, ranks: int) -> bool:
@@ -55,13 +63,51 @@ class _Fresh(TorchFunctionMode):
     def __init__(self, numbers: torch.Tensor) -> None:
         super().__init__()
         self.numbers = numbers
+        self.depth = transforms_around()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         operands: Any = (args, kwargs)
         taken = any(isinstance(leaf, torch.Tensor) for leaf in optree.tree_leaves(operands))
-        if taken or not isinstance(out, torch.Tensor):
+        inside = transforms_around() >= self.depth  # elsewhere a recorder makes tensors of its own
+        if taken or not inside or not isinstance(out, torch.Tensor):
             return out
         if func in (torch.zeros, torch.empty) and not out.requires_grad:
             return self.numbers.new_zeros(out.shape, dtype=out.dtype, device=out.device)
         return own_of_each(out, self.numbers)
+
+
+class WritesAround(TorchFunctionMode):
+    """Sees whether a function writes to a tensor that neither is one of these nor made in it."""
+
+    def __init__(self, *tensors: torch.Tensor) -> None:
+        super().__init__()
+        self.found = False
+        self._is_own: dict[int, bool] = {}
+        self._alive: list[torch.Tensor] = []  # so that no two have the same memory
+        self._note(tensors, True)
+
+    def _note(self, tree: Any, is_own: bool) -> list[torch.Tensor]:
+        """The tensors of a tree, of whose memory it is known from now whether it is one's own."""
+        tensors = [t for t in optree.tree_leaves(tree) if isinstance(t, torch.Tensor)]
+        for t in tensors:
+            self._is_own.setdefault(_memory(t), is_own or not _memory(t))
+        self._alive += tensors
+        return tensors
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        operands = self._note((args, kwargs), False)
+        before = [None if t.is_inference() else version_of(t) for t in operands]
+        out = func(*args, **(kwargs or {}))
+        for t, version in zip(operands, before, strict=True):
+            if version is not None and version_of(t) != version:
+                self.found |= not self._is_own[_memory(t)]
+        self._note(out, True)
+        return out
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    while is_functorch_wrapped_tensor(tensor):
+        tensor = get_unwrapped(tensor)
+    region = memory_of(tensor)
+    return 0 if region is None else region.storage

@@ -22,11 +22,17 @@ from fdtensor.layouts.tree import flatten, paths, unflatten
 from fdtensor.ops.batching import batching
 from fdtensor.ops.decompositions.control_flow import unrolled
 from fdtensor.ops.pins import axis_of_map, constrain, stacked_axes
+from fdtensor.ops.randomness import drawn_again
 from fdtensor.programs.closed_over import given_nothing
 from fdtensor.tensors.calls.inlined import as_records, as_tensors
 from fdtensor.tensors.dtensor import is_dtensor
 from fdtensor.tensors.shard_map.arguments import OPEN, no_tensor_result, prefixed
-from fdtensor.tensors.shard_map.fresh import is_of_shared, own_of_each, with_fresh_tensors
+from fdtensor.tensors.shard_map.fresh import (
+    WritesAround,
+    is_of_shared,
+    own_of_each,
+    with_fresh_tensors,
+)
 from fdtensor.tensors.shard_map.moves import LocalCollective
 from fdtensor.tensors.shard_map.places import Call, Table, at
 from fdtensor.tensors.shard_map.stacked import carried, joined, numbered, ranks_of, stacked
@@ -144,13 +150,24 @@ def _over_ranks(
     """What a function of these tensors gives on all ranks."""
     shared = [layout.placements == (Replicate(),) * mesh.ndim for layout in layouts]
     count = prod(map(mesh.axis_size, ranks))
+    seen: list[WritesAround] = []
+
+    def watched(*tensors: torch.Tensor) -> Any:
+        seen.append(WritesAround(*tensors))
+        with seen[-1]:
+            return one(*tensors)
+
     with _explained(count):
+        as_before = drawn_again()
         try:
-            return _mapped(one, mesh, ranks, tensors, layouts, shared)
+            return _mapped(watched, mesh, ranks, tensors, layouts, shared)
         except RuntimeError as error:
             if not is_of_shared(error, count):
                 raise
+            if seen and seen[-1].found:
+                raise _written_twice() from error
         # a rank that writes to it needs a tensor of its own
+        as_before()
         own = with_fresh_tensors(one)
         return _mapped(own, mesh, ranks, tensors, layouts, [False] * len(layouts))
 
@@ -171,6 +188,16 @@ def _mapped(
     dims = (0, *[None if is_shared else 0 for is_shared in shared])
     with only_batched_ops(batching()):
         return torch.func.vmap(one, dims, randomness="different")(numbered(mesh, ranks), *blocks)
+
+
+def _written_twice() -> TraceError:
+    return TraceError(
+        "a function in shard_map writes to a tensor from around it, and what differs from rank to "
+        "rank to one that is the same on all ranks.",
+        line=user_line() or "not known",
+        hint="Make the second of what differs, as by torch.zeros_like(x); or return what is "
+        "written to the first, and write it outside of shard_map.",
+    )
 
 
 @contextlib.contextmanager
