@@ -11,6 +11,7 @@ import torch
 
 from fdtensor.layouts.torch_private import OpOverload, unbatched
 from fdtensor.ops.decompositions import decomposition_of
+from fdtensor.ops.value_checks import require
 
 __all__ = ["batching"]
 
@@ -54,6 +55,8 @@ def _new(op: OpOverload) -> OpOverload | None:
 
 
 def _written(new: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    if kwargs.get("dtype") not in (None, x.dtype):
+        raise RuntimeError(f"a tensor of {x.dtype} cannot take what is of {kwargs['dtype']}.")
     return x.copy_(new(x.clone(), *args, **kwargs))  # a derivative may read what was
 
 
@@ -67,10 +70,31 @@ def _histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor
         return decomposition_of(aten.histc.default).f(x, bins, min, max)  # type: ignore[union-attr]
     x = x.flatten()
     is_in = (x >= min) & (x <= max)
-    place = torch.where(is_in, (x - min) * bins / (max - min), 0).to(torch.int64)
+    low, high = x.new_full((), min), x.new_full((), max)  # rounded as kernels round them
+    place = torch.where(is_in, (x - low) * bins / (high - low), 0).to(torch.int64)
     zeros = x.new_zeros(bins)
     return zeros.index_put((place.clamp(max=bins - 1),), is_in.to(x.dtype), accumulate=True)
 
 
-_OURS: Mapping[OpOverload, Callable[..., Any]] = {aten.histc.default: _histc}
+def _masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """`out[i] = source[order[i]] if mask[i] else x[i]`"""
+    told = f"values of masked_scatter, no fewer than the mask takes: {source.numel()}"
+    mask = mask.broadcast_to(torch.broadcast_shapes(x.shape, mask.shape))
+    if source.numel() < mask.numel():
+        require(mask.sum() <= source.numel(), told)
+    return decomposition_of(aten.masked_scatter.default).f(x, mask, source)  # type: ignore[union-attr]
+
+
+def _renorm(x: Tensor, p: Any, dim: int, maxnorm: Any) -> Tensor:
+    """`out[i] = x[i] * min(1, maxnorm / norm(x[i], p))`"""
+    if p <= 0 or maxnorm < 0:
+        raise RuntimeError(f"renorm takes p above 0 and maxnorm from 0 on, not {p} and {maxnorm}.")
+    return decomposition_of(aten.renorm.default).f(x, p, dim, maxnorm)  # type: ignore[union-attr]
+
+
+_OURS: Mapping[OpOverload, Callable[..., Any]] = {
+    aten.histc.default: _histc,
+    aten.masked_scatter.default: _masked_scatter,
+    aten.renorm.default: _renorm,
+}
 """Ops whose decomposition is not for all operands."""

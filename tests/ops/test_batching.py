@@ -61,6 +61,13 @@ def test_of_equal_entries_of_a_bag_one_has_a_gradient():
     assert torch.equal(traced(f), alone(f))
 
 
+def test_values_are_counted_where_kernels_count_them():
+    def f(x, *_):
+        return torch.histc(torch.linspace(-1, 1, 701) + 0 * x[0, 0].float(), 49, -0.7, 0.9)
+
+    assert torch.equal(traced(f), alone(f))
+
+
 REFUSED = [
     lambda x, y, i, j, k, m: torch.select_scatter(x, y[0], 0, 5),
     lambda x, y, i, j, k, m: x.take(i + 14),
@@ -79,6 +86,10 @@ REFUSED = [
     lambda x, y, i, j, k, m: torch.histc(x, 4, 0, float("inf")),
     lambda x, y, i, j, k, m: torch.histc(x.long(), 4, -5, 5),
     lambda x, y, i, j, k, m: x.index_fill(0, i, y[0]),
+    lambda x, y, i, j, k, m: x.masked_scatter(m, y[0, :2]),
+    lambda x, y, i, j, k, m: x.renorm(0, 0, 1.0),
+    lambda x, y, i, j, k, m: x.clone().renorm_(2, 0, -1.0),
+    lambda x, y, i, j, k, m: x.clone().cumsum_(0, dtype=torch.float32),
 ]
 
 
