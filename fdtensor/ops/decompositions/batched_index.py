@@ -12,6 +12,7 @@ from fdtensor.ops.batched_index import added, copied, taken
 from fdtensor.ops.decompositions.index import index_put as put_by_mask
 from fdtensor.ops.decompositions.places import has_places, part_at, set_at
 from fdtensor.ops.transparent import recorded_as
+from fdtensor.ops.value_checks import require
 from fdtensor.ops.writes import checked_write
 
 Tensor = torch.Tensor
@@ -90,6 +91,12 @@ def _put(x, indices, values, accumulate):
     """
     at = [k for k, index in enumerate(indices) if index is not None]
     if _is_bool(indices[at[0]]) and len(at) == 1:
+        mask = indices[at[0]]
+        entries = values.ndim - (x.ndim - at[0] - mask.ndim) - 1  # the dim of them, if they differ
+        if entries >= 0 and values.shape[entries] != 1:
+            count = values.shape[entries]
+            told = f"values of index_put, as many as the mask takes: {count}"
+            require(mask.sum() == count, told)
         return put_by_mask(x, [*indices[: at[0] + 1]], values, accumulate)
     tensors = [indices[k] for k in at]
     if at == [*range(len(at))] or any(map(_is_bool, tensors)):
