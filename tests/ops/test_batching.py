@@ -89,6 +89,8 @@ REFUSED = [
     lambda x, y, i, j, k, m: put(x.clone(), (m,), y[0]),
     lambda x, y, i, j, k, m: put(x.clone(), (m,), y[0, :0]),
     lambda x, y, i, j, k, m: x.index_put((x[:, 0] > 9,), y[:2], accumulate=True),
+    lambda x, y, i, j, k, m: put(x.clone(), (m[:1],), 3.0),
+    lambda x, y, i, j, k, m: x.index_put((m[:, :1],), y[0, 0]),
     lambda x, y, i, j, k, m: x.masked_scatter(m, y[0, :2]),
     lambda x, y, i, j, k, m: x.renorm(0, 0, 1.0),
     lambda x, y, i, j, k, m: x.clone().renorm_(2, 0, -1.0),

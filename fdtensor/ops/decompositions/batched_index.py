@@ -91,12 +91,7 @@ def _put(x, indices, values, accumulate):
     """
     at = [k for k, index in enumerate(indices) if index is not None]
     if _is_bool(indices[at[0]]) and len(at) == 1:
-        mask = indices[at[0]]
-        entries = values.ndim - (x.ndim - at[0] - mask.ndim) - 1  # the dim of them, if they differ
-        if entries >= 0 and values.shape[entries] != 1:
-            count = values.shape[entries]
-            told = f"values of index_put, as many as the mask takes: {count}"
-            require(mask.sum() == count, told)
+        _check_mask(x, indices[at[0]], at[0], values)
         return put_by_mask(x, [*indices[: at[0] + 1]], values, accumulate)
     tensors = [indices[k] for k in at]
     if at == [*range(len(at))] or any(map(_is_bool, tensors)):
@@ -108,6 +103,16 @@ def _put(x, indices, values, accumulate):
     values = values.expand([*rest[:first], *shape, *rest[first:]])
     values = values.movedim([first + d for d, _ in enumerate(shape)], [*range(len(shape))])
     return torch.index_put(x.movedim(at, front), tensors, values, accumulate).movedim(front, at)
+
+
+def _check_mask(x, mask, dim, values):
+    """Refuses a mask of another shape, and values that are not as many as it takes."""
+    if mask.shape != x.shape[dim : dim + mask.ndim]:
+        raise IndexError(f"the mask {[*mask.shape]} at {dim} is none of a tensor {[*x.shape]}")
+    at = values.ndim - (x.ndim - dim - mask.ndim) - 1  # the dim of the values, if they differ
+    if at >= 0 and values.shape[at] != 1:
+        count = values.shape[at]
+        require(mask.sum() == count, f"values of index_put, as many as the mask takes: {count}")
 
 
 @recorded_as(torch.index_put, torch.Tensor.index_put)
