@@ -13,12 +13,12 @@ from typing import Any, Protocol
 
 import torch
 
-from fdtensor.layouts.callsite import user_line
 from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.torch_private import current_autograd_node
 from fdtensor.ops.counted_index import LOOKED_UP, PUT, counting
 from fdtensor.ops.graph import Call, Full, Var
 from fdtensor.ops.strided import part_of, put_back, shape_of, sliced
+from fdtensor.ops.unfolded import unfolded
 
 __all__ = ["OTHERWISE"]
 
@@ -242,7 +242,7 @@ def _with_windows(recorder: Recorder, func: Any, args: Any, _kwargs: Any) -> Any
     windows, sizes, *window = args
     spread = functools.partial(recorder.recorded, func, kwargs={})
     written = spread(args)
-    base = _unfolded(recorder, windows, sizes, tuple(window))
+    base = unfolded(recorder, sizes, tuple(window))
     if base is None:
         return written
     with recorder:
@@ -253,38 +253,6 @@ def _with_windows(recorder: Recorder, func: Any, args: Any, _kwargs: Any) -> Any
     if out.stride() == base.stride():
         return out
     return recorder.recorded(aten.copy.default, (base, out), {})  # with the strides of the tensor
-
-
-def _unfolded(
-    recorder: Recorder, windows: torch.Tensor, sizes: Any, window: Any
-) -> torch.Tensor | None:
-    """The tensor whose `unfold` these windows are: one they are computed from, or the only one."""
-    views = [
-        call
-        for call in recorder.calls
-        if call.op is aten.unfold.default
-        and call.args[1:] == window
-        and recorder.types[call.ins[0].index].shape == recorder.plain(tuple(sizes))
-    ]
-    makers = {v: call for call in recorder.calls for v in call.outs}
-    above, to_visit = set(), [recorder.known(windows)]
-    while to_visit:
-        v = to_visit.pop()
-        if v is not None and v not in above:
-            above.add(v)
-            to_visit += makers[v].ins if v in makers else ()
-    views = [call for call in views if call.outs[0] in above] or views
-    bases = dict.fromkeys(call.ins[0] for call in views)
-    if len(bases) > 1 and not any(call.outs[0] in above for call in views):
-        raise TraceError(
-            "it cannot be told which tensor a write to the windows of `unfold` changes.",
-            line=user_line() or "not known",
-            hint="Write to slices of the tensor, or to a reshaped view of it.",
-        )
-    if not bases:
-        return None
-    last = list(bases)[-1]
-    return next(t for t in reversed(recorder.alive) if recorder.vars.get(id(t)) == last)
 
 
 def _is_derivative(name: str) -> bool:

@@ -737,3 +737,46 @@ def test_functionalize_is_told_to_be_left_out():
 
     with pytest.raises(TraceError, match="functionalize inside of a traced function"):
         spmd(f)(distribute(X, MESH.layout("b"), COMM))
+
+
+def windows_of(view):
+    def written(x, y):
+        out = x * 2
+        view(out).copy_(view(y))
+        return out
+
+    return written
+
+
+def windows_again(x, _):
+    out = x * 2
+    out[1:].unfold(0, 1, 2).mul_(3)
+    out[1:].unfold(0, 1, 2).add_(x[:3:2, None])
+    return out
+
+
+def windows_between(x, y):
+    out = x * 2
+    windows = out.unfold(0, 1, 2)
+    windows.mul_(3)
+    out.add_(y)
+    windows.mul_(2)
+    return out
+
+
+PAIR = torch.arange(8, dtype=torch.float64).view(2, 4)
+
+
+@pytest.mark.parametrize(
+    "written", [windows_again, windows_between, windows_of(lambda t: t.unfold(0, 2, 2))]
+)
+def test_a_write_to_windows_changes_their_tensor(written):
+    held = [distribute(t, MESH.layout(), COMM) for t in PAIR]
+    assert torch.equal(spmd(written)(*held).full(), written(*PAIR))
+
+
+def test_windows_with_gaps_of_two_tensors_are_told():
+    """Functionalization tells the sizes of the tensor that is written to, which both have."""
+    held = [distribute(t, MESH.layout(), COMM) for t in PAIR]
+    with pytest.raises(TraceError, match="cannot be told which tensor"):
+        spmd(windows_of(lambda t: t.unfold(0, 1, 2)))(*held)
