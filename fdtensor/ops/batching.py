@@ -39,11 +39,21 @@ def batching() -> Mapping[OpOverload, Callable[..., Any]]:
     return rules
 
 
+_INSIDE: list[OpOverload] = []
+"""The ops that are in their decompositions now."""
+
+
 def _decomposed(op: OpOverload, f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    no_rule = NotImplementedError(f"{op.name()} hit the vmap fallback for these operands")
+    if op in _INSIDE:  # for some operands it is made of itself
+        raise no_rule
+    _INSIDE.append(op)
     try:
         return f(*args, **kwargs)
     except NotImplementedError:  # as torch says it
-        raise NotImplementedError(f"{op.name()} hit the vmap fallback for these operands") from None
+        raise no_rule from None
+    finally:
+        _INSIDE.pop()
 
 
 def _new(op: OpOverload) -> OpOverload | None:

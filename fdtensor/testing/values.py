@@ -70,8 +70,8 @@ def scatter(tensor: torch.Tensor, type: TensorType, seed: int) -> tuple[torch.Te
 def gather_full(blocks: Sequence[torch.Tensor], type: TensorType) -> torch.Tensor:
     """The full tensor of each rank's local tensor, given in mesh order.
 
-    Asserts that every block has its shape and dtype, that replicas agree and that every element
-    of every pending term is held by some rank. Terms are reduced in the order of the mesh.
+    Asserts that every block has its shape and dtype, that replicas agree, nan with nan, and that
+    some rank holds every element of every pending term. Terms are reduced in the order of the mesh.
 
     >>> rows = TensorType((5,), torch.int64, Mesh(x=2).layout("x"))
     >>> fd.testing.gather_full((torch.tensor([0, 1, 2]), torch.tensor([3, 4])), rows)
@@ -87,7 +87,9 @@ def gather_full(blocks: Sequence[torch.Tensor], type: TensorType) -> torch.Tenso
         term, known = terms.setdefault(_pending(type, rank), (empty, empty != empty))
         where = _where(type.index(rank))
         again = known[where]
-        assert torch.equal(term[where][again], wide[again]), f"rank {rank} is no replica in {type}."
+        before, now = term[where][again], wide[again]
+        same = (before == now) | ((before != before) & (now != now))  # nan equals nan
+        assert same.all(), f"rank {rank} is no replica in {type}."
         term[where], known[where] = wide, True
     assert all(known.all() for _, known in terms.values()), f"the blocks of {type} leave holes."
     stacked = torch.stack([term for term, _ in terms.values()])

@@ -110,3 +110,8 @@ def test_what_torch_refuses_of_one_tensor_is_refused(number):
 def test_operands_that_no_decomposition_takes_are_told():
     with pytest.raises(FdtensorError, match="nonzero_static in shard_map has no batching rule"):
         traced(lambda x, *_: torch.nonzero_static(x[0, 0], size=2))
+
+
+def test_an_op_whose_decomposition_is_made_of_it_is_told():
+    with pytest.raises(FdtensorError, match=r"histogram\S* in shard_map has no batching rule"):
+        traced(lambda x, *_: torch.histogram(x.float(), 4, range=(0.0, 8.0))[0])

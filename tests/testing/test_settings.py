@@ -180,3 +180,11 @@ def test_sharded_shrinks_to_few_ranks_then_replicas(wanted, least):
 def test_sharded_draws_every_placement(kind):
     once = settings(shrunk, phases=[Phase.generate])
     find(sharded(X), lambda x: any(isinstance(p, kind) for p in x.layout.placements), settings=once)
+
+
+def test_replicas_that_are_nan_agree():
+    type_ = TensorType((2,), torch.float32, Mesh(x=2).layout())
+    held = torch.tensor([float("nan"), 1.0])
+    assert torch.equal(gather_full((held, held.clone()), type_).isnan(), held.isnan())
+    with pytest.raises(AssertionError, match="rank 1 is no replica"):
+        gather_full((held, torch.ones(2)), type_)
