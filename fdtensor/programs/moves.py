@@ -31,10 +31,21 @@ from fdtensor.programs.nested import Nested, layout_at, place_of, shares_dim
 from fdtensor.programs.nodes import Place
 from fdtensor.programs.rounding import stages
 
-__all__ = ["IMPOSSIBLE", "Placements", "about_seconds", "fastest", "move_seconds", "nested_seconds"]
+__all__ = [
+    "IMPOSSIBLE",
+    "LEAST",
+    "Placements",
+    "about_seconds",
+    "fastest",
+    "move_seconds",
+    "nested_seconds",
+]
 
 Placements = tuple[Placement, ...]
 """A placement on each axis of a mesh."""
+
+LEAST = 1e-9
+"""The seconds that a move takes besides those of its steps."""
 
 IMPOSSIBLE = 1e6
 """The price, in seconds, of a move to or from a placement that the tensor cannot have."""
@@ -196,7 +207,7 @@ def _seconds(
         parts = (
             (plan(before, after, cost=cost),) if wide is None else stages(before, after, wide, cost)
         )
-        return sum(seconds(step, visible) for part in parts for step in part.steps) + 1e-9
+        return sum(seconds(step, visible) for part in parts for step in part.steps) + LEAST
     except FdtensorError:
         return IMPOSSIBLE
 

@@ -16,6 +16,7 @@ from fdtensor.ops.lift import layout_of
 from fdtensor.plans.cost import NCCL, overlapped, seconds
 from fdtensor.programs.assembly import assembled
 from fdtensor.programs.bound.least import bound_of
+from fdtensor.programs.bound.relaxation import Relaxation
 from fdtensor.programs.choice import prices_of, total_seconds
 from fdtensor.programs.mixtures import nodes_of
 from fdtensor.programs.moves import nested_seconds
@@ -119,3 +120,12 @@ def test_axes_of_one_rank_add_nothing_to_choose_from(sizes):
     alone, beside = best(Mesh(b=2, c=2)), best(Mesh(**sizes))
     assert beside.least == pytest.approx(alone.least)
     assert beside.chosen == pytest.approx(alone.chosen)
+
+
+def test_orders_that_cost_next_to_nothing_are_not_tried_one_by_one(monkeypatch):
+    solved, real = [], Relaxation.solve_whole
+    monkeypatch.setattr(Relaxation, "solve_whole", lambda self: solved.append(1) or real(self))
+    x = TensorType((3, 2), torch.float32, Mesh(a=2, b=2, c=2).layout())
+    best = bound_of(trace(lambda x: torch.cat([x, x]), x).origin.choices)
+    assert best.chosen == pytest.approx(best.least)
+    assert len(solved) <= 2

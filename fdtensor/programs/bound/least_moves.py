@@ -12,7 +12,7 @@ from fdtensor.ops.graph import Full
 from fdtensor.ops.precision import HALVES, is_sum, wide_of
 from fdtensor.plans.cost import CostModel
 from fdtensor.programs.bound.space import Floats, Sites
-from fdtensor.programs.moves import fastest
+from fdtensor.programs.moves import LEAST, fastest
 from fdtensor.programs.nodes import Place
 
 __all__ = ["least_seconds"]
@@ -47,7 +47,10 @@ def least_seconds(
     launch, bandwidth = fastest(cost)
     moved *= 1 - _unevenness(full, sizes, src, dst)
     seconds: Floats = np.where(moved > 0, moved / bandwidth + launch, 0.0)
-    return seconds[np.ix_(src.in_grid, dst.in_grid)]
+    seconds = seconds[np.ix_(src.in_grid, dst.in_grid)]
+    if all(n > 1 for n in sizes) and not any("free" in places for places in dst.along):
+        seconds = np.maximum(seconds, LEAST * src.differ(dst))  # a change of the order too
+    return seconds
 
 
 def _unevenness(full: Full, sizes: Sequence[int], src: Sites, dst: Sites) -> float:

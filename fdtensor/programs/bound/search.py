@@ -41,7 +41,7 @@ SETTLED = 200
 ENOUGH = 1e-4
 """The part of the seconds that a bound may lack."""
 
-SEARCHED = 60
+SEARCHED = 30
 """How often the best is searched at most, as moves of a solution take more than was known."""
 
 SLOW = 0.1

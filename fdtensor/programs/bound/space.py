@@ -64,7 +64,9 @@ class Sites:
 
     def differ(self, other: Sites) -> Floats:
         """1 where one of these, in a row, is another one than one of other sites, else 0."""
-        return np.array([[float(p != q) for q in other.each] for p in self.each])
+        known = {p: k for k, p in enumerate(dict.fromkeys((*self.each, *other.each)))}
+        own, theirs = (np.array([known[p] for p in sites.each]) for sites in (self, other))
+        return np.where(own[:, None] == theirs, 0.0, 1.0)
 
 
 def joined(each: Iterable[Sites]) -> Sites:
