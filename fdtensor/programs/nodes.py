@@ -33,7 +33,7 @@ class Option:
 
 @attrs.frozen(eq=False)
 class OnAxes:
-    """What an option of all axes is on each, and the order of the axes that cut one dim."""
+    """What an option of all axes is on each of them, and the order of the axes that cut one dim."""
 
     along: Mapping[str, Option]
     order: tuple[str, ...]

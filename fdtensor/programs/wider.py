@@ -22,7 +22,6 @@ from fdtensor.ops.rows import CallKey
 from fdtensor.programs.choices import Constraints
 from fdtensor.programs.ends import open_input, output_node
 from fdtensor.programs.moves import Placements, about_seconds
-from fdtensor.programs.nested import ways_of
 from fdtensor.programs.nodes import Node, OnAxes, Option, Place
 from fdtensor.programs.prices import Prices
 
@@ -203,12 +202,8 @@ def _more(
     for order in (sorted(fresh, key=lambda c: c.given), sorted(fresh, key=lambda c: c.read)):
         composed = (c for c in order if id(c) in best or _composes(c, graph, call, now.prices))
         best |= {id(c): c for c in islice(composed, MORE)}
-    known_ways = (graph.types, now.prices.mesh)
-    options = [
-        Option(way.ins, way.outs, c.seconds, OnAxes(c.along, way.order))
-        for c in best.values()
-        for way in ways_of(call, *known_ways, c.along, now.prices.nested)
-    ]
+    order = now.prices.mesh.axes
+    options = [Option(c.ins, c.outs, c.seconds, OnAxes(c.along, order)) for c in best.values()]
     return (*node.options, *options)
 
 
