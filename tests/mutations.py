@@ -37,6 +37,18 @@ class Fault:
 
 FAULTS = (
     Fault(
+        "a move inside of a cut that stays is priced as if it cut first",
+        "moving |= {*was[stays:], *will[stays:]}",
+        "moving |= set()",
+        "programs/test_nested.py",
+    ),
+    Fault(
+        "calls do not take the order of axes that was chosen",
+        "order = () if nested is None else nested.calls[i]",
+        "order = ()",
+        "programs/test_nested.py",
+    ),
+    Fault(
         "an index that begins or ends elsewhere counts its dim",
         "return isinstance(start, int) and start == 0 and isinstance(step, int) and step == 1",
         "return isinstance(start, int) and isinstance(step, int)",
