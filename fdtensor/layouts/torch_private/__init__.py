@@ -1,8 +1,6 @@
-"""All private names of torch that this package uses, each under a public name of ours.
+"""All private names of torch that this package uses, a file for each theme: 2.11 to 2.13 have them.
 
-A file for each theme. pyproject allows torch 2.11 to 2.13, and each name is in all of these; where
-a later version moves one, this is the place to change. `tests/layouts/test_torch_private.py`
-resolves them all, and fails where another file uses a private name.
+`tests/layouts/test_torch_private.py` resolves all, and fails where another file uses such a name.
 """
 
 from __future__ import annotations
@@ -59,6 +57,7 @@ from fdtensor.layouts.torch_private.modes import (
     profiling,
     proxy_mode,
     push_function_mode,
+    without_functions,
     without_modes,
 )
 from fdtensor.layouts.torch_private.ops import (
@@ -208,6 +207,7 @@ __all__ = [
     "profiling",
     "proxy_mode",
     "push_function_mode",
+    "without_functions",
     "without_modes",
     "FOREACH",
     "TENSOR_TYPE",

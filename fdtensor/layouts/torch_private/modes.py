@@ -37,6 +37,7 @@ __all__ = [
     "profiling",
     "proxy_mode",
     "push_function_mode",
+    "without_functions",
     "without_modes",
 ]
 
@@ -59,6 +60,9 @@ count_dispatch_modes: Any = _C._len_torch_dispatch_stack
 
 profiling: Any = _C._autograd._profiler_enabled
 """Whether a profiler of torch is at work."""
+
+without_functions: Any = _C.DisableTorchFunction
+"""A context in which no `TorchFunctionMode` sees what is called."""
 
 without_modes: Any = _disable_current_modes
 """The context manager in which no mode sees what is called."""

@@ -21,6 +21,7 @@ from fdtensor.layouts.torch_private import (
     is_mapped,
     transforms_around,
     version_of,
+    without_functions,
 )
 from fdtensor.ops.overlap import memory_of
 
@@ -82,10 +83,11 @@ class WritesAround(TorchFunctionMode):
 
     def __init__(self, *tensors: torch.Tensor) -> None:
         super().__init__()
-        self.found = False
+        self.is_written = False
         self._is_own: dict[int, bool] = {}
         self._alive: list[torch.Tensor] = []  # so that no two have the same memory
-        self._note(tensors, True)
+        with without_functions():
+            self._note(tensors, True)
 
     def _note(self, tree: Any, is_own: bool) -> list[torch.Tensor]:
         """The tensors of a tree, of whose memory it is known from now whether it is one's own."""
@@ -96,13 +98,15 @@ class WritesAround(TorchFunctionMode):
         return tensors
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        operands = self._note((args, kwargs), False)
-        before = [None if t.is_inference() else version_of(t) for t in operands]
+        with without_functions():  # to those around, a look is a read
+            operands = self._note((args, kwargs), False)
+            before = [None if t.is_inference() else version_of(t) for t in operands]
         out = func(*args, **(kwargs or {}))
-        for t, version in zip(operands, before, strict=True):
-            if version is not None and version_of(t) != version:
-                self.found |= not self._is_own[_memory(t)]
-        self._note(out, True)
+        with without_functions():
+            for t, version in zip(operands, before, strict=True):
+                if version is not None and version_of(t) != version:
+                    self.is_written |= not self._is_own[_memory(t)]
+            self._note(out, True)
         return out
 
 

@@ -164,7 +164,7 @@ def _over_ranks(
         except RuntimeError as error:
             if not is_of_shared(error, count):
                 raise
-            if seen and seen[-1].found:
+            if seen and seen[-1].is_written:
                 raise _written_twice() from error
         # a rank that writes to it needs a tensor of its own
         as_before()
