@@ -6,7 +6,7 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fdtensor import Mesh, Partial, Replicate, Shard, StridedShard, TensorType, trace
@@ -38,6 +38,7 @@ SEEDS = st.integers(0, 10**6)
 
 @settings(max_examples=times(12, 1000))
 @given(seed=SEEDS)
+@example(seed=4280)  # many solutions take as long, but for a move
 def test_the_choice_of_a_small_graph_is_proved_the_best(seed):
     assert measured(drawn(seed)).ratio <= 1.001
 

@@ -191,6 +191,16 @@ class Relaxation:
         each = ((g, pq, y) for (g, _), flow in self.flows.items() for pq, y in flow.items())
         return [(g, *pq) for g, pq, y in each if x[y] > 1e-9]
 
+    def near(self) -> list[tuple[int, int, int]]:
+        """The moves that begin or end where one of those used does.
+
+        Solutions that take as long differ in one place alone: asked for one by one they are many.
+        """
+        used = self.used()
+        begin, end = {(g, p) for g, p, _ in used}, {(g, q) for g, _, q in used}
+        every = ((g, p, q) for (g, _), flow in self.flows.items() for p, q in flow)
+        return [(g, p, q) for g, p, q in every if (g, p) in begin or (g, q) in end]
+
     def known(self, g: int, taker: tuple[int, int]) -> Known:
         """What the solution knows of one of these values, for one of the nodes that take it."""
         every = self.values[g].count * self.values[g].takers[taker]

@@ -185,9 +185,11 @@ class Search:
                 return program
         return None
 
-    def _ask_all(self, program: Relaxation) -> bool:
-        """Whether a move of a solution takes more than was known."""
+    def _ask_all(self, program: Relaxation, near: bool = False) -> bool:
+        """Whether a move of a solution takes more than was known; those `near` it are asked too."""
         asked = [self._ask(self.moves[g], p, q) for g, p, q in program.used()]
+        for g, p, q in program.near() if near else ():
+            self._ask(self.moves[g], p, q)
         return any(asked)
 
     def _program(self, active: Mapping[int, Sequence[int]]) -> Relaxation:
@@ -254,15 +256,17 @@ class Search:
             known = attrs.evolve(known, least=max(known.least, least))
             if program.x is None:
                 break
-            if not self._ask_all(program):
-                return self._better(known, program.picked())
+            asked = self._ask_all(program, near=True)
+            known = self._better(known, program.picked())
+            if not asked:
+                break
         return known
 
     def _better(self, known: Best, picked: Mapping[int, int]) -> Best:
         """What is known, with the combinations picked where they take less."""
         taken = [self._option(n, number) for n, number in picked.items()]
         seconds = total_seconds(self.nodes, taken, self.prices, self.again)
-        if seconds >= self.chosen * (1 - ENOUGH):
+        if seconds >= known.seconds * (1 - ENOUGH):
             return known
         return Best(self.chosen, min(known.least, seconds), seconds, taken)
 
