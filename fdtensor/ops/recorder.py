@@ -19,7 +19,7 @@ from fdtensor.layouts.torch_private import (
     get_unwrapped,
     is_functional_tensor,
     is_gradtrackingtensor,
-    taking_seen_by,
+    seen_by_modes,
     to_functional_tensor,
     turn_functionalization_off,
     turn_functionalization_on,
@@ -125,7 +125,7 @@ def _run(
         stack.enter_context(recorder.numbers)
         stack.enter_context(without_rejection())
         stack.enter_context(transparent(of_caller))
-        stack.enter_context(taking_seen_by(lambda mode: isinstance(mode, Around)))
+        stack.enter_context(seen_by_modes(_is_around, _is_not_around))
         stack.enter_context(recorder.fakes)
         stack.enter_context(recorder)
         CallRecorder.running.append(recorder)
@@ -143,6 +143,18 @@ def _run(
         if recorder.checks is not None:
             recorder.checks.finish(outs)
     return outs, ends
+
+
+def _is_around(mode: Any) -> bool:
+    return isinstance(mode, Around)
+
+
+def _is_not_around(mode: Any) -> bool:
+    """Whether a mode of this package is of all that is recorded, and not of one inner function.
+
+    What a derivative of such a function reads goes in by no gate: loops and branches see to it.
+    """
+    return type(mode).__module__.startswith("fdtensor.") and not isinstance(mode, Around)
 
 
 def _no_gradients_left(recorder: CallRecorder) -> None:

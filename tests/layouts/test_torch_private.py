@@ -238,7 +238,8 @@ def test_what_transforms_and_functions_take_is_seen_by_some_modes():
         return torch.func.vmap(torch.func.grad(torch.sin))(x)
 
     due = f(torch.zeros(2))
-    with torch_private.taking_seen_by(lambda mode: isinstance(mode, Sees)), Sees():
+    seen = lambda mode: isinstance(mode, Sees)  # noqa: E731
+    with torch_private.seen_by_modes(seen, seen), Sees():
         f(torch.zeros(2))
     names = {"_add_batch_dim", "_wrap_for_grad", "_unwrap_for_grad", "_remove_batch_dim"}
     assert names <= {*taken}

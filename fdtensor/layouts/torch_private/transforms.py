@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import torch
+from torch import _tensor, autograd, overrides
 from torch._C._functorch import (
     get_interpreter_stack,
     get_unwrapped,
@@ -20,6 +22,7 @@ from torch._C._functorch import (
     push_dynamic_layer_stack,
 )
 from torch._functorch import eager_transforms, utils, vmap
+from torch._functorch.autograd_function import custom_function_call
 from torch.autograd import forward_ad, graph
 from torch.overrides import _get_current_function_mode_stack, handle_torch_function
 
@@ -39,6 +42,7 @@ __all__ = [
     "push_saving_hooks",
     "run_backward",
     "saving_hooks",
+    "seen_by_modes",
     "sequence_number",
     "set_forward_grad_enabled",
     "transforms_active",
@@ -46,7 +50,6 @@ __all__ = [
     "transforms_around",
     "within_transforms",
     "without_transforms",
-    "taking_seen_by",
     "TRANSFORMS_FOLDER",
 ]
 
@@ -95,11 +98,19 @@ _BETWEEN: tuple[tuple[Any, str], ...] = (
 
 
 @contextlib.contextmanager
-def taking_seen_by(is_one: Callable[[Any], bool]) -> Generator[None]:
-    """A context in which modes see the tensors that transforms and `autograd.Function`s take.
+def seen_by_modes(taken: Callable[[Any], bool], run: Callable[[Any], bool]) -> Generator[None]:
+    """A context in which modes of functions see more of derivatives than torch lets them see.
 
-    To torch, these go by no function of tensors, so that no mode of functions sees them.
+    Modes that are `taken` see the tensors that transforms and `autograd.Function`s take, which to
+    torch go by no function of tensors. Those that are `run` see what hooks, checkpoints and
+    `autograd.Function`s call, where torch has left all modes to let them see that it runs these.
     """
+    with _taking_seen_by(taken), _running_seen_by(run):
+        yield
+
+
+@contextlib.contextmanager
+def _taking_seen_by(is_one: Callable[[Any], bool]) -> Generator[None]:
 
     def seen(plain: Any) -> Any:
         @functools.wraps(plain)
@@ -118,6 +129,64 @@ def taking_seen_by(is_one: Callable[[Any], bool]) -> Generator[None]:
     finally:
         for module, name, plain in before:
             setattr(module, name, plain)
+
+
+class _Left(threading.local):
+    """The modes that torch has left to let them see a call, in this thread; None for no call."""
+
+    modes: list[Any] | None = None
+
+
+_RUNS_PYTHON: tuple[Any, ...] = (
+    autograd.grad,
+    autograd.backward,
+    torch.Tensor.backward,
+    custom_function_call,
+)
+"""What runs hooks, what is computed again for a backward, or parts of an `autograd.Function`."""
+
+_SHOWN: tuple[tuple[Any, str], ...] = tuple(
+    (module, "handle_torch_function") for module in (autograd, _tensor, overrides)
+)
+"""Where modes are shown a call of these."""
+
+_RUN: tuple[tuple[Any, str], ...] = (
+    (autograd, "_engine_run_backward"),
+    (custom_function_call, "dispatch"),
+)
+"""What runs it, when all modes have seen the call."""
+
+
+@contextlib.contextmanager
+def _running_seen_by(is_one: Callable[[Any], bool]) -> Generator[None]:
+    left = _Left()
+
+    def shown(plain: Any, public_api: Any, *args: Any, **kwargs: Any) -> Any:
+        if left.modes is not None or not any(public_api is f for f in _RUNS_PYTHON):
+            return plain(public_api, *args, **kwargs)
+        left.modes = [*filter(is_one, _get_current_function_mode_stack())]
+        try:
+            return plain(public_api, *args, **kwargs)
+        finally:
+            left.modes = None
+
+    def run(plain: Any, *args: Any, **kwargs: Any) -> Any:
+        modes, left.modes = left.modes, None
+        try:
+            with contextlib.ExitStack() as stack:
+                for mode in modes or ():
+                    stack.enter_context(mode)
+                return plain(*args, **kwargs)
+        finally:
+            left.modes = modes
+
+    with contextlib.ExitStack() as stack:
+        for wrapper, places in ((shown, _SHOWN), (run, _RUN)):
+            for owner, name in places:
+                plain = getattr(owner, name)
+                stack.callback(setattr, owner, name, plain)
+                setattr(owner, name, functools.partial(wrapper, plain))
+        yield
 
 
 def is_mapped(tensor: torch.Tensor, with_: torch.Tensor) -> bool:
