@@ -19,6 +19,12 @@ def written(x, *entries, value):
     return x
 
 
+def tripled(x, j):
+    y = x * 2
+    y[j] = 3 * y[j]
+    return y
+
+
 PARTS = {
     "row": lambda x, j: x[j],
     "tuple": lambda x, j: x[(j,)],
@@ -35,6 +41,12 @@ PARTS = {
     "narrow of torch": lambda x, j: torch.narrow(x, 0, j, 1),
     "a derivative": lambda x, j: torch.func.grad(lambda x: (x[j] ** 2).sum())(x),
     "in a vmap": lambda x, j: torch.func.vmap(lambda v: v[j])(x),
+    "a derivative of a write": lambda x, j: torch.func.grad(
+        lambda x: written(x * x, j, value=3 * x[j]).square().sum()
+    )(x),
+    "a derivative of a write of each": lambda x, j: torch.func.grad(
+        lambda x: torch.func.vmap(tripled)(x, j + torch.tensor([0, 0, 1, 1])).square().sum()
+    )(x),
     "of a vmap": lambda x, j: torch.func.vmap(lambda k: x[0][k])(torch.stack([j, -j])),
     "of each": lambda x, j: torch.func.vmap(lambda v, k: v[k])(x, j + torch.tensor([0, 0, 1, 1])),
     "write": lambda x, j: written(x, j, value=x[0]),
@@ -54,6 +66,14 @@ PARTS = {
 def test_a_part_is_that_of_torch(name, place, dims):
     f, j = PARTS[name], torch.tensor(place)
     found = spmd(f)(distribute(X, MESH.layout(*dims), COMM), distribute(j, MESH.layout(), COMM))
+    assert torch.equal(found.full(), f(X, j))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.int8], ids=str)
+@pytest.mark.parametrize("name", ["both", "select", "narrow", "write", "write both"])
+def test_a_place_may_be_any_signed_integer(name, dtype):
+    f, j = PARTS[name], torch.tensor(1, dtype=dtype)
+    found = spmd(f)(distribute(X, MESH.layout("a"), COMM), distribute(j, MESH.layout(), COMM))
     assert torch.equal(found.full(), f(X, j))
 
 

@@ -7,6 +7,7 @@ import torch
 
 from fdtensor.layouts.callsite import user_line
 from fdtensor.layouts.errors import DataDependentError
+from fdtensor.layouts.torch_private import is_batched
 from fdtensor.ops.parts import note_part
 from fdtensor.ops.transparent import recorded_as
 from fdtensor.ops.writes import checked_write
@@ -37,7 +38,7 @@ def part_at(x, key):
     """`x[key]`: each place is the one of a dim of which a place alone is taken."""
     entries, part = _entries(key), x
     for n, dim in _dims(x, entries):
-        part = part[(*[slice(None)] * dim, entries[n].reshape(1))]
+        part = part[(*[slice(None)] * dim, entries[n].reshape(1).long())]
         entries[n] = 0
     part = part[tuple(entries)]
     is_view = all(e is None or e is ... or type(e) in (int, slice) for e in entries)
@@ -48,11 +49,16 @@ def set_at(x, key, value, write):
     """`x[key] = value`: into a part at the first of the places by `write`, and that into `x`."""
     entries = _entries(key)
     n, dim = next(_dims(x, entries))
-    place = _counted(entries[n], x.shape[dim]).reshape(1)
-    part = x.index_select(dim, place)
+    place = _counted(entries[n], x.shape[dim]).reshape(1).long()
     entries[n] = 0
+    key = (*[slice(None)] * dim, place)
+    own = is_batched(place)  # torch's rules for it keep x for a derivative, and x is written to
+    part = x[key] if own else x.index_select(dim, place)
     write(part, tuple(entries), value)
-    checked_write(Tensor.index_copy_, (x, dim, place, part), {})
+    if own:
+        write(x, key, part)
+    else:
+        checked_write(Tensor.index_copy_, (x, dim, place, part), {})
 
 
 def _is_place(entry):
