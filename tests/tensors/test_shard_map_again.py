@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from fdtensor import Mesh, distribute, random, shard_map, spmd
-from fdtensor.errors import TraceError
+from fdtensor.collectives import axis_index, psum
+from fdtensor.errors import CommError, TraceError
 from fdtensor.runtime.simulator import SimulatedComm
 
 MESH = Mesh(x=4)
@@ -85,3 +87,26 @@ def test_an_array_beside_a_write_is_taken():
     f = mapped(lambda x: torch.from_numpy(array).copy_(x))
     with pytest.raises(TraceError, match="one for all ranks"):
         spmd(lambda x: f(x))(GIVEN)
+
+
+def by_place(x):
+    y = x * x[axis_index("x") % 3]
+    y[axis_index("x") % 3] = psum(x.sum(0), "x")
+    return y * x
+
+
+def checkpointed(f):
+    return lambda x: checkpoint(f, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("of", [spmd, lambda f: f], ids=["traced", "op by op"])
+def test_a_checkpoint_is_of_the_whole_function(of):
+    gradients = []
+    for f in (mapped(by_place), checkpointed(mapped(by_place))):
+        x = GIVEN.detach().requires_grad_()
+        of(lambda x, f=f: f(x).square().sum())(x).backward()
+        gradients.append(x.grad.full())
+    assert torch.equal(*gradients)
+    x = GIVEN.detach().requires_grad_()
+    with pytest.raises(CommError, match=r"(?s)outside of shard_map.*of what shard_map gives"):
+        of(mapped(checkpointed(by_place)))(x).sum().backward()

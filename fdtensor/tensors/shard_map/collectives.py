@@ -16,7 +16,7 @@ from fdtensor.layouts.errors import CommError, FdtensorError, LayoutError
 from fdtensor.layouts.kinds import is_iterable
 from fdtensor.layouts.placement import Partial, Ragged, ReduceOp, Replicate
 from fdtensor.layouts.record import integer
-from fdtensor.layouts.torch_private import transforms_active
+from fdtensor.layouts.torch_private import current_graph_task, transforms_active
 from fdtensor.ops.transparent import recording
 from fdtensor.tensors.shard_map.moves import LocalCollective, Move, Permute, blocks, quoted
 from fdtensor.tensors.shard_map.places import Call, OneRank, Place, current
@@ -226,13 +226,21 @@ def ppermute(x: torch.Tensor, axis: Axis, perm: Iterable[tuple[int, int]]) -> to
 # --- what they share -------------------------------------------------------------------------
 
 
+_OUTSIDE = "Call it in the function that you give to shard_map(f, mesh, ...)."
+
+_AFTERWARDS = (
+    "A backward calls it, when the function of shard_map is done: take torch.utils.checkpoint of "
+    "what shard_map gives, not of a part of its function."
+)
+
+
 def _here(name: str, axis: Axis, *tensors: object) -> tuple[Place, tuple[str, ...]]:
     """Where this runs and the axes by name."""
     place = current()
     if place is None:
         raise CommError(
             f"{name} is called outside of shard_map.",
-            hint="Call it in the function that you give to shard_map(f, mesh, ...).",
+            hint=_AFTERWARDS if current_graph_task() != -1 else _OUTSIDE,
         )
     if recording() and isinstance(place, OneRank):  # it would wait for ranks that wait for it
         raise CommError(
