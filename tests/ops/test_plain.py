@@ -22,6 +22,7 @@ def laid(tensor, *dims):
 SHAPES = [((6, 3), (6, 2)), ((3, 6), (3,)), ((2, 5, 3), (2, 5, 2)), ((2, 5, 3), (2, 5))]
 
 
+@pytest.mark.one_of("dtype")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 @pytest.mark.parametrize("driver", [None, "gels", "gelsy"])
 @pytest.mark.parametrize("shapes", SHAPES)
