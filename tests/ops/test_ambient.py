@@ -123,6 +123,7 @@ def check_flips(comm, f, names, run):
             )
 
 
+@pytest.mark.one_of("way")
 @pytest.mark.parametrize("f", FUNCTIONS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("way", ["spmd", "call"])
 def test_each_call_runs_under_the_settings_of_its_caller(f, way):

@@ -253,6 +253,7 @@ LOOPS = {
 }
 
 
+@pytest.mark.few(10)
 @pytest.mark.one_of("kind")
 @pytest.mark.parametrize("kind", LOOPS)
 @pytest.mark.parametrize("name", STEPS)
