@@ -25,9 +25,12 @@ def _has_ranks(path: Path) -> bool:
     return any("local_cluster" in cell.source for cell in read(path).cells)
 
 
-LONG = "16_a_llama"  # four ranks trace three training steps each
-PLAIN = [path for path in ALL if not _has_ranks(path)]
-WITH_RANKS = [path for path in ALL if _has_ranks(path) and path.stem != LONG]
+LONG = "11_memory_for_time", "16_a_llama"
+"""Those that trace most: gradients within ten budgets, training steps on each of four ranks."""
+
+SHORT = [path for path in ALL if path.stem not in LONG]
+PLAIN = [path for path in SHORT if not _has_ranks(path)]
+WITH_RANKS = [path for path in SHORT if _has_ranks(path)]
 
 
 def _together(paths: list[Path]) -> dict[Path, NotebookNode]:
@@ -36,13 +39,13 @@ def _together(paths: list[Path]) -> dict[Path, NotebookNode]:
 
 @pytest.fixture(scope="module")
 def together() -> dict[Path, NotebookNode]:
-    """All notebooks without ranks, from one kernel: most of the time of one is its imports."""
+    """Short notebooks without ranks, from one kernel: most of the time of one is its imports."""
     return _together(PLAIN)
 
 
 @pytest.fixture(scope="module")
 def together_on_ranks() -> dict[Path, NotebookNode]:
-    """Those with ranks, but the long one."""
+    """Short notebooks with ranks, in the same way."""
     return _together(WITH_RANKS)
 
 
@@ -67,17 +70,10 @@ def test_a_notebook_with_ranks_shows_what_it_shows_after_the_others(
 
 
 @pytest.mark.slow
-@pytest.mark.deep
-@pytest.mark.parametrize("path", PLAIN, ids=lambda path: path.stem)
-def test_a_notebook_shows_what_a_clean_kernel_shows(path: Path) -> None:
-    assert not _stale(path, executed(read(path)))
-
-
-@pytest.mark.slow
 @pytest.mark.mesh
 @pytest.mark.deep
-@pytest.mark.parametrize("path", [p for p in ALL if p not in PLAIN], ids=lambda path: path.stem)
-def test_a_notebook_with_ranks_shows_what_a_clean_kernel_shows(path: Path) -> None:
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
+def test_a_notebook_shows_what_a_clean_kernel_shows(path: Path) -> None:
     assert not _stale(path, executed(read(path)))
 
 
