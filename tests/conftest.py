@@ -3,7 +3,7 @@
 By default a law is tried on a few examples: `max_examples` of hypothesis, and of a parametrized
 test with `@pytest.mark.few(n)` on `n` of its cases; with `@pytest.mark.one_of("count")`, of the
 cases that differ in `count` alone, one of them runs, for the next such cases another one. With
-`--deep` all of them run, twenty times the examples, and the tests that are `@pytest.mark.deep`.
+`--deep` all of them run, forty times the examples, and the tests that are `@pytest.mark.deep`.
 """
 
 import os
@@ -25,7 +25,7 @@ settings.register_profile(
     "fast",
     derandomize=True,
     deadline=None,
-    max_examples=50,
+    max_examples=25,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.register_profile(
@@ -37,6 +37,15 @@ settings.register_profile(
 )
 
 
+FIRST = (
+    "real ranks",
+    "tests/top/test_notebooks.py",
+    "tests/workloads/test_workloads.py",
+    "notebooks/MANUAL.md",
+)
+"""The longest of what one worker runs: begun last, each would keep the others waiting."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--deep", action="store_true", help="try every law at length")
 
@@ -44,6 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     go_deep(config.getoption("deep"))
     settings.load_profile("deep" if is_deep() else "fast")
+    config.option.loadscopereorder = False  # of xdist, which takes the most tests for the longest
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -55,6 +65,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
             item.add_marker(pytest.mark.xdist_group(_group(item)))
+        if hasattr(config, "workerinput"):
+            items.sort(key=lambda item: ([*FIRST, _group(item)]).index(_group(item)))
 
 
 def _few(items: Iterable[pytest.Item]) -> set[pytest.Item]:
@@ -62,9 +74,11 @@ def _few(items: Iterable[pytest.Item]) -> set[pytest.Item]:
     kept: set[pytest.Item] = set()
     cases: dict[str, list[pytest.Item]] = {}
     for item in _one_of(items):
+        if item.get_closest_marker("deep"):
+            continue
         if item.get_closest_marker("few"):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
-        elif not item.get_closest_marker("deep"):
+        else:
             kept.add(item)
     for some in cases.values():
         marker = some[0].get_closest_marker("few")

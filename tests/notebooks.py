@@ -63,7 +63,7 @@ def executed(notebook: NotebookNode, allow_errors: bool = False) -> NotebookNode
             language="python",
         )
         client = NotebookClient(
-            deepcopy(notebook), km=manager, timeout=60, allow_errors=allow_errors
+            deepcopy(notebook), km=manager, timeout=300, allow_errors=allow_errors
         )
         client.execute(
             cleanup_kc=True,  # it leaves a kernel of ours running otherwise

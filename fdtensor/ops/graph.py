@@ -183,11 +183,17 @@ def name_of(index: int) -> str:
 
 def tensors_in(tree: Any) -> Iterator[Var]:
     """The values in arguments, in order."""
-    if isinstance(tree, Var):
-        yield tree
-    elif isinstance(tree, tuple):
-        for entry in tree:
-            yield from tensors_in(entry)
+    found: list[Var] = []
+    _gather((tree,), found.append)  # half of the time of a generator in a generator
+    return iter(found)
+
+
+def _gather(entries: tuple[Any, ...], put: Callable[[Var], None]) -> None:
+    for entry in entries:
+        if isinstance(entry, Var):
+            put(entry)
+        elif isinstance(entry, tuple):
+            _gather(entry, put)
 
 
 def substituted(tree: Any, of: Callable[[Var], Any]) -> Any:

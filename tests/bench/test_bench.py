@@ -21,6 +21,7 @@ from tests.bench.command import Effort, Found, measure
 from tests.bench.count import Received
 from tests.bench.hand import HAND
 from tests.bench.overhead import OVERHEADS
+from tests.support.depth import times
 
 SIZE = (16, 24)
 EFFORT = Effort(((SIZE, 1),), tries=1, sample=2, graph_seconds=0.01, calls=1, axes=(1, 2))
@@ -197,7 +198,7 @@ def test_the_pipeline_bench_runs_all_schedules(pool4):
 @pytest.mark.filterwarnings("ignore::UserWarning:transformers.*")
 def test_the_training_bench_goes_as_one_process_does(pool4):
     pytest.importorskip("transformers")
-    meshes = training.MESHES[:3]
+    meshes = training.MESHES[: times(2, 3)]
     effort = training.Effort(width=32, layers=1, length=16, batch=4, calls=4, meshes=meshes)
     found = training.measure(pool4, effort)
     assert [row.mesh for row in found.trained] == [repr(mesh) for mesh in meshes]

@@ -16,6 +16,7 @@ def counted() -> Iterator[Found]:
         yield measure(alone, Effort())
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
 def test_no_program_moves_more_than_on_dtensor(counted, program):
     ours, theirs = (row for row in counted.rows if row.program == program.name)

@@ -21,6 +21,7 @@ EXTENT = Extent(least=4, most=10, ranks=6)
 WAYS = ("spmd", "call", "grad", "backward", "call_backward", "run", "jvp", "vmap", "hessian", "fx")
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("number", range(20))
 def test_a_random_program_gives_what_torch_gives(number):
     found = outcome(generated(SEED, number, EXTENT))

@@ -68,7 +68,7 @@ def losses(text: str) -> dict[int, float]:
 
 def test_a_job_goes_on_after_a_rank_is_killed_and_then_on_fewer_ranks(tmp_path):
     wanted = dict(enumerate(plain_losses(Job(SIZE, steps=STEPS + 20, batch=BATCH))))
-    job = started(tmp_path, 4, STEPS)
+    job = started(tmp_path, 3, STEPS)
     latest = time.monotonic() + 120
     while not steps_in(tmp_path) and time.monotonic() < latest and job.poll() is None:
         time.sleep(0.05)
@@ -82,7 +82,7 @@ def test_a_job_goes_on_after_a_rank_is_killed_and_then_on_fewer_ranks(tmp_path):
     assert max(i for i in losses(text.partition("goes on")[0])) < begun[0] + SAVED + 1
     assert losses(text) == pytest.approx({i: wanted[i] for i in range(STEPS)}, abs=1e-3)
 
-    text = ended(started(tmp_path, 3, STEPS + 20))
+    text = ended(started(tmp_path, 2, STEPS + 20))
     assert f"goes on at step {STEPS}" in text
-    assert "Mesh(dp=3)" in text
+    assert "Mesh(dp=2)" in text
     assert losses(text) == pytest.approx({i: wanted[i] for i in range(STEPS, STEPS + 20)}, abs=1e-3)

@@ -207,6 +207,7 @@ def hosts(nodes):
 
 @pytest.mark.mesh
 @pytest.mark.slow
+@pytest.mark.deep
 def test_the_script_for_slurm_trains_on_two_nodes(hosts, tmp_path):
     # what SLURM has, as far as the script asks for it
     for name, text in {"scontrol": SCONTROL, "srun": SRUN}.items():

@@ -40,7 +40,7 @@ from tests.support.programs import (
 pytestmark = pytest.mark.mesh
 
 few = settings(max_examples=settings.default.max_examples // 6)
-fewer = settings(max_examples=settings.default.max_examples // 12)
+fewer = settings(max_examples=max(3, settings.default.max_examples // 12))
 any_setting = st.sampled_from(sorted(CASES)).flatmap(lambda name: settings_of(name, world=4))
 any_smooth = st.sampled_from(SMOOTH).flatmap(
     lambda name: settings_of(name, world=4, partial=("sum", "avg"), max_size=4)

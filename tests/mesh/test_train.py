@@ -18,6 +18,7 @@ def losses_here(job, mesh, regather):
     return list(losses(job, connect(mesh), regather=regather))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("mesh", "regather"),
     [

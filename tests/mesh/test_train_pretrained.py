@@ -22,7 +22,7 @@ def losses_here(job, mesh):
     return list(losses(job, connect(mesh)))
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("dtype", "apart"), [(torch.float64, 1e-8), (torch.float32, 1e-4)])
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_a_llama_trains_on_real_ranks_as_on_one_process(pool4, tmp_path, mesh, dtype, apart):

@@ -27,7 +27,7 @@ WRONG = ("wrong", "error", "refused")
 
 
 @pytest.mark.slow
-@pytest.mark.few(24)
+@pytest.mark.few(16)
 @pytest.mark.parametrize("name", SOME)
 def test_an_op_is_right_on_every_layout(name):
     found = check_op(name, EXTENT)
@@ -37,7 +37,7 @@ def test_an_op_is_right_on_every_layout(name):
 
 
 @pytest.mark.slow
-@pytest.mark.few(24)
+@pytest.mark.few(16)
 @pytest.mark.parametrize("name", dict.fromkeys([*WITH_UNREAD_OPERANDS, *PARTS]))
 def test_some_outputs_of_an_op_are_right_without_the_others(name):
     """The whole of it is `python -m tests.operators --parts`."""
@@ -47,7 +47,7 @@ def test_some_outputs_of_an_op_are_right_without_the_others(name):
 
 
 @pytest.mark.slow
-@pytest.mark.few(20)
+@pytest.mark.few(12)
 @pytest.mark.parametrize("name", ROWS)
 def test_the_table_says_what_an_op_moves(name):
     assert row(name) in TABLE.read_text().splitlines(), "run python -m tests.operators.table"
@@ -90,7 +90,7 @@ ALONG_WINDOWS = [
 
 
 @pytest.mark.slow
-@pytest.mark.few(60)
+@pytest.mark.few(40)
 @pytest.mark.parametrize("name", dict.fromkeys([*ALONG_WINDOWS, *AXES]))
 def test_what_moves_nothing_on_one_axis_moves_nothing_on_two(name):
     """The whole of it is `python -m tests.operators.axes`."""

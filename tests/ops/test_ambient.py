@@ -22,6 +22,7 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tree import flatten
 from fdtensor.testing.pool import GlooPool
 from fdtensor.testing.values import gather_full
+from tests.support.depth import is_deep
 
 MESH = Mesh(x=2, y=2)
 
@@ -122,6 +123,7 @@ def check_flips(comm, f, names, run):
             )
 
 
+@pytest.mark.one_of("way")
 @pytest.mark.parametrize("f", FUNCTIONS, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("way", ["spmd", "call"])
 def test_each_call_runs_under_the_settings_of_its_caller(f, way):
@@ -187,7 +189,13 @@ def flips_on_a_rank(f, names):
     check_flips(comm, f, names, lambda *args: call(f, *args))
 
 
+SOME = ["plain", "autocast to bf16", "f64 by default", "inference", "plain"]
+"""Settings of each kind: each of four ranks traces a program for each of them."""
+
+
+@pytest.mark.few(3)
 @pytest.mark.mesh
 @pytest.mark.parametrize("f", FUNCTIONS)
 def test_real_ranks_run_under_the_settings_of_their_caller(f, pool4: GlooPool):
-    pool4.run(flips_on_a_rank, f, [*SETTINGS, "plain", *reversed(SETTINGS)])
+    names = [*SETTINGS, "plain", *reversed(SETTINGS)] if is_deep() else SOME
+    pool4.run(flips_on_a_rank, f, names)

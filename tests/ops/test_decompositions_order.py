@@ -146,6 +146,7 @@ SELECTED = {
 }
 
 
+@pytest.mark.one_of("dtype")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.float64])
 @pytest.mark.parametrize("name", SELECTED)
 def test_of_a_cut_dim_counts_of_digits_move(name, dtype):

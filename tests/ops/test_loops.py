@@ -13,6 +13,7 @@ from fdtensor.ops.line_checks import debug
 from fdtensor.programs.loops import loops_of
 from fdtensor.random import key
 from fdtensor.testing.strategies import layouts, meshes
+from tests.support.depth import times
 
 MESH = Mesh(x=2, y=2)
 COMM = SimulatedComm(MESH)
@@ -135,7 +136,7 @@ def eager(f, a, b):
 
 @pytest.mark.parametrize("f", CASES)
 @given(given=operands())
-@settings(max_examples=12)
+@settings(max_examples=times(5, 100))
 def test_a_loop_gives_what_python_gives(f, given):
     mesh, (first, second) = given
     comm = SimulatedComm(mesh)

@@ -159,6 +159,7 @@ def arguments(name: str, n: int) -> list:
     return sizes[: 1 + n] if "nearest" in name else sizes
 
 
+@pytest.mark.few(16)
 @pytest.mark.parametrize(("name", "n"), [*sampled()])
 def test_the_rows_of_pools_paddings_and_resizing_are_right(name, n):
     """Forward and backward: images, channels, and rows with their halos."""

@@ -102,6 +102,7 @@ def assert_alike(out, plain):
         torch.testing.assert_close(own, due.detach(), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.few(10)
 @pytest.mark.one_of("way")
 @pytest.mark.parametrize("way", AROUND)
 @pytest.mark.parametrize("name", STEPS)
@@ -252,6 +253,7 @@ LOOPS = {
 }
 
 
+@pytest.mark.few(10)
 @pytest.mark.one_of("kind")
 @pytest.mark.parametrize("kind", LOOPS)
 @pytest.mark.parametrize("name", STEPS)

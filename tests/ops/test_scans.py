@@ -142,7 +142,7 @@ def each(f, dims):
     return one
 
 
-@pytest.mark.few(24)
+@pytest.mark.few(14)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("f", CASES)
 @given(given=operands())

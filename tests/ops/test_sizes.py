@@ -32,7 +32,7 @@ def text(graph: Graph) -> str:
     return re.sub(r"'[^']* at \S+:\d+'", "TEXT", str(graph))
 
 
-@pytest.mark.few(200)
+@pytest.mark.few(80)
 @pytest.mark.parametrize("name", entries())
 def test_a_template_gives_the_graph_at_any_sizes(name):
     chance = random.Random(name)

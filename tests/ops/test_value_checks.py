@@ -116,7 +116,7 @@ def spread(tensors, placed, comm):
     return [distribute(t, layout, comm) for t, layout in zip(tensors, placed)]
 
 
-@pytest.mark.few(18)
+@pytest.mark.few(10)
 @pytest.mark.parametrize("name", BAD)
 def test_what_torch_refuses_every_layout_refuses(name):
     f, *tensors = BAD[name]

@@ -471,7 +471,7 @@ IN_PLACE = {
 }
 
 
-@pytest.mark.few(80)
+@pytest.mark.few(40)
 @pytest.mark.parametrize("write", IN_PLACE)
 @pytest.mark.parametrize("view", ORDERED)
 @pytest.mark.parametrize("copy", ["contiguous", "flatten"])

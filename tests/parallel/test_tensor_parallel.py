@@ -320,7 +320,7 @@ def alike(wanted, found):
     assert pairs
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_together_give_what_one_device_gives(name):
     case = CASES[name]

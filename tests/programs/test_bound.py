@@ -36,7 +36,7 @@ from tests.support.depth import times
 SEEDS = st.integers(0, 10**6)
 
 
-@settings(max_examples=times(12, 1000))
+@settings(max_examples=times(6, 1000))
 @given(seed=SEEDS)
 @example(seed=4280)  # many solutions take as long, but for a move
 def test_the_choice_of_a_small_graph_is_proved_the_best(seed):

@@ -1,6 +1,7 @@
 """Programs within a budget of bytes: what they hold, what they give, what they make again."""
 
 import re
+from functools import cache
 
 import pytest
 import torch
@@ -59,9 +60,15 @@ def types(layers: int, layout: Layout) -> tuple[list[tuple[TensorType, TensorTyp
 gradient = torch.func.grad(residual)
 
 
+@cache
+def plainly(layers: int) -> Program:
+    """The gradient without a budget."""
+    return trace(gradient, *types(layers, MESH.layout("dp")))
+
+
+@cache
 def within(part: float) -> tuple[Program, Program]:
-    given_ = types(6, MESH.layout("dp"))
-    plain = trace(gradient, *given_)
+    plain, given_ = plainly(6), types(6, MESH.layout("dp"))
     return plain, trace(gradient, *given_, max_bytes=int(part * plain.peak_bytes))
 
 
@@ -102,8 +109,9 @@ def test_results_are_those_without_a_budget_to_the_last_bit(part):
     values = tree.unflatten(
         [distribute(torch.randn(t.shape, generator=generator), t.layout, comm) for t in leaves]
     )
-    budget = int(part * trace(gradient, *given_).peak_bytes)
-    plain, fits = spmd(gradient)(*values), spmd(gradient, max_bytes=budget)(*values)
+    budget = int(part * plainly(4).peak_bytes)
+    plain = spmd(gradient, as_if=plainly(4))(*values)
+    fits = spmd(gradient, max_bytes=budget)(*values)
     pairs = zip(blocks_of(plain), blocks_of(fits), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
 
@@ -150,7 +158,7 @@ def test_a_backward_of_its_own_saves_less_for_it():
     comm = SimulatedComm(MESH)
     leaves, tree = flatten(given_)
     grads = []
-    for budget in (None, trace(gradient, *given_).peak_bytes // 2):
+    for budget in (None, plainly(4).peak_bytes // 2):
         generator = torch.Generator().manual_seed(0)
         full = [torch.randn(t.shape, generator=generator).requires_grad_() for t in leaves]
         spread = [distribute(x, t.layout, comm) for x, t in zip(full, leaves, strict=True)]

@@ -181,7 +181,7 @@ def test_what_a_budget_has_room_for_stays_whole():
 
 def test_a_budget_that_nothing_fits_is_told_with_the_least_that_does():
     with pytest.raises(TraceError, match=r"the least that is known to do is \d+"):
-        trace(step, params(), params(), params(), batch(), max_bytes=1000)
+        trace(torch.func.grad(loss), params(), batch(), max_bytes=1000)
 
 
 def test_results_like_an_argument_have_the_layout_that_is_chosen_for_it():

@@ -194,7 +194,7 @@ def test_gradients_through_spmd_are_those_of_one_process(setting):
     close(*differentiated(setting, SimulatedComm(setting.mesh, cost=setting.cost)))
 
 
-@settings(max_examples=settings.default.max_examples // 20)
+@settings(max_examples=max(2, settings.default.max_examples // 20))
 @given(any_smooth)
 def test_second_derivatives_through_spmd_are_those_of_one_process(setting):
     comm = SimulatedComm(setting.mesh, cost=setting.cost)

@@ -66,6 +66,7 @@ def full(tree):
     return tree.full().detach() if isinstance(tree, fd.DTensor) else tree.detach()
 
 
+@pytest.mark.one_of("by")
 @pytest.mark.parametrize("by", [None, "dp"])
 @pytest.mark.parametrize("read", READS)
 @pytest.mark.parametrize("name", TRANSFORMS)

@@ -40,7 +40,7 @@ from fdtensor.testing.values import full_tensor, gather_full, scatter
 
 MESH = Mesh(dp=2, tp=2)
 few = settings(max_examples=settings.default.max_examples // 3)
-fewer = settings(max_examples=settings.default.max_examples // 16)
+fewer = settings(max_examples=max(3, settings.default.max_examples // 16))
 
 
 def ints(shape, seed=0):

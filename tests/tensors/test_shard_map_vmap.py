@@ -56,6 +56,7 @@ def received(f, mesh, shape, *dims):
     return trace(f, x, x, choice="follow", out_layouts=outs).received_bytes
 
 
+@pytest.mark.one_of("axis")
 @pytest.mark.parametrize("name", [*STEPS])
 @pytest.mark.parametrize("axis", ["dp", ("tp", "dp")])
 @pytest.mark.parametrize("place", [*WIDE])

@@ -172,8 +172,7 @@ def run(mesh, *arguments):
 
 
 def test_a_job_goes_on_from_a_pipeline_without_one_and_back(tmp_path, capsys):
-    run(Mesh(dp=2), "--steps", "6")
-    through = capsys.readouterr().out.rstrip().rpartition("loss ")[2]
+    *_, through = plain_losses(Job(Size(2, 16, 2, 8), steps=6, batch=4))
     saving = ["--checkpoint", str(tmp_path / "run"), "--save-every", "2", "--every", "1"]
     run(Mesh(pp=2, fsdp=2), "--steps", "2", *saving)
     out = capsys.readouterr().out
@@ -183,4 +182,4 @@ def test_a_job_goes_on_from_a_pipeline_without_one_and_back(tmp_path, capsys):
     out = capsys.readouterr().out
     assert "goes on at step 2" in out
     assert "goes on at step 4" in out
-    assert float(out.rstrip().rpartition("loss ")[2]) == pytest.approx(float(through), abs=2e-4)
+    assert float(out.rstrip().rpartition("loss ")[2]) == pytest.approx(through, abs=2e-4)

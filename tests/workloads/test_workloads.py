@@ -16,7 +16,18 @@ from fdtensor.runtime.simulator import SimulatedComm
 from tests.workloads.every import EVERY
 from tests.workloads.workload import Cost, exact, measured, widest
 
-NAMES = pytest.mark.parametrize("name", EVERY)
+LONG = (
+    "Llama-3-8B, dp, FSDP and tp",
+    "Llama-3-70B, FSDP and sequence parallel",
+    "top-2 of 64 experts, dp and ep",
+    "top-2 of 64 experts, ep and tp",
+    "top-2 of 64 experts, dropless, forward",
+)
+"""The choice of these takes as long as that of all others together, at any size of tensors."""
+
+NAMES = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.deep] * (name in LONG)) for name in EVERY]
+)
 
 
 @NAMES
@@ -70,7 +81,7 @@ def worst(got: list[torch.Tensor], wanted: list[torch.Tensor]) -> float:
     )
 
 
-@pytest.mark.few(24)
+@pytest.mark.few(12)
 @NAMES
 def test_both_give_on_simulated_ranks_what_one_process_gives(name):
     programs, args, wanted = small_run(name)
@@ -96,7 +107,7 @@ def on_rank(programs: list[Program], args: Any, wanted: Any) -> list[float]:
     return worsts
 
 
-@pytest.mark.few(10)
+@pytest.mark.few(5)
 @pytest.mark.mesh
 @NAMES
 def test_and_on_real_ones(name, pool4):
