@@ -137,7 +137,7 @@ class _Left(threading.local):
     modes: list[Any] | None = None
 
 
-_RUNS_PYTHON: tuple[Any, ...] = (
+_RUNS_PYTHON: tuple[Any, ...] = (  # type: ignore[reportUnknownVariableType]
     autograd.grad,
     autograd.backward,
     torch.Tensor.backward,
