@@ -196,7 +196,7 @@ class Relaxation:
         """
         x = self.x
         assert x is not None
-        most = {c: max(xs, key=lambda k: x[k]) for c, xs in self.picks.items()}
+        most = {c: xs[int(np.argmax(x[xs]))] for c, xs in self.picks.items()}
         c = min(self.picks, key=lambda c: x[most[c]])
         if x[most[c]] > 1 - WHOLE:
             return []
