@@ -31,6 +31,9 @@ WORSE = 1.05
 BRANCHES = 100
 """How many branches are solved before a search is left to HiGHS."""
 
+VARIABLES = 100_000
+"""How many variables these branches have together at most."""
+
 WINDOW = 128
 """The number of groups that are searched together, all others staying as they are."""
 
@@ -132,7 +135,7 @@ class _Solver:
         """
         number = itertools.count()
         branches = [(relaxed.fun, next(number), frozenset[int](), relaxed)]
-        for _ in range(BRANCHES):
+        for _ in range(min(BRANCHES, VARIABLES // len(self.costs))):
             if not branches:
                 return None
             _, _, without, result = heapq.heappop(branches)
