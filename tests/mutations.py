@@ -259,6 +259,12 @@ FAULTS = (
         "programs/test_bound.py",
     ),
     Fault(
+        "a branch that was solved before a price was known counts as it is",
+        "if self._priced() > least * (1 + WHOLE):",
+        "if self._priced() > least * 2:",
+        "programs/test_bound.py",
+    ),
+    Fault(
         "what moves cost is divided among takers, each of whom bears the rest",
         "rest = np.maximum(0.0, seconds - needed) / len(self.edges)",
         "rest = np.maximum(0.0, seconds - needed)",

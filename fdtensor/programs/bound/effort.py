@@ -24,10 +24,12 @@ class Effort:
     searched: int
     """The number of combinations among which the best is searched, where the relaxation is not
     whole."""
+    branches: int
+    """How many branches of that search are solved: not seconds, in which ranks differ."""
 
 
-PROOF = Effort(rounds=12, solved=20, asked=8, sweeps=4, patience=3, searched=500)
+PROOF = Effort(rounds=12, solved=20, asked=8, sweeps=4, patience=3, searched=500, branches=200)
 """For a bound that is near."""
 
-CHOICE = Effort(rounds=4, solved=20, asked=3, sweeps=2, patience=1, searched=150)
+CHOICE = Effort(rounds=4, solved=20, asked=3, sweeps=2, patience=1, searched=150, branches=60)
 """For a choice, which is asked for at every trace."""

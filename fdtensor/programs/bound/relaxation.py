@@ -9,8 +9,11 @@ Nodes of one class share their variables, and so do values between the same clas
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +28,8 @@ SCALE = 1e6
 """The solver gets microseconds: its tolerances are absolute."""
 
 
-BRANCHES = 50
-"""The branches after which a search ends: not seconds, in which ranks differ."""
+WHOLE = 1e-6
+"""How much of a combination a whole solution may lack."""
 
 
 class _Rows:
@@ -78,6 +81,8 @@ class Relaxation:
     ) -> None:
         self.spaces, self.active, self.values = spaces, active, values
         self.moves, self.shared = moves, shared
+        self.moving: dict[int, tuple[Moves, tuple[int, int], int]] = {}
+        """The move of each variable that is one, and how often it is paid."""
         self.x: NDArray[np.float64] | None = None
         """The variables of the solution."""
         self.costs: list[float] = []
@@ -102,6 +107,12 @@ class Relaxation:
         self.costs.append(cost * SCALE)
         return len(self.costs) - 1
 
+    def _move(self, moves: Moves, move: tuple[int, int], times: int) -> int:
+        """The variable of a move that is paid so often."""
+        x = self._variable(float(moves.seconds[move]) * times)
+        self.moving[x] = moves, move, times
+        return x
+
     def _add(self, g: int) -> None:
         """Adds the moves of values: a flow to each taker, paid by it or once for all."""
         values, moves, shared = self.values[g], self.moves[g], self.shared[g]
@@ -115,10 +126,9 @@ class Relaxation:
             times = values.count * (1 if shared else uses)
             flow: dict[tuple[int, int], int] = {}
             for pq in [(p, q) for p in makers for q in takers]:
-                seconds = float(moves.seconds[pq]) * times
-                flow[pq] = self._variable(0.0 if together else seconds)
+                flow[pq] = self._variable(0.0) if together else self._move(moves, pq, times)
                 if together and pq not in paid:
-                    paid[pq] = self._variable(seconds)
+                    paid[pq] = self._move(moves, pq, times)
             at = g, (n, i)
             self.flows[at] = flow
             self.gives[at] = {
@@ -141,17 +151,7 @@ class Relaxation:
 
     def solve(self) -> bool:
         """Whether it has a solution: then `x`, and the multipliers of rows, are of that."""
-        from scipy.optimize import linprog
-
-        width, below = len(self.costs), bool(self.below.ends)
-        result = linprog(
-            self.costs,
-            A_ub=self.below.matrix(width) if below else None,
-            b_ub=self.below.ends if below else None,
-            A_eq=self.equal.matrix(width),
-            b_eq=self.equal.ends,
-            method="highs",
-        )
+        result = self._solved(self._arrays(), frozenset())
         self.x = result.x
         if result.x is None:
             return False
@@ -159,24 +159,68 @@ class Relaxation:
         self.of_below = result.ineqlin.marginals / SCALE
         return True
 
-    def solve_whole(self) -> float:
-        """What no choice among the active combinations takes less than.
+    def branches(self) -> Iterator[float]:
+        """What no choice among the active combinations takes less than, more with every branch.
 
-        `x` is the best that the search met, or None.
+        The branches of a search are solved best first, and `x` is the solution of each. Where moves
+        of it turn out to take more, it is solved again. The last one is a choice.
         """
-        from scipy.optimize import LinearConstraint, milp
+        arrays, number = self._arrays(), itertools.count()
+        first = self._solved(arrays, ())
+        open_ = [] if first.x is None else [(first.fun, next(number), frozenset[int](), first.x)]
+        while open_:
+            least, _, without, self.x = heapq.heappop(open_)
+            yield least / SCALE
+            parts = self._halves()
+            if self._priced() > least * (1 + WHOLE):
+                parts = [frozenset[int]()]
+            elif not parts:
+                break
+            for part in parts:
+                result = self._solved(arrays, without | part)
+                if result.x is not None:
+                    entry = max(least, result.fun), next(number), without | part, result.x
+                    heapq.heappush(open_, entry)
 
-        width, equal, below = len(self.costs), self.equal, self.below
-        rows = [LinearConstraint(equal.matrix(width), equal.ends, equal.ends)]  # type: ignore[arg-type]
-        if below.ends:
-            rows.append(LinearConstraint(below.matrix(width), -np.inf, below.ends))  # type: ignore[arg-type]
-        whole = np.zeros(width)
-        whole[[x for xs in self.picks.values() for x in xs]] = 1
-        result = milp(
-            self.costs, integrality=whole, constraints=rows, options={"node_limit": BRANCHES}
-        )
-        self.x = result.x
-        return float(result.mip_dual_bound or 0.0) / SCALE
+    def _priced(self) -> float:
+        """What the solution takes, with all moves priced as they are known by now."""
+        for k, (moves, move, times) in self.moving.items():
+            self.costs[k] = float(moves.seconds[move]) * times * SCALE
+        assert self.x is not None
+        return float(np.dot(self.costs, self.x))
+
+    def _halves(self) -> list[frozenset[int]]:
+        """Two parts of the combinations of a class that is undecided, or none where all are whole.
+
+        Either is left out in turn. One has the combination that the solution takes the most of.
+        """
+        x = self.x
+        assert x is not None
+        most = {c: xs[int(np.argmax(x[xs]))] for c, xs in self.picks.items()}
+        c = min(self.picks, key=lambda c: x[most[c]])
+        if x[most[c]] > 1 - WHOLE:
+            return []
+        others = [k for k in self.picks[c] if k != most[c]]
+        return [frozenset([most[c]]), frozenset(others)]
+
+    def _arrays(self) -> dict[str, Any]:
+        """The rows as `linprog` takes them."""
+        width, below = len(self.costs), bool(self.below.ends)
+        return {
+            "A_ub": self.below.matrix(width) if below else None,
+            "b_ub": self.below.ends if below else None,
+            "A_eq": self.equal.matrix(width),
+            "b_eq": self.equal.ends,
+        }
+
+    def _solved(self, arrays: Mapping[str, Any], without: Collection[int]) -> Any:
+        """The solution of the relaxation without some variables."""
+        from scipy.optimize import linprog
+
+        most = np.full(len(self.costs), np.inf)
+        most[list(without)] = 0.0
+        bounds = np.stack([np.zeros(len(most)), most], axis=1)
+        return linprog(self.costs, **arrays, bounds=bounds, method="highs")
 
     def picked(self) -> dict[int, int]:
         """The combination of each class of which the solution takes the most."""

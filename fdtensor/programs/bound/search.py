@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -40,9 +41,6 @@ SETTLED = 200
 
 ENOUGH = 1e-4
 """The part of the seconds that a bound may lack."""
-
-SEARCHED = 30
-"""How often the best is searched at most, as moves of a solution take more than was known."""
 
 SLOW = 0.1
 """The part of what a bound lacks that a round is to gain."""
@@ -250,15 +248,12 @@ class Search:
         for n, numbers in active.items():
             for number in numbers:
                 self._settle(n, number)
-        for _ in range(SEARCHED):
-            program = self._program(active)
-            least = min(self.chosen, program.solve_whole())
-            known = attrs.evolve(known, least=max(known.least, least))
-            if program.x is None:
-                break
-            asked = self._ask_all(program, near=True)
+        program = self._program(active)
+        for least in itertools.islice(program.branches(), effort.branches):
+            known = attrs.evolve(known, least=max(known.least, min(self.chosen, least)))
+            self._ask_all(program, near=True)
             known = self._better(known, program.picked())
-            if not asked:
+            if known.least >= known.seconds * (1 - ENOUGH):
                 break
         return known
 
