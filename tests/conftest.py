@@ -66,7 +66,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             item.add_marker(pytest.mark.xdist_group(_group(item)))
         if hasattr(config, "workerinput"):
-            items.sort(key=lambda item: ([*FIRST, _group(item)]).index(_group(item)))
+            places = {group: place for place, group in enumerate(FIRST)}
+            items.sort(key=lambda item: places.get(_group(item), len(places)))
 
 
 def _few(items: Iterable[pytest.Item]) -> set[pytest.Item]:

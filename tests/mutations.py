@@ -260,8 +260,8 @@ FAULTS = (
     ),
     Fault(
         "a branch that was solved before a price was known counts as it is",
-        "if self._priced() > least * (1 + WHOLE):",
-        "if self._priced() > least * 2:",
+        "if cost_of is not None and cost_of(solution.x) > least * (1 + WHOLE):",
+        "if cost_of is not None and cost_of(solution.x) > least * 2:",
         "programs/test_bound.py",
     ),
     Fault(

@@ -183,9 +183,9 @@ def name_of(index: int) -> str:
 
 def tensors_in(tree: Any) -> Iterator[Var]:
     """The values in arguments, in order."""
-    found: list[Var] = []
-    _gather((tree,), found.append)  # half of the time of a generator in a generator
-    return iter(found)
+    values: list[Var] = []
+    _gather((tree,), values.append)  # generators in generators are slow
+    return iter(values)
 
 
 def _gather(entries: tuple[Any, ...], put: Callable[[Var], None]) -> None:

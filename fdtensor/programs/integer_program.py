@@ -8,7 +8,6 @@ HiGHS solves it (Huangfu and Hall, 2018, Parallelizing the dual revised simplex 
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,6 +15,8 @@ from typing import Any
 import attrs
 import numpy as np
 from numpy.typing import NDArray
+
+from fdtensor.programs.branches import branches
 
 __all__ = ["IntegerProgram"]
 
@@ -72,9 +73,9 @@ class IntegerProgram:
     def solve(self) -> NDArray[np.float64]:
         """The variables of the least cost; of a large program, of a cost near it.
 
-        The relaxation is mostly whole as it is. Where that of a large program is not, groups of
-        alternatives are rounded step by step, and the result is searched for better ones window by
-        window, as a search of all may take minutes.
+        The relaxation is mostly whole as it is; where it is not, branches of it are solved. In a
+        large program groups of alternatives are rounded step by step instead, and the result is
+        searched for better ones window by window, as a search of all may take minutes.
         """
         solver = self._solver()
         relaxed = solver.least()
@@ -128,28 +129,20 @@ class _Solver:
     """The whole variables of each constraint that takes one of them."""
 
     def branched(self, relaxed: Any) -> Any:
-        """The whole solution of the least cost, by a search that solves branches best first.
+        """The whole solution of the least cost; None where it takes many branches.
 
-        None where they are many. A branch leaves out one of the alternatives of a group, or all
-        others. HiGHS itself takes ten times as long for what it does before it branches.
+        HiGHS itself takes long before it branches, which small programs hardly do.
         """
-        number = itertools.count()
-        branches = [(relaxed.fun, next(number), frozenset[int](), relaxed)]
-        for _ in range(min(BRANCHES, VARIABLES // len(self.costs))):
-            if not branches:
-                return None
-            _, _, without, result = heapq.heappop(branches)
-            apart = self.apart(result.x)
-            if not apart:
+
+        def solve(without: frozenset[int]) -> Any:
+            bounds = _Bounds(len(self.costs))
+            bounds.high[list(without)] = 0
+            return self._solved(bounds)
+
+        most = min(BRANCHES, VARIABLES // len(self.costs))
+        for _, result in itertools.islice(branches(solve, relaxed, self.groups), most):
+            if not self.apart(result.x):
                 return result
-            group = min(apart, key=lambda group: result.x[group].max())
-            taken = int(group[np.argmax(result.x[group])])
-            for part in ([taken], [int(k) for k in group if k != taken]):
-                bounds, left_out = _Bounds(len(self.costs)), without | frozenset(part)
-                bounds.high[list(left_out)] = 0
-                half = self._solved(bounds)
-                if half.x is not None:
-                    heapq.heappush(branches, (half.fun, next(number), left_out, half))
         return None
 
     def rounded(self, relaxed: Any) -> Any:

@@ -111,6 +111,7 @@ def seen_by_modes(taken: Callable[[Any], bool], run: Callable[[Any], bool]) -> G
 
 @contextlib.contextmanager
 def _taking_seen_by(is_one: Callable[[Any], bool]) -> Generator[None]:
+    """A context in which some modes see what transforms and `autograd.Function`s take."""
 
     def seen(plain: Any) -> Any:
         @functools.wraps(plain)
@@ -159,6 +160,7 @@ _RUN: tuple[tuple[Any, str], ...] = (
 
 @contextlib.contextmanager
 def _running_seen_by(is_one: Callable[[Any], bool]) -> Generator[None]:
+    """A context in which some modes see what torch runs when all have been shown that it does."""
     left = _Left()
 
     def shown(plain: Any, public_api: Any, *args: Any, **kwargs: Any) -> Any:

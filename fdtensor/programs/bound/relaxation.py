@@ -9,8 +9,6 @@ Nodes of one class share their variables, and so do values between the same clas
 
 from __future__ import annotations
 
-import heapq
-import itertools
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,16 +18,13 @@ from numpy.typing import NDArray
 
 from fdtensor.programs.bound.space import Space
 from fdtensor.programs.bound.wires import Known, Moves
+from fdtensor.programs.branches import branches
 from fdtensor.programs.flows import Values
 
 __all__ = ["Relaxation"]
 
 SCALE = 1e6
 """The solver gets microseconds: its tolerances are absolute."""
-
-
-WHOLE = 1e-6
-"""How much of a combination a whole solution may lack."""
 
 
 class _Rows:
@@ -165,43 +160,21 @@ class Relaxation:
         The branches of a search are solved best first, and `x` is the solution of each. Where moves
         of it turn out to take more, it is solved again. The last one is a choice.
         """
-        arrays, number = self._arrays(), itertools.count()
-        first = self._solved(arrays, ())
-        open_ = [] if first.x is None else [(first.fun, next(number), frozenset[int](), first.x)]
-        while open_:
-            least, _, without, self.x = heapq.heappop(open_)
-            yield least / SCALE
-            parts = self._halves()
-            if self._priced() > least * (1 + WHOLE):
-                parts = [frozenset[int]()]
-            elif not parts:
-                break
-            for part in parts:
-                result = self._solved(arrays, without | part)
-                if result.x is not None:
-                    entry = max(least, result.fun), next(number), without | part, result.x
-                    heapq.heappush(open_, entry)
+        arrays = self._arrays()
+        groups = [np.array(xs) for xs in self.picks.values()]
 
-    def _priced(self) -> float:
-        """What the solution takes, with all moves priced as they are known by now."""
+        def solve(without: frozenset[int]) -> Any:
+            return self._solved(arrays, without)
+
+        for least, result in branches(solve, solve(frozenset()), groups, self._cost_of):
+            self.x = result.x
+            yield least / SCALE
+
+    def _cost_of(self, x: NDArray[np.float64]) -> float:
+        """What a solution costs, with all moves priced as they are known by now."""
         for k, (moves, move, times) in self.moving.items():
             self.costs[k] = float(moves.seconds[move]) * times * SCALE
-        assert self.x is not None
-        return float(np.dot(self.costs, self.x))
-
-    def _halves(self) -> list[frozenset[int]]:
-        """Two parts of the combinations of a class that is undecided, or none where all are whole.
-
-        Either is left out in turn. One has the combination that the solution takes the most of.
-        """
-        x = self.x
-        assert x is not None
-        most = {c: xs[int(np.argmax(x[xs]))] for c, xs in self.picks.items()}
-        c = min(self.picks, key=lambda c: x[most[c]])
-        if x[most[c]] > 1 - WHOLE:
-            return []
-        others = [k for k in self.picks[c] if k != most[c]]
-        return [frozenset([most[c]]), frozenset(others)]
+        return float(np.dot(self.costs, x))
 
     def _arrays(self) -> dict[str, Any]:
         """The rows as `linprog` takes them."""
