@@ -282,6 +282,7 @@ def _fill(kind: Any) -> None:
         setattr(kind, f"__{name}__", _operator(function, swapped=False))
     for name, function in _BINARY.items():
         setattr(kind, f"__r{name}__", _operator(function, swapped=True))
+    kind.__rtruediv__ = _operator(torch.Tensor.__rtruediv__, swapped=False)  # by the reciprocal
     for name, function in _UNARY.items():
         setattr(kind, f"__{name}__", _unary(function))
     for name in (*dir(torch.Tensor), *OF_OTHERS):

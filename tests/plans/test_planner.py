@@ -8,7 +8,7 @@ import sys
 import attrs
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fdtensor import (
@@ -176,6 +176,7 @@ def test_all_ranks_together_receive_whole_numbers_of_terms(count):
 
 @given(pairs)
 def test_the_cost_model_does_not_change_the_bytes(pair):
+    assume(pair[0].shape or not pair[0].layout.partial)  # of a number, time decides too
     assert plan(*pair, cost=GLOO).total_bytes == plan(*pair, cost=NCCL).total_bytes
 
 

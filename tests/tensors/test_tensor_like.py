@@ -7,7 +7,7 @@ import numpy as np
 import optree
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fdtensor.layouts.errors import FdtensorError, NotTorchError, ValueTreeError
@@ -62,7 +62,8 @@ def same(given, wanted):
         if isinstance(y, torch.Tensor):
             full = x.full() if isinstance(x, DTensor) else x
             assert full.dtype is y.dtype
-            assert torch.equal(full, y), (full, y)
+            assert full.shape == y.shape
+            assert torch.allclose(full, y, rtol=0, atol=0, equal_nan=True), (full, y)
         else:
             assert type(x) is type(y) or isinstance(y, tuple)
             assert x == y
@@ -82,6 +83,7 @@ def _parts(form):
 
 @given(sharded(ANY), st.sampled_from(BINARY), st.sampled_from([2, 3.0, True, None]), st.booleans())
 def test_operators_take_numbers_and_tensors_on_both_sides(pair, op, number, swapped):
+    assume(not (op is operator.sub and number is True))  # which torch refuses
     other = (pair["b"], B) if number is None else (number, number)
     ours, plain = (pair["a"], other[0]), (A, other[1])
     same(op(*(ours[::-1] if swapped else ours)), op(*(plain[::-1] if swapped else plain)))
