@@ -29,12 +29,11 @@ from fdtensor.layouts.torch_private import (
     is_functorch_wrapped_tensor,
     onednn_enabled,
     packet_name,
-    pop_saving_hooks,
-    push_saving_hooks,
     qualified_name_or,
-    saving_hooks,
+    recorded_saving_hooks,
     schema_of,
     set_onednn_enabled,
+    without_saving_hooks,
     without_validation,
 )
 from fdtensor.ops.parts import refuse_old
@@ -113,10 +112,6 @@ def transparent(of_caller: bool) -> Iterator[None]:
     quiet, log.disabled = log.disabled, True  # it prints every error, which is raised too
     onednn = onednn_enabled()
     set_onednn_enabled(False)
-    hooks = []
-    while saving_hooks(True) is not None:  # nothing is saved here
-        hooks.append(saving_hooks(True))
-        pop_saving_hooks()
     try:
         with (
             as_if_compiling(of_caller),
@@ -125,11 +120,11 @@ def transparent(of_caller: bool) -> Iterator[None]:
             _as_written(),
             _without_masked(),
             folding(),
+            without_saving_hooks(),
+            recorded_saving_hooks(),
         ):
             yield
     finally:
-        for pack, unpack in reversed(hooks):
-            push_saving_hooks(pack, unpack)
         set_onednn_enabled(onednn)
         log.disabled = quiet
         torch.backends.mha.set_fastpath_enabled(fast)

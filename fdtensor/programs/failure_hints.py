@@ -32,6 +32,11 @@ _INSTEAD = {
         "reads a tensor of an entry outside of the vmap that made it",
         "Return it from the function that vmap takes.",
     ),
+    "register a hook on a tensor": (
+        "registers a hook on a tensor that requires no gradient",
+        "Hooks run in a derivative: fd.grad(spmd(f)), or spmd(torch.func.grad(f)); where f also "
+        "runs without one, write if y.requires_grad: y.register_hook(...).",
+    ),
     "does not require grad and does not have": (
         "asks autograd for a derivative of what was computed from nothing that requires one",
         "Write torch.func.grad of a function, which needs no requires_grad_(); or call that first, "
@@ -60,12 +65,12 @@ def _misspelled(text: str) -> str:
 
 
 def _hooked(text: str) -> str:
-    """A hint for `checkpoint` in a derivative of torch.func, which does not take its hooks."""
+    """A hint for `checkpoint` in derivatives of derivatives, or of what `vmap` goes over."""
     if "saved tensor hooks" not in text:
         return ""
     return (
-        "torch.utils.checkpoint stands where the loss calls backward(), or in torch.autograd.grad: "
-        "write it so inside of the traced function."
+        "torch.utils.checkpoint stands in one derivative: torch.func.grad, torch.autograd.grad or "
+        "backward(). Leave it out of derivatives of those, and of what vmap and jacrev map."
     )
 
 

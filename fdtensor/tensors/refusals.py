@@ -73,6 +73,9 @@ OF_OTHERS = ("full_tensor", "placements", "device_mesh", "local_shape")
 """Names of torch's own DTensor, and of types."""
 
 
+_IN_SPMD = "or keep the line in a function f: spmd(f)(x) and fd.grad(spmd(f))(x) take writes."
+
+
 def lacked(name: str) -> bool:
     """Whether a DTensor lacks this attribute of tensors: what writes to one, or tells of memory."""
     return name in _INSTEAD or name in _OF_MEMORY or name.endswith("_")
@@ -91,7 +94,7 @@ def _instead(name: str) -> str:
     new = name.removesuffix("_")
     own = hasattr(torch.Tensor, new)
     written = f"x = x.{new}(...)" if own else f"x = call(torch.Tensor.{name}, x, ...)"
-    return f"A DTensor never changes: write {written}, which gives a new one."
+    return f"A DTensor never changes: write {written}, which gives a new one; {_IN_SPMD}"
 
 
 def refuse_writing(func: Any, args: Any, kwargs: Mapping[str, Any], kind: type) -> None:
@@ -117,7 +120,8 @@ def refuse_writing(func: Any, args: Any, kwargs: Mapping[str, Any], kind: type) 
     given: Any = args, dict(kwargs)
     leaves = optree.tree_leaves(given, is_leaf=lambda leaf: isinstance(leaf, kind))
     facts = {f"argument {i}": leaf for i, leaf in enumerate(leaves) if isinstance(leaf, kind)}
-    raise _error(f"{name} writes to a tensor, and a DTensor never changes.", written, facts)
+    hint = f"{written[:-1]}; {_IN_SPMD}"
+    raise _error(f"{name} writes to a tensor, and a DTensor never changes.", hint, facts)
 
 
 def _max_norm(args: Any, kwargs: Mapping[str, Any]) -> Any:
@@ -130,7 +134,8 @@ _NO_WRITES = ("__invert__", "__index__", "__int__")
 
 def refuse_write(written: str, x: object, instead: str) -> NotTorchError:
     """The error for a statement that would write to a DTensor."""
-    return _error(f"a DTensor never changes: '{written}'.", f"Write y = {instead}.", {"x": x})
+    hint = f"Write y = {instead}; {_IN_SPMD}"
+    return _error(f"a DTensor never changes: '{written}'.", hint, {"x": x})
 
 
 def refuse_many(x: Any) -> NotTorchError:

@@ -106,7 +106,6 @@ def test_the_functions_find_what_they_name():
         torch_private.proxy_mode() is None,
         torch_private.current_autograd_node() is None,
         torch_private.current_graph_task() == -1,
-        torch_private.saving_hooks(True) is None,
         not torch_private.forward_active(),
         torch_private.forward_level() == -1,
         torch_private.module_tensors(module)[0].keys() == {"weight", "bias"},
@@ -118,6 +117,30 @@ def test_the_functions_find_what_they_name():
         hasattr(torch_private.dtensor_spec_module(), "TensorMeta"),
     ]
     assert all(found), found
+
+
+def test_saving_hooks_are_left_and_work_in_one_gradient_alone():
+    import torch
+
+    packed = []
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t)
+    x = torch.arange(3.0, requires_grad=True)
+    with hooks, torch_private.without_saving_hooks():
+        x.sin()
+    assert not packed
+
+    def f(x):
+        with hooks:
+            return x.sin().sum()
+
+    plain = torch.func.grad(torch.func.grad(lambda x: f(x)))
+    with torch_private.recorded_saving_hooks():
+        assert torch.equal(torch.func.grad(f)(x.detach()), x.detach().cos())
+        assert len(packed) == 1
+        with pytest.raises(RuntimeError, match="saved tensor hooks"):
+            plain(torch.ones(()))
+    with pytest.raises(RuntimeError, match="saved tensor hooks"):
+        torch.func.grad(f)(x.detach())
 
 
 def test_within_a_nested_jvp_forward_ad_keeps_its_level():

@@ -97,6 +97,7 @@ from fdtensor.layouts.torch_private.optimizers import (
     init_group,
     newton_schulz,
 )
+from fdtensor.layouts.torch_private.saving import recorded_saving_hooks, without_saving_hooks
 from fdtensor.layouts.torch_private.settings import (
     autocast_devices,
     autocasting,
@@ -145,10 +146,7 @@ from fdtensor.layouts.torch_private.transforms import (
     is_mapped,
     maps_around,
     nested_jvp,
-    pop_saving_hooks,
-    push_saving_hooks,
     run_backward,
-    saving_hooks,
     seen_by_modes,
     sequence_number,
     set_forward_grad_enabled,
@@ -282,10 +280,8 @@ __all__ = [
     "is_mapped",
     "nested_jvp",
     "only_batched_ops",
-    "pop_saving_hooks",
-    "push_saving_hooks",
     "run_backward",
-    "saving_hooks",
+    "recorded_saving_hooks",
     "seen_by_modes",
     "sequence_number",
     "set_forward_grad_enabled",
@@ -295,6 +291,7 @@ __all__ = [
     "unbatched",
     "within_transforms",
     "uncompiled",
+    "without_saving_hooks",
     "without_transforms",
     "TRANSFORMS_FOLDER",
 ]

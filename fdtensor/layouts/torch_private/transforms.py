@@ -38,10 +38,7 @@ __all__ = [
     "is_gradtrackingtensor",
     "is_mapped",
     "nested_jvp",
-    "pop_saving_hooks",
-    "push_saving_hooks",
     "run_backward",
-    "saving_hooks",
     "seen_by_modes",
     "sequence_number",
     "set_forward_grad_enabled",
@@ -257,15 +254,6 @@ keep the graph and to make one of the backward, inputs, whether inputs may be ou
 
 current_graph_task: Any = _C._current_graph_task_id
 """The number of the backward that is running, -1 for none."""
-
-saving_hooks: Any = _autograd._top_saved_tensors_default_hooks
-"""The innermost hooks that pack and unpack saved tensors, None for none; the argument is True."""
-
-push_saving_hooks: Any = _autograd._push_saved_tensors_default_hooks
-"""Makes hooks that pack and unpack saved tensors the innermost."""
-
-pop_saving_hooks: Any = _autograd._pop_saved_tensors_default_hooks
-"""Leaves the innermost hooks."""
 
 TRANSFORMS_FOLDER = "_functorch"
 """The folder of torch in which its transforms are."""
