@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fdtensor.programs.branches import branches
+from fdtensor.programs.sparse_rows import SparseRows
 
 __all__ = ["IntegerProgram"]
 
@@ -48,11 +49,7 @@ class IntegerProgram:
     def __init__(self) -> None:
         self.costs: list[float] = []
         self.whole: list[int] = []
-        self.rows: list[int] = []
-        self.columns: list[int] = []
-        self.values: list[float] = []
-        self.low: list[float] = []
-        self.high: list[float] = []
+        self.rows = SparseRows()
 
     def variable(self, cost: float, whole: bool = False) -> int:
         """The column of a new variable of at least 0, which is 0 or 1 if `whole`."""
@@ -62,13 +59,7 @@ class IntegerProgram:
 
     def constraint(self, terms: Sequence[tuple[int, float]], low: float, high: float) -> None:
         """Adds a row: `low <= sum(value * x[column]) <= high`."""
-        row = len(self.low)
-        for column, value in terms:
-            self.rows.append(row)
-            self.columns.append(column)
-            self.values.append(value)
-        self.low.append(low)
-        self.high.append(high)
+        self.rows.add(terms, low, high)
 
     def solve(self) -> NDArray[np.float64]:
         """The variables of the least cost; of a large program, of a cost near it.
@@ -91,18 +82,14 @@ class IntegerProgram:
 
     def _solver(self) -> _Solver:
         from scipy.optimize import LinearConstraint
-        from scipy.sparse import csr_array
 
-        shape = (len(self.low), len(self.costs))
-        indices = np.array([self.rows, self.columns], np.int32)  # scipy 1.11 takes no others
-        matrix = csr_array((self.values, tuple(indices)), shape=shape)
-        rows = LinearConstraint(matrix, self.low, self.high)  # type: ignore[arg-type]
-        columns: dict[int, list[int]] = {}
-        for row, column in zip(self.rows, self.columns, strict=True):
-            if self.low[row] == 1:
-                columns.setdefault(row, []).append(column)
-        groups = [np.array(group) for group in columns.values()]
-        return _Solver(np.array(self.costs) * 1e6, np.array(self.whole), rows, groups)
+        rows, groups = self.rows, dict[int, list[int]]()
+        limits: Any = LinearConstraint(rows.matrix(len(self.costs)), rows.low, rows.high)  # type: ignore[arg-type]
+        for row, column in zip(rows.rows, rows.columns, strict=True):
+            if rows.low[row] == 1:
+                groups.setdefault(row, []).append(column)
+        costs, whole = np.array(self.costs) * 1e6, np.array(self.whole)
+        return _Solver(costs, whole, limits, [np.array(group) for group in groups.values()])
 
 
 class _Bounds:

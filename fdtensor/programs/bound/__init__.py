@@ -6,4 +6,6 @@ Principle for Linear Programs): `relaxation` solves it with some combinations of
 has all of them as arrays, in which the multipliers of that solution find those that would lower it.
 Whatever the multipliers, what the calls take least by them is a bound (`least`), since a move never
 costs less than what they give and take for it.
+Each move starts from where a value is computed. That a copy may come cheaper from another copy is
+known to the assembly of a program, and not to its choice.
 """

@@ -20,38 +20,12 @@ from fdtensor.programs.bound.space import Space
 from fdtensor.programs.bound.wires import Known, Moves
 from fdtensor.programs.branches import branches
 from fdtensor.programs.flows import Values
+from fdtensor.programs.sparse_rows import SparseRows
 
 __all__ = ["Relaxation"]
 
 SCALE = 1e6
 """The solver gets microseconds: its tolerances are absolute."""
-
-
-class _Rows:
-    """A sparse matrix under construction, with its right-hand side."""
-
-    def __init__(self) -> None:
-        self.rows: list[int] = []
-        self.columns: list[int] = []
-        self.values: list[float] = []
-        self.ends: list[float] = []
-
-    def add(self, terms: Sequence[tuple[int, float]], end: float) -> int:
-        """The number of a new row."""
-        row = len(self.ends)
-        for column, value in terms:
-            self.rows.append(row)
-            self.columns.append(column)
-            self.values.append(value)
-        self.ends.append(end)
-        return row
-
-    def matrix(self, width: int) -> object:
-        """The matrix, of so many columns."""
-        from scipy.sparse import csr_array
-
-        indices = np.array([self.rows, self.columns], np.int32)
-        return csr_array((self.values, tuple(indices)), shape=(len(self.ends), width))
 
 
 _Taker = tuple[int, tuple[int, int]]
@@ -81,13 +55,13 @@ class Relaxation:
         self.x: NDArray[np.float64] | None = None
         """The variables of the solution."""
         self.costs: list[float] = []
-        self.equal, self.below = _Rows(), _Rows()
+        self.equal, self.below = SparseRows(), SparseRows()
         self.picks = {
             c: [self._variable(float(spaces[c].seconds[k]) * counts[c]) for k in numbers]
             for c, numbers in active.items()
         }
         for xs in self.picks.values():
-            self.equal.add([(x, 1.0) for x in xs], 1.0)
+            self.equal.add([(x, 1.0) for x in xs], 1.0, 1.0)
         self.gives: dict[_Taker, dict[int, int]] = {}
         """The row of each site at which a value is made."""
         self.flows: dict[_Taker, dict[tuple[int, int], int]] = {}
@@ -127,14 +101,15 @@ class Relaxation:
             at = g, (n, i)
             self.flows[at] = flow
             self.gives[at] = {
-                p: self.equal.add([(flow[p, q], 1.0) for q in takers] + _minus(xs), 0.0)
+                p: self.equal.add([(flow[p, q], 1.0) for q in takers] + _minus(xs), 0.0, 0.0)
                 for p, xs in makers.items()
             }
             for q, xs in takers.items():
-                self.equal.add([(flow[p, q], 1.0) for p in makers] + _minus(xs), 0.0)
+                self.equal.add([(flow[p, q], 1.0) for p in makers] + _minus(xs), 0.0, 0.0)
             if together:
                 self.bears[at] = {
-                    pq: self.below.add([(x, 1.0), (paid[pq], -1.0)], 0.0) for pq, x in flow.items()
+                    pq: self.below.add([(x, 1.0), (paid[pq], -1.0)], -np.inf, 0.0)
+                    for pq, x in flow.items()
                 }
 
     def _at(self, c: int, sites: NDArray[np.int64]) -> dict[int, list[int]]:
@@ -178,12 +153,12 @@ class Relaxation:
 
     def _arrays(self) -> dict[str, Any]:
         """The rows as `linprog` takes them."""
-        width, below = len(self.costs), bool(self.below.ends)
+        width, below = len(self.costs), bool(self.below.high)
         return {
             "A_ub": self.below.matrix(width) if below else None,
-            "b_ub": self.below.ends if below else None,
+            "b_ub": self.below.high if below else None,
             "A_eq": self.equal.matrix(width),
-            "b_eq": self.equal.ends,
+            "b_eq": self.equal.high,
         }
 
     def _solved(self, arrays: Mapping[str, Any], without: Collection[int]) -> Any:
