@@ -172,21 +172,21 @@ def _plan(options: argparse.Namespace) -> int:
     src = TensorType(shape, dtype, parse_layout(mesh, options.src))
     dst = TensorType(shape, dtype, parse_layout(dst_mesh, options.dst))
     cost: costs.CostModel = getattr(costs, options.cost.upper())
-    found = plan(src, dst, cost=cost, max_bytes=options.max_bytes)
+    p = plan(src, dst, cost=cost, max_bytes=options.max_bytes)
     facts = {
-        "received_bytes": found.received_bytes,
-        "sent_bytes": found.sent_bytes,
-        "lower_bound_bytes": found.lower_bound_bytes,
-        "peak_bytes": found.peak_bytes,
-        "seconds": found.seconds,
+        "received_bytes": p.received_bytes,
+        "sent_bytes": p.sent_bytes,
+        "lower_bound_bytes": p.lower_bound_bytes,
+        "peak_bytes": p.peak_bytes,
+        "seconds": p.seconds,
     }
     if options.json:
-        print(json.dumps({**facts, "digest": found.digest, "plan": json.loads(found.to_json())}))
+        print(json.dumps({**facts, "digest": p.digest, "plan": json.loads(p.to_json())}))
         return 0
     with exact_bytes() if options.exact else nullcontext():
-        print(found)
-        print(f"  bound    {bytes_text(found.lower_bound_bytes)}")
-        print(f"  peak     {bytes_text(found.peak_bytes)}")
+        print(p)
+        print(f"  bound    {bytes_text(p.lower_bound_bytes)}")
+        print(f"  peak     {bytes_text(p.peak_bytes)}")
     print(f"  seconds  {facts['seconds']:.3g} by the cost model {cost.name!r}")
     return 0
 
@@ -210,12 +210,12 @@ def parse_mesh(text: str) -> Mesh:
     """The mesh written as `dp=2,tp=4`."""
     sizes: dict[str, int] = {}
     for part in text.split(","):
-        found = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*([0-9]{1,20})\s*", part)
-        if found is None:
+        pair = re.fullmatch(r"\s*([A-Za-z_]\w*)\s*=\s*([0-9]{1,20})\s*", part)
+        if pair is None:
             raise FdtensorError(f"{text!r} is not a mesh: write dp=2,tp=4.")
-        if found[1] in sizes:
-            raise FdtensorError(f"{text!r} is not a mesh: axis {found[1]!r} is given twice.")
-        sizes[found[1]] = int(found[2])
+        if pair[1] in sizes:
+            raise FdtensorError(f"{text!r} is not a mesh: axis {pair[1]!r} is given twice.")
+        sizes[pair[1]] = int(pair[2])
     return Mesh(**sizes)
 
 

@@ -76,13 +76,13 @@ def counting(
     """The dims of `x` whose index counts them, at most one for each dim of the result."""
     if any(v is not None and types[v.index].dtype not in _NUMBERS for v in indices):
         return ()
-    found: dict[int, int] = {}
+    places: dict[int, int] = {}
     for k, v in enumerate(indices):
         if v is not None:
             place, size = along(types[v.index]), types[x.index].shape[k]
             if place and types[v.index].shape[place] == size and _counts(calls, types, v):
-                found.setdefault(place, k)
-    return tuple(sorted(found.values()))
+                places.setdefault(place, k)
+    return tuple(sorted(places.values()))
 
 
 _NUMBERS = {torch.int64, torch.int32}

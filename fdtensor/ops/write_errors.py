@@ -23,9 +23,9 @@ AS_BUFFERS = (
 
 def write_error(writer: str, target: object = None) -> TraceError:
     """The error for a write, in place, to a tensor that the function closes over."""
-    found = None if target is None else _owner(target)
-    if found is not None:
-        module, name = found
+    owner = None if target is None else _owner(target)
+    if owner is not None:
+        module, name = owner
         return TraceError(
             f"{type(module).__name__} writes to its own {name!r}, which the function closes over.",
             line=user_line() or "not known",
@@ -40,12 +40,12 @@ def write_error(writer: str, target: object = None) -> TraceError:
 
 def _owner(tensor: object) -> tuple[torch.nn.Module, str] | None:
     """The outermost module at work that has this tensor, and the name that it has there."""
-    found: tuple[torch.nn.Module, str] | None = None
+    owner: tuple[torch.nn.Module, str] | None = None
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         module = frame.f_locals.get("self")
         if isinstance(module, torch.nn.Module):
             own = [name for name, t in module.named_buffers() if t is tensor]
-            found = (module, own[0]) if own else found
+            owner = (module, own[0]) if own else owner
         frame = frame.f_back
-    return found
+    return owner

@@ -267,10 +267,10 @@ def _agree(running: _Running, name: str, error: BaseException | None) -> None:
         return
     try:
         way.comm.agree(about, digest_of("\n".join(types + running.prints)), [way.line], None)
-    except CommError as found:
-        if "cannot start" in found.sentence:
+    except CommError as error:
+        if "cannot start" in error.sentence:
             raise
-        raise _difference(running, name, found) from None
+        raise _difference(running, name, error) from None
     way.agreed.add(shapes)
 
 

@@ -163,7 +163,7 @@ def _right(src: TensorType, dst: TensorType) -> str:
     """The one step that takes `src` to `dst`, as text for a message."""
     if not _of_one_tensor(src, dst):
         return "nothing, they are not of one tensor that can be moved"
-    found = named(src, dst)
-    if found is None and _exchangeable(src, dst):
-        found = by_exchange(src, dst).collective
-    return "more than one step" if found is None else str(found)
+    collective = named(src, dst)
+    if collective is None and _exchangeable(src, dst):
+        collective = by_exchange(src, dst).collective
+    return "more than one step" if collective is None else str(collective)

@@ -92,12 +92,12 @@ def fuse(plans: Sequence[Plan]) -> Fused:
 
 
 @remembered(16384)
-def _exchanged(found: Plan) -> Plan:
+def _exchanged(whole: Plan) -> Plan:
     """The same movement by at most two exchanges, and local steps."""
-    if any(isinstance(step.collective, ReduceExchange) for step in found.steps):
-        found = by_layouts(found.src, found.dst, found.cost)
+    if any(isinstance(step.collective, ReduceExchange) for step in whole.steps):
+        whole = by_layouts(whole.src, whole.dst, whole.cost)
     steps: list[Step] = []
-    todo = list(found.steps)
+    todo = list(whole.steps)
     while todo:
         step = todo.pop(0)
         if is_local(step):
@@ -112,19 +112,19 @@ def _exchanged(found: Plan) -> Plan:
             src = owned
         if src is not dst:
             steps.append(by_exchange(src, dst, "all_to_all"))
-    return Plan(found.src, found.dst, tuple(steps), found.cost)
+    return Plan(whole.src, whole.dst, tuple(steps), whole.cost)
 
 
 @remembered(1024)
-def _digest(found: Fused) -> str:
-    text = "".join(p.digest for p in found.plans)
+def _digest(fused: Fused) -> str:
+    text = "".join(p.digest for p in fused.plans)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 @remembered(4096)
-def batched(found: Plan, size: int) -> Plan:
+def batched(one: Plan, size: int) -> Plan:
     """The same plan for `size` tensors stacked along a new first dim."""
-    return plan(_batched(found.src, size), _batched(found.dst, size), cost=found.cost)
+    return plan(_batched(one.src, size), _batched(one.dst, size), cost=one.cost)
 
 
 def _batched(type: TensorType, size: int) -> TensorType:

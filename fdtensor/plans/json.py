@@ -94,17 +94,17 @@ class Tables:
         }
 
 
-def encode(found: Plan) -> dict[str, object]:
+def encode(p: Plan) -> dict[str, object]:
     """A plan as plain values: tables of meshes and types, and the steps."""
-    tables = Tables([found.src, found.dst])
-    steps = [encoded_step(step, tables) for step in found.steps]
+    tables = Tables([p.src, p.dst])
+    steps = [encoded_step(step, tables) for step in p.steps]
     return {
         "fdtensor": VERSION,
         **tables.encoded(),
-        "src": tables.index(found.src),
-        "dst": tables.index(found.dst),
+        "src": tables.index(p.src),
+        "dst": tables.index(p.dst),
         "steps": steps,
-        "cost": encoded_cost(found.cost),
+        "cost": encoded_cost(p.cost),
     }
 
 

@@ -159,15 +159,15 @@ class Plan(Record):
         has more than 2**25 characters.
         """
         try:
-            found = cls(*decode(parsed(text)))
+            p = cls(*decode(parsed(text)))
         except (Malformed, FdtensorError) as error:
             raise PlanError(
                 f"this text is not a plan: {str(error).splitlines()[0].removesuffix('.')}.",
                 text=shown(text),
                 hint="Give what Plan.to_json returned.",
             ) from error
-        found.verify()
-        return found
+        p.verify()
+        return p
 
     def __str__(self) -> str:
         return as_text(self)
@@ -265,22 +265,22 @@ def _best(plans: Sequence[Plan]) -> Plan:
 
 
 @remembered(4096)
-def _peak(found: Plan) -> int:
-    meshes = {found.src.mesh: None, found.dst.mesh: None}
+def _peak(p: Plan) -> int:
+    meshes = {p.src.mesh: None, p.dst.mesh: None}
     ranks = {rank for mesh in meshes for rank in some_ranks(mesh)}
-    return max(found.peak_bytes_at(rank) for rank in ranks)
+    return max(p.peak_bytes_at(rank) for rank in ranks)
 
 
 @remembered(4096)
-def _received(found: Plan) -> int:
-    return most_received(found.steps)
+def _received(p: Plan) -> int:
+    return most_received(p.steps)
 
 
 @remembered(4096)
-def _sent(found: Plan) -> int:
-    return most_sent(found.steps)
+def _sent(p: Plan) -> int:
+    return most_sent(p.steps)
 
 
 @remembered(4096)
-def _digest(found: Plan) -> str:
-    return hashlib.sha256(found.to_json().encode()).hexdigest()[:32]
+def _digest(p: Plan) -> str:
+    return hashlib.sha256(p.to_json().encode()).hexdigest()[:32]

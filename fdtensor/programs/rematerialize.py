@@ -94,12 +94,12 @@ class _Moment:
 
     def drops(self) -> list[Drop]:
         """The cheapest that free enough and do not need one another; all where none do."""
-        found = sorted(self._possible(), key=self._price)
+        drops = sorted(self._possible(), key=self._price)
         taken: list[Drop] = []
         gone: set[int] = set()
         read: set[int] = set()
         freed, dearest = 0, 0.0
-        for drop in found:
+        for drop in drops:
             if freed >= self.too_much or (taken and self._price(drop)[0] > DEARER * dearest):
                 break
             if drop.owner not in read and drop.owner not in gone and not drop.sources & gone:

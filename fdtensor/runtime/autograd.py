@@ -50,10 +50,10 @@ def zeros(like: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return nothing.sum(dtype=like.dtype).expand(tuple(shape)).clone()
 
 
-def differentiable(found: Plan | Fused, values: Sequence[Any], comm: Any, go: Go) -> list[Any]:
+def differentiable(moves: Plan | Fused, values: Sequence[Any], comm: Any, go: Go) -> list[Any]:
     """The values after their plans, with derivatives."""
-    out: Any = _Run.apply(found, comm, go, *_leaves(values, comm))
-    return _values(_targets(found), out, comm)
+    out: Any = _Run.apply(moves, comm, go, *_leaves(values, comm))
+    return _values(_targets(moves), out, comm)
 
 
 def shared(value: Any, type: TensorType, comm: Any, back: bool = False) -> Any:
@@ -73,8 +73,8 @@ class _Run(torch.autograd.Function):
     """A plan, or several, on the leaves of their values."""
 
     @staticmethod
-    def forward(found: Plan | Fused, comm: Any, go: Go, *leaves: Any) -> tuple[Any, ...]:
-        out, given = _applied(found, leaves, comm, go, admitted=True), set(map(id, leaves))
+    def forward(moves: Plan | Fused, comm: Any, go: Go, *leaves: Any) -> tuple[Any, ...]:
+        out, given = _applied(moves, leaves, comm, go, admitted=True), set(map(id, leaves))
         # what a rank in neither mesh gets back may not be its input itself
         return tuple(
             [leaf.clone() if leaf is not None and id(leaf) in given else leaf for leaf in out]
@@ -82,15 +82,15 @@ class _Run(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.found, ctx.comm, ctx.go, *leaves = inputs
+        ctx.moves, ctx.comm, ctx.go, *leaves = inputs
         ctx.shapes = [leaf.shape if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
         # with all ranks here, a replica that nobody uses has no cotangent of its own
-        if any(ctx.comm.width(type) > 1 for type in (*_sources(ctx.found), *_targets(ctx.found))):
+        if any(ctx.comm.width(type) > 1 for type in (*_sources(ctx.moves), *_targets(ctx.moves))):
             ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:  # type: ignore[override]
-        back, cotangents = ctx.found.transpose(), getattr(ctx, "cotangents", None)
+        back, cotangents = ctx.moves.transpose(), getattr(ctx, "cotangents", None)
         left = {} if cotangents is None else cotangents.taken()
         out: Sequence[Any] = [None] * len(ctx.shapes)
         if cotangents is None or any(grad is not None for grad in grads):
@@ -103,19 +103,19 @@ class _Run(torch.autograd.Function):
         return None, None, None, *map(_shaped, out, ctx.shapes)
 
     @staticmethod
-    def jvp(ctx: Any, _found: None, _comm: None, _go: None, *tangents: Any) -> Any:  # type: ignore[override]
-        ctx.found.transpose()  # refuses what is not linear
-        known = _materialized(_sources(ctx.found), tangents, ctx.comm)
-        return _applied(ctx.found, known, ctx.comm, ctx.go)
+    def jvp(ctx: Any, _moves: None, _comm: None, _go: None, *tangents: Any) -> Any:  # type: ignore[override]
+        ctx.moves.transpose()  # refuses what is not linear
+        known = _materialized(_sources(ctx.moves), tangents, ctx.comm)
+        return _applied(ctx.moves, known, ctx.comm, ctx.go)
 
     @staticmethod
     def vmap(  # type: ignore[override]
-        info: Any, in_dims: Any, found: Plan | Fused, comm: Any, go: Go, *leaves: Any
+        info: Any, in_dims: Any, moves: Plan | Fused, comm: Any, go: Go, *leaves: Any
     ) -> Any:
         size = info.batch_size
         stacked = [_stacked(leaf, d, size) for leaf, d in zip(leaves, in_dims[3:], strict=True)]
-        wide = [batched(p, size) for p in plans_of(found)]
-        out = _applied(wide[0] if isinstance(found, Plan) else fuse(wide), stacked, comm, go)
+        wide = [batched(p, size) for p in plans_of(moves)]
+        out = _applied(wide[0] if isinstance(moves, Plan) else fuse(wide), stacked, comm, go)
         out = tuple([_wide(leaf, size) for leaf in out])
         return out, tuple([0 if isinstance(leaf, torch.Tensor) else None for leaf in out])
 
@@ -169,26 +169,26 @@ class _Shared(torch.autograd.Function):
         return _Shared.apply(leaf, count, back), in_dims[0]
 
 
-def plans_of(found: Plan | Fused) -> tuple[Plan, ...]:
+def plans_of(moves: Plan | Fused) -> tuple[Plan, ...]:
     """The plans themselves."""
-    return (found,) if isinstance(found, Plan) else found.plans
+    return (moves,) if isinstance(moves, Plan) else moves.plans
 
 
-def _sources(found: Plan | Fused) -> list[TensorType]:
-    return [p.src for p in plans_of(found)]
+def _sources(moves: Plan | Fused) -> list[TensorType]:
+    return [p.src for p in plans_of(moves)]
 
 
-def _targets(found: Plan | Fused) -> list[TensorType]:
-    return [p.dst for p in plans_of(found)]
+def _targets(moves: Plan | Fused) -> list[TensorType]:
+    return [p.dst for p in plans_of(moves)]
 
 
 # --- leaves ----------------------------------------------------------------------------------
 
 
 def _applied(
-    found: Plan | Fused, leaves: Leaves, comm: Any, go: Go, admitted: bool = False
+    moves: Plan | Fused, leaves: Leaves, comm: Any, go: Go, admitted: bool = False
 ) -> tuple[Any, ...]:
-    return _leaves(go(found, _values(_sources(found), leaves, comm), comm, admitted), comm)
+    return _leaves(go(moves, _values(_sources(moves), leaves, comm), comm, admitted), comm)
 
 
 def _leaves(values: Sequence[Any], comm: Any) -> tuple[Any, ...]:

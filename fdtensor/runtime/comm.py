@@ -251,9 +251,9 @@ def _expected(type: TensorType, rank: int) -> tuple[int, ...] | None:
     return None if type.mesh.position(rank) is None else type.local_shape(rank)
 
 
-def _on(found: torch.device, device: torch.device) -> bool:
-    """Whether a tensor on `found` is on `device`, which may leave open which of its kind."""
-    return found.type == device.type and device.index is None
+def _on(place: torch.device, device: torch.device) -> bool:
+    """Whether a tensor on `place` is on `device`, which may leave open which of its kind."""
+    return place.type == device.type and device.index is None
 
 
 def kind_of(value: object) -> str:

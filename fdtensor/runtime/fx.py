@@ -45,18 +45,18 @@ def to_fx(
             f"{program.name} has a loop, and a graph has no lines that run again.",
             hint="Run it by spmd or run; or write its steps one after the other.",
         )
-    found = local_program(program, rank, Spelling(backend, device, exchanges=True))
+    local = local_program(program, rank, Spelling(backend, device, exchanges=True))
     module = torch.nn.Module()
     graph = torch.fx.Graph()
     nodes: dict[Var, torch.fx.Node] = {}
     count = len(program.inputs)
-    for i, v in enumerate(found.inputs[:count]):
+    for i, v in enumerate(local.inputs[:count]):
         nodes[v] = graph.placeholder(f"input_{i}")
-    for i, (v, (_, tensor)) in enumerate(zip(found.inputs[count:], program.constants, strict=True)):
+    for i, (v, (_, tensor)) in enumerate(zip(local.inputs[count:], program.constants, strict=True)):
         nodes[v] = _buffer(module, graph, f"constant_{i}", tensor)
-    for line in found.lines:
+    for line in local.lines:
         _add(line, module, graph, nodes)
-    outs = [nodes[v] for v in found.outs]
+    outs = [nodes[v] for v in local.outs]
     if not is_whole(program):
         outs = [graph.call_function(aten.detach.default, (node,)) for node in outs]
     graph.output(tuple(outs))

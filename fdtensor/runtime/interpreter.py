@@ -127,25 +127,25 @@ def run_program(
     return list(comm.watched(program, run_locally)(program, values, comm))
 
 
-def _go(found: Plan | Fused, values: Sequence[Any], comm: Any, admitted: bool) -> list[Any]:
-    if isinstance(found, Plan):
+def _go(moves: Plan | Fused, values: Sequence[Any], comm: Any, admitted: bool) -> list[Any]:
+    if isinstance(moves, Plan):
         value = values[0]
         if not admitted:
-            return [run(found, value, comm)]
-        return [comm.watched(found, execute)(found, value, comm)]
+            return [run(moves, value, comm)]
+        return [comm.watched(moves, execute)(moves, value, comm)]
     if not admitted:
-        return run_fused(found, values, comm)
-    return comm.watched(found, execute_fused)(found, values, comm)
+        return run_fused(moves, values, comm)
+    return comm.watched(moves, execute_fused)(moves, values, comm)
 
 
-def _absent(found: Plan | Fused, comm: Any) -> bool:
+def _absent(moves: Plan | Fused, comm: Any) -> bool:
     """Whether this is a rank that is in none of the meshes."""
-    meshes = [mesh for p in plans_of(found) for mesh in (p.src.mesh, p.dst.mesh)]
+    meshes = [mesh for p in plans_of(moves) for mesh in (p.src.mesh, p.dst.mesh)]
     return not any(inside(comm, mesh) for mesh in meshes)
 
 
 def admit(
-    found: Plan | Fused | Program,
+    job: Plan | Fused | Program,
     comm: Comm[Value],
     types: Sequence[TensorType],
     values: Sequence[Value],
@@ -157,31 +157,31 @@ def admit(
     except AttributeError:
         refuse_no_comm(comm)
         raise
-    if check in EVERY_CALL or (check == "first" and found.digest not in comm.agreed):
+    if check in EVERY_CALL or (check == "first" and job.digest not in comm.agreed):
         wrong = [m for m in map(comm.mistake, values, types) if m]
-        about, digest = _KINDS[found.__class__], found.digest
+        about, digest = _KINDS[job.__class__], job.digest
         if tracked(values):  # ranks that differ in this would wait for each other in the backward
             about, digest = f"{about} with its gradient", digest_of(f"{digest} with its gradient")
-        meshes = dict.fromkeys(meshes_of(found))
+        meshes = dict.fromkeys(meshes_of(job))
         comm.agree(about, digest, list(meshes), wrong[0] if wrong else None)
-        comm.agreed.add(found.digest)
+        comm.agreed.add(job.digest)
         if check == "values":
-            compare(about, comm, list(meshes), _held(found, types, values, comm))
+            compare(about, comm, list(meshes), _held(job, types, values, comm))
         return
     for value, type in zip(values, types, strict=True):
         mistake = comm.mistake(value, type)
         if mistake:
-            comm.refuse(_KINDS[found.__class__], mistake, meshes_of(found))
+            comm.refuse(_KINDS[job.__class__], mistake, meshes_of(job))
 
 
 def _held(
-    found: Plan | Fused | Program, types: Sequence[TensorType], values: Sequence[Any], comm: Any
+    job: Plan | Fused | Program, types: Sequence[TensorType], values: Sequence[Any], comm: Any
 ) -> dict[str, tuple[Any, TensorType]]:
     """What runs, by name, with its type: the inputs, and what a program has closed over."""
     held = inputs(values, types)
-    if isinstance(found, Program):
-        for i, (_, tensor) in enumerate(found.constants):
-            type = TensorType(tuple(tensor.shape), tensor.dtype, found.mesh.layout())
+    if isinstance(job, Program):
+        for i, (_, tensor) in enumerate(job.constants):
+            type = TensorType(tuple(tensor.shape), tensor.dtype, job.mesh.layout())
             held[f"constant {i}, {type}"] = comm.value([tensor] * comm.width(type)), type
     return held
 
@@ -205,28 +205,28 @@ class Deed:
         return self.name
 
 
-def meshes_of(found: Any) -> list[Mesh]:
+def meshes_of(job: Any) -> list[Mesh]:
     """The meshes whose ranks take part in a plan, fused ones, a program or a deed."""
-    if not isinstance(found, (Plan, Fused)):
-        return [found.mesh]
-    return [mesh for p in plans_of(found) for mesh in (p.src.mesh, p.dst.mesh)]
+    if not isinstance(job, (Plan, Fused)):
+        return [job.mesh]
+    return [mesh for p in plans_of(job) for mesh in (p.src.mesh, p.dst.mesh)]
 
 
-def execute(found: Plan, value: Value, comm: Comm[Value]) -> Value:
+def execute(moves: Plan, value: Value, comm: Comm[Value]) -> Value:
     """`value` after every step, without checks and without autograd."""
-    if not found.steps:
-        return value if _absent(found, comm) else comm.copy(value)
+    if not moves.steps:
+        return value if _absent(moves, comm) else comm.copy(value)
     owned = False
-    for step in found.steps:
+    for step in moves.steps:
         value = comm.perform(step, value, owned)
         owned = True
     return value
 
 
-def execute_fused(found: Fused, values: Sequence[Value], comm: Comm[Value]) -> list[Value]:
+def execute_fused(fused: Fused, values: Sequence[Value], comm: Comm[Value]) -> list[Value]:
     """The values after their plans, whose exchanges meet in rounds."""
-    done = [comm.copy(v) if not p.steps else v for p, v in zip(found.plans, values, strict=True)]
-    todo = [list(p.steps) for p in found.plans]
+    done = [comm.copy(v) if not p.steps else v for p, v in zip(fused.plans, values, strict=True)]
+    todo = [list(p.steps) for p in fused.plans]
     while any(todo):
         meeting = []
         for i, steps in enumerate(todo):

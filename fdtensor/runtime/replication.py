@@ -71,9 +71,9 @@ class _Known(TorchDispatchMode):
         out = func(*args, **kwargs)
         if recording():
             return out
-        found = [held[1] for t in _tensors((args, tuple(kwargs.values()))) if (held := self.get(t))]
-        if found:
-            along = frozenset() if func in _DIFFERENT else _common(found)
+        known = [held[1] for t in _tensors((args, tuple(kwargs.values()))) if (held := self.get(t))]
+        if known:
+            along = frozenset() if func in _DIFFERENT else _common(known)
             for tensor in _tensors((out,)):
                 self.put(tensor, along)
         return out
@@ -144,8 +144,8 @@ def known(tensor: torch.Tensor) -> bool:
 
 def same_along(tensor: torch.Tensor, mesh: Mesh, axis: str) -> bool:
     """Whether all ranks of an axis are known to hold this tensor."""
-    found = _HERE.known and _HERE.known.get(tensor)
-    return found is not None and (found[1] is None or (mesh, axis) in found[1])
+    held = _HERE.known and _HERE.known.get(tensor)
+    return held is not None and (held[1] is None or (mesh, axis) in held[1])
 
 
 def storage_of(tensor: torch.Tensor) -> int | None:
@@ -169,7 +169,7 @@ def _tensors(tree: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(entry)
 
 
-def _common(found: Sequence[Along]) -> Along:
+def _common(each: Sequence[Along]) -> Along:
     """The axes that are in all of them."""
-    sets = [along for along in found if along is not None]
+    sets = [along for along in each if along is not None]
     return frozenset.intersection(*sets) if sets else None

@@ -41,7 +41,7 @@ __all__ = ["LineFunction", "line_functions", "selected", "written"]
 
 
 def written(
-    found: LocalProgram,
+    local: LocalProgram,
     comm: Any,
     groups: tuple[str, ...],
     labels: Sequence[str] = (),
@@ -58,13 +58,13 @@ def written(
     what it has computed.
     """
     names: dict[str, Any] = {"record_function": record_function} if labels else {}
-    asked = {v for own in found.conditions.values() for v, _ in own}
-    kept = {v for i, v in enumerate(found.inputs) if i not in donated}
-    body = _beginning(found, comm, groups, asked, kept, names)
-    program = _lines(found, reuses, donated if takes else frozenset())
-    every = list(zip(program, found.dead, _depths(program), strict=True))
+    asked = {v for own in local.conditions.values() for v, _ in own}
+    kept = {v for i, v in enumerate(local.inputs) if i not in donated}
+    body = _beginning(local, comm, groups, asked, kept, names)
+    program = _lines(local, reuses, donated if takes else frozenset())
+    every = list(zip(program, local.dead, _depths(program), strict=True))
     for (condition, depth), some in groupby(
-        every, lambda entry: (_condition(entry[0], found), entry[2])
+        every, lambda entry: (_condition(entry[0], local), entry[2])
     ):
         block = [(line, dead) for line, dead, _ in some]
         lines: list[str] = []
@@ -79,13 +79,13 @@ def written(
             lines = [f"    if {' and '.join(asks)}:", *(f"    {line}" for line in lines)]
             lines += ["    else:", f"        {nothing}"]
         body += ["    " * depth + line for line in lines]
-    results = f"{_numbered(found.outs)}," if found.outs else ""
-    parameters = "values" if donated else _numbered(found.inputs)
+    results = f"{_numbered(local.outs)}," if local.outs else ""
+    parameters = "values" if donated else _numbered(local.inputs)
     return "\n".join([f"def program({parameters}):", *body, f"    return ({results})"]), names
 
 
 def _beginning(
-    found: LocalProgram,
+    local: LocalProgram,
     comm: Any,
     groups: tuple[str, ...],
     asked: set[Var],
@@ -94,27 +94,27 @@ def _beginning(
 ) -> list[str]:
     """What comes before the lines of a rank: inputs out of their list, and other ranks met."""
     body: list[str] = []
-    if len(kept) < len(found.inputs):
-        body += [f"    ({_numbered(found.inputs)},) = values", "    values.clear()"]
+    if len(kept) < len(local.inputs):
+        body += [f"    ({_numbered(local.inputs)},) = values", "    values.clear()"]
     if groups:
         names |= {"unmet": comm.around.unmet, "meet": comm.around.meet, "groups": groups}
         body.append("    if unmet: meet(groups)")
-    body += [f"    {_holds(v)} = bool(v{v.index})" for v in found.inputs if v in asked]
-    return body + _unread(found, kept)
+    body += [f"    {_holds(v)} = bool(v{v.index})" for v in local.inputs if v in asked]
+    return body + _unread(local, kept)
 
 
 def _numbered(values: Sequence[Var]) -> str:
     return ", ".join(f"v{v.index}" for v in values)
 
 
-def _lines(found: LocalProgram, reuses: bool, taken: frozenset[int]) -> Sequence[Line]:
-    return reusing(found, taken) if reuses else found.lines
+def _lines(local: LocalProgram, reuses: bool, taken: frozenset[int]) -> Sequence[Line]:
+    return reusing(local, taken) if reuses else local.lines
 
 
-def _unread(found: LocalProgram, kept: set[Var]) -> list[str]:
+def _unread(local: LocalProgram, kept: set[Var]) -> list[str]:
     """The line that drops inputs which no line reads."""
-    read = {v for dead in found.dead for v in dead}.union(found.outs)
-    gone = [f"v{v.index}" for v in found.inputs if v not in read and v not in kept]
+    read = {v for dead in local.dead for v in dead}.union(local.outs)
+    gone = [f"v{v.index}" for v in local.inputs if v not in read and v not in kept]
     return [f"    del {', '.join(gone)}"] if gone else []
 
 
@@ -156,9 +156,9 @@ def _depths(lines: Sequence[Line]) -> Iterator[int]:
         depth += isinstance(line.op, Again) - isinstance(line.op, Round)
 
 
-def _condition(line: Line, found: LocalProgram) -> tuple[tuple[Var, bool], ...]:
+def _condition(line: Line, local: LocalProgram) -> tuple[tuple[Var, bool], ...]:
     """Under which predicates a line runs: those by which loops go on always do."""
-    return () if isinstance(line.op, LOOPING) else found.conditions.get(line.eqn, ())
+    return () if isinstance(line.op, LOOPING) else local.conditions.get(line.eqn, ())
 
 
 def _label(line: Line, labels: Sequence[str]) -> str:

@@ -171,7 +171,7 @@ class Description:
 
 def owners(sections: Sequence[Section]) -> dict[int, float]:
     """The color of each owner of a block: 0 to 1, in the order of the ranks."""
-    found = {
+    ranks = {
         cell.owner
         for section in sections
         if isinstance(section, Blocks)
@@ -181,5 +181,5 @@ def owners(sections: Sequence[Section]) -> dict[int, float]:
         for cell in cells
         if cell is not None
     }
-    last = max(1, len(found) - 1)
-    return {rank: i / last for i, rank in enumerate(sorted(found))}
+    last = max(1, len(ranks) - 1)
+    return {rank: i / last for i, rank in enumerate(sorted(ranks))}

@@ -53,8 +53,8 @@ class Request:
 
     def filled(self, values: Mapping[str, Any]) -> Any:
         """The pytree with what was found for each name."""
-        found = {**values, **{name: _key(values[name]) for name in self.keys}}
-        leaves = [nested([(path, found[name]) for path, name in place]) for place in self.places]
+        known = {**values, **{name: _key(values[name]) for name in self.keys}}
+        leaves = [nested([(path, known[name]) for path, name in place]) for place in self.places]
         return unflatten(self.spec, leaves)
 
 

@@ -35,7 +35,7 @@ def unbatched() -> Mapping[OpOverload, bool]:
     With whether torch itself runs them as other ops where no `vmap` is around.
     """
     _vmap.lazy_load_decompositions()  # which are rules, once a first vmap has run
-    found: dict[OpOverload, bool] = {}
+    known: dict[OpOverload, bool] = {}
     for full in sorted(_C._dispatch_get_all_op_names()):
         kind, _, name = full.partition("::")
         packet, _, overload = name.partition(".")
@@ -45,8 +45,8 @@ def unbatched() -> Mapping[OpOverload, bool]:
             continue
         op = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
         if op is not None and _of_tensors(op):
-            found[op] = _has_kernel(full, "CompositeImplicitAutograd")
-    return found
+            known[op] = _has_kernel(full, "CompositeImplicitAutograd")
+    return known
 
 
 def _of_tensors(op: OpOverload) -> bool:

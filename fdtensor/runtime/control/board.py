@@ -43,12 +43,12 @@ class Board:
 
     def posts(self, ranks: Iterable[int]) -> dict[int, Post]:
         """What the ranks say of themselves, of those that do."""
-        found = {}
+        posts = {}
         for rank in ranks:
             key = f"{self.prefix}/post/{rank}"
             if self.store.check([key]):
-                found[rank] = Post.from_json(self.store.get(key))
-        return found
+                posts[rank] = Post.from_json(self.store.get(key))
+        return posts
 
     def account(self, ranks: Sequence[int], seconds: float) -> Account:
         """The account that all ranks give, when all that are alive have said where they are.
