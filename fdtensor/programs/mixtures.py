@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from fdtensor.layouts.placement import Cut
+from fdtensor.layouts.placement import Cut, Ragged
 from fdtensor.ops.flops import Work
 from fdtensor.ops.graph import Call, Graph
 from fdtensor.programs.boundary import Boundary, boundary_of
 from fdtensor.programs.choice import inside, prices_of, total_seconds
 from fdtensor.programs.choices import Body, Choices, Constraints
 from fdtensor.programs.ends import open_input, output_node
+from fdtensor.programs.moves import IMPOSSIBLE
 from fdtensor.programs.nested import place_of, ways_of, ways_of_end
 from fdtensor.programs.nodes import Node, OnAxes, Option, Place
 from fdtensor.programs.prices import Prices
@@ -104,11 +105,19 @@ def combined(
         work = Work(call, graph.types, prices.mesh.sizes, prices.cost_of(call))
         sides = zip((*call.ins, *call.outs), (*ins, *outs), strict=True)
         seconds = work.seconds(work.part(None if v is None else v.index, p) for v, p in sides)
+    elif any(map(_ragged_twice, (*ins, *outs))):
+        seconds = IMPOSSIBLE
     else:
         read = [v is not None for v in call.outs]
         boundaries = tuple((a, boundary_of(o, read)) for a, o in along.items())
         seconds = _inside_seconds(body, boundaries, prices, constraints)
     return [Option(w.ins, w.outs, seconds, OnAxes(along, w.order)) for w in ways]
+
+
+def _ragged_twice(placements: Sequence[Place]) -> bool:
+    """Whether two axes cut one dim by sizes of their own, which no layout has."""
+    dims = [p.dim for p in placements if isinstance(p, Ragged)]
+    return len(dims) > len(set(dims))
 
 
 def _inside_seconds(

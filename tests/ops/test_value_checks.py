@@ -311,6 +311,14 @@ def test_a_backward_has_checks_of_its_own():
         assert torch.allclose(gradient, due.grad)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32])
+def test_counts_of_narrow_integers_are_taken(dtype):
+    indices = torch.arange(12).to(dtype) % 5
+    counted = spmd(lambda i: torch.bincount(i, minlength=5))
+    given = distribute(indices, MESH.layout("dp"), SimulatedComm(MESH))
+    assert torch.equal(counted(given).full(), torch.bincount(indices, minlength=5))
+
+
 @pytest.mark.parametrize("weights", [None, torch.float32, torch.float16, torch.int64])
 def test_counts_of_a_known_number_are_taken_where_values_are(weights):
     indices = torch.arange(24) ** 2 % 7

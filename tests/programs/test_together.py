@@ -7,7 +7,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fdtensor import Layout, Mesh, Partial, Replicate, Shard, TensorType, like, plan, trace
+from fdtensor import (
+    Layout,
+    Mesh,
+    Partial,
+    Replicate,
+    Shard,
+    SimulatedComm,
+    TensorType,
+    call,
+    distribute,
+    like,
+    plan,
+    trace,
+)
 from fdtensor.ops.graph import Full
 from fdtensor.plans.cost import NCCL, overlapped, seconds
 from fdtensor.programs.moves import IMPOSSIBLE, about_seconds, move_seconds
@@ -22,6 +35,15 @@ def test_two_axes_change_together():
     program = trace(lambda x, w: (torch.relu(w), x @ w), x, w, out_layouts=like(None))
     assert [str(step.collective) for step in program.collectives] == ["all_gather[axis=a dim=1]"]
     assert program.received_bytes == 2048 * 512 * 4 // 8
+
+
+def test_two_axes_never_cut_one_dim_each_by_sizes_of_its_own():
+    """Each axis alone leaves the parts of the result where they are, of a length of their own."""
+    mesh = Mesh(x=1, y=2, z=2)
+    comm = SimulatedComm(mesh)
+    a = distribute(torch.arange(5.0), mesh.layout("y"), comm)
+    b = distribute(torch.arange(5.0).bfloat16(), mesh.layout(("x", "y", "z")), comm)
+    assert torch.equal(call(torch.block_diag, a, b).full(), torch.block_diag(a.full(), b.full()))
 
 
 def mlp(x, up, down):

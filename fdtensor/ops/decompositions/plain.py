@@ -27,13 +27,14 @@ def one_hot(x, num_classes=-1):
 @recorded_as(torch.bincount, torch.Tensor.bincount)
 def bincount(input, weights=None, minlength=0):
     """`out[c] = sum_i w[i] * (x[i] == c)` for `c < minlength`; others are out of range."""
-    if minlength <= 0 or input.ndim != 1:  # as many as the values need
+    whole = not (input.is_floating_point() or input.is_complex() or input.dtype == torch.bool)
+    if minlength <= 0 or input.ndim != 1 or not whole:  # as many as the values need, or refused
         return torch.bincount(input, weights, minlength)
     if weights is None:
         weights = torch.ones_like(input, dtype=torch.int64)
     elif weights.dtype != torch.float32:
         weights = weights.double()
-    return index_add(weights.new_zeros(minlength), 0, input, weights)
+    return index_add(weights.new_zeros(minlength), 0, input.long(), weights)
 
 
 @recorded_as(torch.combinations)

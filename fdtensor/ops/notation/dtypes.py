@@ -15,14 +15,14 @@ __all__ = ["alike", "highest", "keeps_order", "keeps_sums", "linear_in", "lowest
 
 def lowest(dtype: torch.dtype) -> float | int | bool:
     """The least value of a dtype: the maximum over no elements."""
-    if dtype.is_floating_point:
+    if dtype.is_floating_point or dtype.is_complex:  # torch refuses to order what is complex
         return -inf
     return False if dtype == torch.bool else torch.iinfo(dtype).min
 
 
 def highest(dtype: torch.dtype) -> float | int | bool:
     """The greatest value of a dtype: the minimum over no elements."""
-    if dtype.is_floating_point:
+    if dtype.is_floating_point or dtype.is_complex:
         return inf
     return True if dtype == torch.bool else torch.iinfo(dtype).max
 
