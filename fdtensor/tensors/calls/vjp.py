@@ -10,7 +10,7 @@ import attrs
 import optree
 import torch
 
-from fdtensor.layouts.errors import TraceError
+from fdtensor.layouts.errors import DataDependentError, TraceError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten, unflatten
@@ -85,9 +85,9 @@ def joint(
     program = functools.partial(_joint_program, make, tree, all_types, options, primal, through)
     try:
         whole = program(both := joined(_by_vjp))
-    except TraceError as error:
-        if not any(what in str(error) for what in _NOT_BY_VJP):
-            raise
+    except DataDependentError:
+        raise
+    except TraceError:  # torch.func takes no autograd inside, and no derivative of some ops
         whole = program(both := joined(_by_autograd))
     _, _, still = whole.result(range(len(whole.program.outs)))
     return Joint(whole.program, both, layouts, out_cts, wanted, through, frozenset(still))
@@ -199,10 +199,6 @@ def _with_cotangents(
 
     with_cotangents.__name__ = name
     return with_cotangents
-
-
-_NOT_BY_VJP = ("requires_grad", "saved tensor hooks", "setup_context")
-"""Words in torch's errors about autograd or checkpoints inside, or derivatives that ops lack."""
 
 
 def _by_vjp(
