@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import attrs
@@ -26,10 +26,9 @@ from fdtensor.runtime.comm import Comm, Value
 from fdtensor.runtime.cotangents import collecting
 from fdtensor.runtime.interpreter import run
 from fdtensor.tensors.owed import Collecting, Owed, StandIn, at_hand
+from fdtensor.tensors.pulled import backward_of
 from fdtensor.tensors.refusals import (
     refuse_clipping,
-    refuse_many,
-    refuse_no_cotangents,
     refuse_of_torch_alone,
     unchanging,
 )
@@ -220,24 +219,14 @@ class DTensor(Generic[Value], _LikeTensor, metaclass=ToldByTorch):  # type: igno
         *,
         retain_graph: bool | None = None,
         create_graph: bool = False,
+        inputs: Sequence[DTensor[Any]] | DTensor[Any] | None = None,
     ) -> None:
         """Leaves gradients in the tensors that it was computed from, as for one process.
 
-        `gradient` is its cotangent, 1 where it has one element. Collective, as the forward was.
+        `gradient` is its cotangent, 1 where it has one element; with `inputs`, these alone get
+        gradients. Collective, as the forward was.
         """
-        whole = self.type.cotangent()
-        if gradient is not None:
-            refuse_no_cotangents("gradient", [gradient], DTensor)
-            cotangents = self.comm.leaves(gradient.redistribute(whole).local)
-        elif self.type.numel == 1:
-            cotangents = [torch.ones_like(leaf) for leaf in self.comm.leaves(self.local)]
-        else:
-            raise refuse_many(self)
-        pairs = zip(self.comm.leaves(self.local), cotangents, strict=True)
-        # a rank outside of the mesh has a part in the backward only where its graph says so
-        known = [pair for pair in pairs if pair[0].requires_grad] if self.requires_grad else pairs
-        leaves, cotangents = zip(*known, strict=True)
-        torch.autograd.backward(leaves, cotangents, retain_graph, create_graph)
+        backward_of([self], [gradient], retain_graph, create_graph, inputs=inputs)
 
     def __repr__(self) -> str:
         refuse_of_torch_alone(self)

@@ -12,7 +12,7 @@ from fdtensor.layouts.errors import FdtensorError
 from fdtensor.tensors.owed import Collecting, Owed, at_hand
 from fdtensor.tensors.refusals import refuse_many, refuse_no_cotangents, refuse_other_shapes
 
-__all__ = ["filled", "grad_of", "pulled"]
+__all__ = ["OF_AUTOGRAD", "backward_of", "filled", "pulled"]
 
 
 def pulled(
@@ -80,6 +80,31 @@ def _cotangent(x: Any, own: Sequence[Any]) -> Any:
     return x.__class__(x.comm.value(list(own)), x.type.cotangent(), x.comm)
 
 
+def backward_of(
+    tensors: Any,
+    grad_tensors: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    grad_variables: Any = None,
+    inputs: Any = None,
+) -> None:
+    """Leaves gradients in DTensors that others were computed from, as `torch.autograd.backward`."""
+    ends = _listed(tensors)
+    given = _listed(grad_variables if grad_tensors is None else grad_tensors)
+    refuse_no_cotangents("gradient", [x for x in given if x is not None], ends[0].__class__)
+    outs: list[torch.Tensor] = []
+    grads: list[torch.Tensor] = []
+    for x, ct in zip(ends, given + [None] * (len(ends) - len(given)), strict=True):
+        moved = _one(x) if ct is None else ct.redistribute(x.type.cotangent())
+        pairs = zip(x.comm.leaves(x.local), x.comm.leaves(moved.local), strict=True)
+        # a rank outside of the mesh has a part in the backward only where its graph says so
+        known = [pair for pair in pairs if pair[0].requires_grad or not x.requires_grad]
+        outs += [leaf for leaf, _ in known]
+        grads += [grad for _, grad in known]
+    starts = [leaf for x in _listed(inputs) for leaf in _places(x)]
+    torch.autograd.backward(outs, grads, retain_graph, create_graph, inputs=starts or None)
+
+
 def grad_of(
     outputs: Any,
     inputs: Any,
@@ -97,9 +122,8 @@ def grad_of(
             "torch.autograd.grad of DTensors takes no batch of cotangents.",
             hint="Write fd.vmap around the way back of fd.vjp.",
         )
-    ends = [outputs] if _is_one(outputs) else list(outputs)
-    several = isinstance(grad_outputs, (list, tuple))
-    given = [*grad_outputs] if several else [grad_outputs]
+    ends = _listed(outputs)
+    given = _listed(grad_outputs)
     refuse_no_cotangents("grad_outputs", [x for x in given if x is not None], ends[0].__class__)
     given += [None] * (len(ends) - len(given))
     cotangents = [_one(x) if ct is None else ct for x, ct in zip(ends, given, strict=True)]
@@ -130,6 +154,13 @@ def _is_one(value: Any) -> bool:
     return hasattr(value, "comm")
 
 
+def _listed(value: Any) -> list[Any]:
+    """The entries of a list or tuple, else one for what is there; none for None."""
+    if value is None:
+        return []
+    return [*value] if isinstance(value, (list, tuple)) else [value]
+
+
 def _one(x: Any) -> Any:
     """The cotangent of a tensor of one element."""
     if x.type.numel != 1:
@@ -141,3 +172,10 @@ def _like(x: Any, make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """A cotangent of `x` of local tensors made like its own."""
     local = [make(leaf) for leaf in x.comm.leaves(x.local)]
     return x.__class__(x.comm.value(local), x.type.cotangent(), x.comm)
+
+
+OF_AUTOGRAD: dict[Any, Callable[..., Any]] = {
+    torch.autograd.grad: grad_of,
+    torch.autograd.backward: backward_of,
+}
+"""What functions of autograd are for DTensors."""

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fdtensor.ops.transparent import recording
-from fdtensor.tensors.pulled import grad_of
+from fdtensor.tensors.pulled import OF_AUTOGRAD
 from fdtensor.tensors.refusals import (
     OF_OTHERS,
     Absent,
@@ -65,8 +65,8 @@ class TensorLike:
         """`call(func, ...)`: torch asks it where an argument of a function is a record."""
         kwargs = kwargs or {}
         refuse_writing(func, args, kwargs, cls)
-        if func is torch.autograd.grad and not recording():
-            return grad_of(*args, **kwargs)
+        if func in OF_AUTOGRAD and not recording():
+            return OF_AUTOGRAD[func](*args, **kwargs)
         return _CALL[0](func, *args, **kwargs)
 
     # --- values, which all ranks gather ---------------------------------------------------------

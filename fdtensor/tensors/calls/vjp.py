@@ -65,8 +65,9 @@ def joint(
     """
     function = weakly(f)
     known, outs = [t for t in types if t is not None], primal.program.out_types
-    wanted = tuple(i for i, t in enumerate(known) if tracked[i] and _smooth(t))
     through = tuple(i for i, t in enumerate(outs) if _smooth(t))
+    read = _read_for(primal.program, through)
+    wanted = tuple(i for i, t in enumerate(known) if tracked[i] and _smooth(t) and i in read)
     if not wanted or not through:
         return None
     in_cts = [known[i].cotangent() for i in wanted]
@@ -121,6 +122,15 @@ def adjoint(
     moves = others or any(eqn.steps for eqn in whole.eqns)
     facts = both.wanted, others, both.through, both.still, pulled
     return Adjoint(forward, backward, outs, kept, *facts, not (moves or pending), weakly(f))
+
+
+def _read_for(program: Program, outs: Sequence[int]) -> set[int]:
+    """The numbers of the inputs that these outputs of a program depend on."""
+    read = {program.outs[i] for i in outs}
+    for eqn in reversed(program.eqns):
+        if not read.isdisjoint(eqn.outs):
+            read.update(eqn.ins)
+    return {i for i, v in enumerate(program.inputs) if v in read}
 
 
 def _parameters_of(program: Program) -> frozenset[int]:
