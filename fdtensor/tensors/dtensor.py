@@ -18,6 +18,7 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.signatures import named_arguments
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.torch_private import see_untracked
 from fdtensor.layouts.tree import register
 from fdtensor.ops.transparent import recording
 from fdtensor.plans.planner import Plan, plan
@@ -30,6 +31,7 @@ from fdtensor.tensors.pulled import backward_of
 from fdtensor.tensors.refusals import (
     refuse_clipping,
     refuse_of_torch_alone,
+    refuse_untracked,
     unchanging,
 )
 from fdtensor.tensors.tensor_like import TensorLike
@@ -284,3 +286,14 @@ register(
 def is_dtensor(node: Any) -> bool:
     """Whether a node of a pytree is a DTensor, and so a leaf to what computes with DTensors."""
     return isinstance(node, DTensor)
+
+
+def _refuse_untracked(what: str, args: Sequence[Any]) -> None:
+    """Raises where torch would take a DTensor for a value without a derivative."""
+    if torch.is_grad_enabled() and not recording():
+        for x in args:
+            if is_dtensor(x) and x.requires_grad:
+                raise refuse_untracked(what, x)
+
+
+see_untracked(_refuse_untracked)

@@ -101,7 +101,12 @@ def backward_of(
         known = [pair for pair in pairs if pair[0].requires_grad or not x.requires_grad]
         outs += [leaf for leaf, _ in known]
         grads += [grad for _, grad in known]
-    starts = [leaf for x in _listed(inputs) for leaf in _places(x)]
+    starts = [leaf for x in _listed(inputs) for leaf in x.comm.leaves(x.local)]
+    if not all(leaf.is_leaf and leaf.requires_grad for leaf in starts):
+        raise FdtensorError(
+            "the inputs of a backward are DTensors that were marked by requires_grad_().",
+            hint="Give them as a list: inputs=[x].",
+        )
     torch.autograd.backward(outs, grads, retain_graph, create_graph, inputs=starts or None)
 
 
@@ -158,6 +163,8 @@ def _listed(value: Any) -> list[Any]:
     """The entries of a list or tuple, else one for what is there; none for None."""
     if value is None:
         return []
+    if isinstance(value, Mapping):
+        return [*value.values()]
     return [*value] if isinstance(value, (list, tuple)) else [value]
 
 

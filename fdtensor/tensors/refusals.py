@@ -30,6 +30,7 @@ __all__ = [
     "refuse_no_dims",
     "refuse_of_torch_alone",
     "refuse_other_shapes",
+    "refuse_untracked",
     "refuse_write",
     "refuse_writing",
     "unchanging",
@@ -180,6 +181,16 @@ def refuse_of_torch_alone(x: object) -> None:
             "fd.spmd(lambda x: torch.cond(x.sum() > 0, f, g, (x,)))(x).",
             {"x": x},
         )
+
+
+def refuse_untracked(what: str, x: object) -> NotTorchError:
+    """The error where torch would take a DTensor for a value without a derivative."""
+    return _error(
+        f"{what} takes derivatives of tensors of torch, and of no DTensor.",
+        "Give it as a function to call or spmd, which have its derivative: call(F.apply, x), "
+        "call(module, x). A checkpoint takes use_reentrant=False.",
+        {"x": x},
+    )
 
 
 def refuse_no_dims(x: Any) -> NotTorchError:

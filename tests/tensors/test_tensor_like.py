@@ -2,6 +2,7 @@
 
 import ast
 import operator
+import warnings
 
 import numpy as np
 import optree
@@ -9,6 +10,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint
 
 from fdtensor.layouts.errors import FdtensorError, NotTorchError, ValueTreeError
 from fdtensor.layouts.mesh import Mesh
@@ -262,3 +264,86 @@ def test_a_gradient_that_was_asked_to_be_kept_is_there():
         leaf.retain_grad()
     y.sum().backward()
     assert torch.equal(y.grad.full(), torch.ones(4))
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(x):
+        return x * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * ctx.saved_tensors[0] * g
+
+
+def hooked():
+    module = torch.nn.Tanh()
+    module.register_full_backward_hook(lambda module, grads, given: (grads[0] * 5,))
+    return module
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        Square.apply,
+        hooked(),
+        lambda x: checkpoint(lambda x: x * x, x, use_reentrant=True),
+    ],
+)
+def test_what_would_lose_a_derivative_of_a_dtensor_is_refused(function):
+    comm = SimulatedComm(Mesh(x=2))
+    x = distribute(torch.arange(4.0), comm.mesh.layout("x"), comm)
+    with pytest.raises(NotTorchError, match="takes derivatives of tensors of torch"):
+        function(x.requires_grad_())
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch looks for tensors that require a gradient
+        assert torch.equal(function(x).full(), function(x.full()))
+
+
+@pytest.mark.parametrize("function", [Square.apply, hooked()])
+def test_call_takes_the_derivatives_of_functions_and_hooks(function):
+    comm = SimulatedComm(Mesh(x=2))
+    x = distribute(torch.arange(4.0), comm.mesh.layout("x"), comm).requires_grad_()
+    plain = torch.arange(4.0, requires_grad=True)
+    call(function, x).sum().backward()
+    function(plain).sum().backward()
+    assert torch.equal(x.grad.full(), plain.grad)
+
+
+def test_what_nothing_reads_has_no_gradient():
+    comm = SimulatedComm(Mesh(x=2))
+    x, w = (
+        distribute(torch.arange(4.0), comm.mesh.layout("x"), comm).requires_grad_() for _ in "xw"
+    )
+    double = spmd(lambda x, w: 2 * x)
+    double(x, w).sum().backward()
+    assert x.grad.full().tolist() == [2.0] * 4
+    assert w.grad is None
+    assert not double(x.detach(), w).requires_grad
+    assert torch.autograd.grad(double(x, w).sum(), [w], allow_unused=True) == (None,)
+    with pytest.raises(FdtensorError, match="has no part in the outputs"):
+        torch.autograd.grad(double(x, w).sum(), [w])
+
+
+def test_backward_of_several_leaves_gradients_in_the_inputs_that_are_named():
+    comm = SimulatedComm(Mesh(x=2))
+
+    def gradients(values, named):
+        x, w = values
+        torch.autograd.backward([(x * x).sum(), x * w], [None, w.detach()], **named(x, w))
+        (x * w).sum().backward(inputs=[w])
+        return x.grad, w.grad
+
+    for named in (lambda x, w: {}, lambda x, w: {"inputs": [w]}, lambda x, w: {"inputs": {"a": x}}):
+        ours = [
+            distribute(torch.arange(4.0) + k, comm.mesh.layout("x"), comm).requires_grad_()
+            for k in range(2)
+        ]
+        plain = [(torch.arange(4.0) + k).requires_grad_() for k in range(2)]
+        same(gradients(ours, named), gradients(plain, named))
+    with pytest.raises(FdtensorError, match="marked by requires_grad_"):
+        torch.autograd.backward((ours[0] * ours[1]).sum(), inputs=ours[0])  # torch takes its rows

@@ -155,6 +155,7 @@ from fdtensor.layouts.torch_private.transforms import (
     within_transforms,
     without_transforms,
 )
+from fdtensor.layouts.torch_private.untracked import see_untracked
 
 __all__ = [
     "DYNAMO",
@@ -283,6 +284,7 @@ __all__ = [
     "run_backward",
     "recorded_saving_hooks",
     "seen_by_modes",
+    "see_untracked",
     "sequence_number",
     "set_forward_grad_enabled",
     "transforms_active",
