@@ -29,7 +29,8 @@ def see_untracked(see: Callable[[str, Sequence[Any]], None]) -> None:
     Its first argument says what takes them.
     """
     unwrap: Any = utils.unwrap_dead_wrappers
-    setup: Any = BackwardHook.setup_input_hook
+    hooks: Any = BackwardHook
+    setup = hooks.setup_input_hook
 
     @functools.wraps(unwrap)
     def unwrap_dead_wrappers(args: Any) -> Any:
@@ -43,4 +44,4 @@ def see_untracked(see: Callable[[str, Sequence[Any]], None]) -> None:
         return setup(hook, args)
 
     utils.unwrap_dead_wrappers = unwrap_dead_wrappers
-    BackwardHook.setup_input_hook = setup_input_hook
+    hooks.setup_input_hook = setup_input_hook
