@@ -88,9 +88,10 @@ def total_norm(
 ) -> torch.Tensor:
     """The norm of all numbers in a pytree of DTensors, 0-d and the same on all ranks.
 
-    `norm_type` is above 0, or inf. Replicas count once; what is pending is reduced first. One
-    reduction over the ranks of all meshes, collective over them; 0 on a rank that is in none. With
-    `error_if_nonfinite` a norm that is infinite or nan raises `FdtensorError`, on all ranks.
+    It is in float32, or in float64 where a gradient is. `norm_type` is above 0, or inf. Replicas
+    count once; what is pending is reduced first. One reduction over the ranks of all meshes,
+    collective over them; 0 on a rank that is in none. With `error_if_nonfinite` a norm that is
+    infinite or nan raises `FdtensorError`, on all ranks.
 
     >>> mesh = Mesh(x=2)
     >>> rows = mesh.layout("x")
