@@ -37,6 +37,30 @@ class Fault:
 
 FAULTS = (
     Fault(
+        "what nothing reads gets a gradient of zeros",
+        "if tracked[i] and _smooth(t) and i in read)",
+        "if tracked[i] and _smooth(t))",
+        "tensors/test_tensor_like.py",
+    ),
+    Fault(
+        "a function of autograd takes a DTensor that requires a gradient",
+        'see("an autograd.Function", args)',
+        "pass",
+        "tensors/test_tensor_like.py",
+    ),
+    Fault(
+        "that a tensor is saved in a step of a scan counts as a read of it",
+        "hooks.pack_hook = _unseen(pack)",
+        "hooks.pack_hook = pack",
+        "ops/test_control_flow.py",
+    ),
+    Fault(
+        "two axes may cut one dim each by sizes of its own",
+        "elif any(map(_ragged_twice, (*ins, *outs))):",
+        "elif False:",
+        "programs/test_together.py",
+    ),
+    Fault(
         "a move inside of a cut that stays is priced as if it cut first",
         "moving |= {*was[stays:], *will[stays:]}",
         "moving |= set()",

@@ -13,7 +13,7 @@ from fdtensor.programs.choice import inside, prices_of, total_seconds
 from fdtensor.programs.choices import Body, Choices, Constraints
 from fdtensor.programs.ends import open_input, output_node
 from fdtensor.programs.moves import IMPOSSIBLE
-from fdtensor.programs.nested import place_of, ways_of, ways_of_end
+from fdtensor.programs.nested import place_of, shares_dim, ways_of, ways_of_end
 from fdtensor.programs.nodes import Node, OnAxes, Option, Place
 from fdtensor.programs.prices import Prices
 
@@ -116,8 +116,7 @@ def combined(
 
 def _ragged_twice(placements: Sequence[Place]) -> bool:
     """Whether two axes cut one dim by sizes of their own, which no layout has."""
-    dims = [p.dim for p in placements if isinstance(p, Ragged)]
-    return len(dims) > len(set(dims))
+    return shares_dim([p for p in placements if isinstance(p, Ragged)])
 
 
 def _inside_seconds(
