@@ -17,6 +17,7 @@ from fdtensor.tensors.torch_transforms import (
     INSTEAD,
     asked_by_a_transform,
     asked_by_control_flow,
+    asked_by_functional_call,
 )
 
 __all__ = [
@@ -173,12 +174,18 @@ def refuse_other_shapes(ends: Sequence[Any], cotangents: Sequence[Any]) -> None:
 
 
 def refuse_of_torch_alone(x: object) -> None:
-    """Raises where control flow of torch is about to say that a DTensor is no tensor of torch."""
+    """Raises where torch is about to say of a DTensor that it is no tensor of torch."""
     if asked_by_control_flow():
         raise _error(
             "torch.cond, while_loop, scan and map take tensors of torch, and not a DTensor.",
             "Write them inside of a traced function, which gets tensors of torch: "
             "fd.spmd(lambda x: torch.cond(x.sum() > 0, f, g, (x,)))(x).",
+            {"x": x},
+        )
+    if asked_by_functional_call():
+        raise _error(
+            "torch.func.functional_call takes tensors of torch, and not a DTensor.",
+            "Write fd.bind(module, params)(x), or functional_call inside of a traced function.",
             {"x": x},
         )
 

@@ -13,6 +13,7 @@ __all__ = [
     "asked_by_a_transform",
     "asked_by_clipping",
     "asked_by_control_flow",
+    "asked_by_functional_call",
     "name_for_torch",
 ]
 
@@ -40,8 +41,18 @@ def asked_by_a_transform() -> bool:
 
 def asked_by_control_flow() -> bool:
     """The same for `torch.cond` and other functions of torch that take functions."""
-    files = [_file_of_caller(3), _file_of_caller(4)]  # of repr(), and of a text that formats it
-    return any("/torch/_higher_order_ops/" in file for file in files)
+    return _printed_in("/torch/_higher_order_ops/")
+
+
+def asked_by_functional_call() -> bool:
+    """The same for `torch.func.functional_call`, which puts tensors in place of parameters."""
+    return _printed_in("/nn/utils/_named_member_accessor.py")
+
+
+def _printed_in(part: str) -> bool:
+    """Whether a file with this in its name prints what asks the caller of this function."""
+    files = [_file_of_caller(4), _file_of_caller(5)]  # of repr(), and of a text that formats it
+    return any(part in file for file in files)
 
 
 def asked_by_clipping() -> bool:

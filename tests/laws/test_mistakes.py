@@ -386,6 +386,10 @@ MISTAKES = {
         ("fd.vmap(torch.add)(x, x[1:])", "TraceError", "sizes [4, 3]", "in_dims=(0, None)"),
         ("fd.vmap(torch.add, in_dims=(0, 2))(x, i)", "TraceError", "in_dim=2", "None for an arg"),
         ("torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))", "NotTorchError", "cond", "fd.spmd"),
+        (
+            "torch.func.functional_call(torch.nn.Linear(6, 4), {'weight': x}, (x,))",
+            *("NotTorchError", "functional_call takes", "fd.bind(module, params)"),
+        ),
         ("while_loop(torch.any, torch.relu, (x,))", "NotTorchError", "while_loop", "fd.spmd("),
         ("each(torch.relu, x)", "NotTorchError", "and not a DTensor", "fd.spmd("),
         ("spmd(torch.add, donate=(0, 1))(x, x)", "TraceError", "one DTensor as two", "once"),
