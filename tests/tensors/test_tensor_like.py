@@ -314,6 +314,31 @@ def test_call_takes_the_derivatives_of_functions_and_hooks(function):
     assert torch.equal(x.grad.full(), plain.grad)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, w: (2 * x, w.detach()),
+        lambda x, w: (x * w.detach(), x),
+        lambda x, w: (torch.where(x > w, x, 3 * x), w > 1),
+        lambda x, w: (x * w, x),
+        lambda x, w: (x + 0 * w.view(2, 2).t().reshape(4), x),
+        lambda x, w: (x + w[1] * 2, w.clone()),
+    ],
+)
+def test_what_has_a_gradient_is_what_has_one_in_one_process(function):
+    comm = SimulatedComm(Mesh(x=2))
+    plain = [torch.arange(4.0, requires_grad=True) for _ in "xw"]
+    ours = [
+        distribute(torch.arange(4.0), comm.mesh.layout("x"), comm).requires_grad_() for _ in "xw"
+    ]
+    function(*plain)[0].sum().backward()
+    spmd(function)(*ours)[0].sum().backward()
+    same([t.grad for t in ours], [t.grad for t in plain])
+    end, due = spmd(function)(*ours)[0].sum(), function(*plain)[0].sum()
+    grads = torch.autograd.grad(end, ours, allow_unused=True)
+    same(grads, torch.autograd.grad(due, plain, allow_unused=True))
+
+
 def test_what_nothing_reads_has_no_gradient():
     comm = SimulatedComm(Mesh(x=2))
     x, w = (

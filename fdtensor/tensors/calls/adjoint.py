@@ -33,6 +33,8 @@ class Adjoint:
     """The inputs that the backward reads."""
     wanted: tuple[int, ...]
     """The inputs that have a derivative."""
+    apart: frozenset[int]
+    """Those of them from which none goes to an output after all, as what was detached."""
     others: tuple[tuple[int, TensorType], ...]
     """Those of them, by place, whose cotangent the backward gives in another type than this one."""
     through: tuple[int, ...]
@@ -141,7 +143,7 @@ class _Run(torch.autograd.Function):
         flat: list[Any] = [None, None, None, None]
         for i, value in enumerate(values):
             leaves = comm.leaves(value)
-            grad = by_input.get(i)
+            grad = None if i in adjoint.apart else by_input.get(i)
             flat += [None] * len(leaves) if grad is None else comm.leaves(grad)
         return tuple(flat)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -35,7 +35,7 @@ class Joint:
     """Takes tensors and cotangents; gives the results and the cotangents of `wanted`."""
     function: Callable[..., Any]
     """The plain function that it is the program of."""
-    layouts: tuple[list[Layout], list[Layout], None]
+    layouts: tuple[list[Layout], list[Layout], None, None]
     """Those of what the function returns: of results, and of cotangents of tensors."""
     out_cts: list[TensorType]
     """The types of the cotangents that it takes."""
@@ -45,6 +45,8 @@ class Joint:
     """The results that may have one."""
     still: frozenset[int]
     """Those of them that have none after all, such as what was detached."""
+    apart: frozenset[int]
+    """The tensors among `wanted` from which no derivative goes to a result after all."""
 
 
 def joint(
@@ -73,11 +75,13 @@ def joint(
     in_cts = [known[i].cotangent() for i in wanted]
     out_cts = [outs[i].cotangent() for i in through]
     _, tree = flatten((([0] * len(known), [0] * len(out_cts)), {}))
-    layouts = [t.layout for t in outs], [t.layout for t in in_cts], None
+    layouts = [t.layout for t in outs], [t.layout for t in in_cts], None, None
     free = [tracked[i] is Collecting for i in wanted]
     own = [Like(None) if is_free else t.layout for t, is_free in zip(in_cts, free, strict=True)]
     parameters = _parameters_of(primal.program)
-    options = attrs.evolve(options, out_layouts=(layouts[0], own, None), parameters=parameters)
+    options = attrs.evolve(
+        options, out_layouts=(layouts[0], own, None, None), parameters=parameters
+    )
     flat = _flat(function, spec, _without_tensors(leaves, types), types, primal.statics)
     joined = functools.partial(_with_cotangents, name_of(f), flat, wanted, through)
     if family is not None:
@@ -90,8 +94,8 @@ def joint(
         raise
     except TraceError:  # torch.func takes no autograd inside, and no derivative of some ops
         whole = program(both := joined(_by_autograd))
-    _, _, still = whole.result(range(len(whole.program.outs)))
-    return Joint(whole.program, both, layouts, out_cts, wanted, through, frozenset(still))
+    _, _, *known_of = whole.result(range(len(whole.program.outs)))
+    return Joint(whole.program, both, layouts, out_cts, wanted, through, *map(frozenset, known_of))
 
 
 def adjoint(
@@ -120,7 +124,7 @@ def adjoint(
     # from replicas of a cotangent blocks are computed, which second derivatives have to add up
     pending = any(t.layout.partial for t in outs)
     moves = others or any(eqn.steps for eqn in whole.eqns)
-    facts = both.wanted, others, both.through, both.still, pulled
+    facts = both.wanted, both.apart, others, both.through, both.still, pulled
     return Adjoint(forward, backward, outs, kept, *facts, not (moves or pending), weakly(f))
 
 
@@ -191,24 +195,41 @@ def _with_cotangents(
 ) -> Callable[..., Any]:
     """The function of tensors and cotangents that gives results and the cotangents `wanted`.
 
-    And the numbers of the results among `through` that have no derivative after all.
+    And the numbers of the results among `through` that have no derivative after all, and of the
+    tensors that none goes to.
     """
 
     def with_cotangents(tensors: Sequence[Any], cotangents: Sequence[Any]) -> Any:
         still: list[int] = []
+        apart: list[int] = []
 
         def smooth(*varied: Any) -> Any:
             full = [t.clone() for t in tensors]  # f may write to them
             for i, t in zip(wanted, varied, strict=True):
                 full[i] = t.clone()
+            nodes = [full[i].grad_fn for i in wanted]
             results = flat(full)
             still[:] = [i for i in through if not results[i].requires_grad]
+            reached = _nodes_before(results[i].grad_fn for i in through)
+            apart[:] = [i for i, node in zip(wanted, nodes, strict=True) if node not in reached]
             return [results[i] for i in through], results
 
-        return *pull(smooth, [tensors[i] for i in wanted], cotangents), still
+        return *pull(smooth, [tensors[i] for i in wanted], cotangents), still, apart
 
     with_cotangents.__name__ = name
     return with_cotangents
+
+
+def _nodes_before(ends: Iterable[Any]) -> set[Any]:
+    """The nodes of the graph of autograd that a backward from these reaches."""
+    reached: set[Any] = set()
+    todo = [*ends]
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in reached:
+            reached.add(node)
+            todo += [before for before, _ in node.next_functions]
+    return reached
 
 
 def _by_vjp(
