@@ -78,10 +78,8 @@ def joint(
     layouts = [t.layout for t in outs], [t.layout for t in in_cts], None, None
     free = [tracked[i] is Collecting for i in wanted]
     own = [Like(None) if is_free else t.layout for t, is_free in zip(in_cts, free, strict=True)]
-    parameters = _parameters_of(primal.program)
-    options = attrs.evolve(
-        options, out_layouts=(layouts[0], own, None, None), parameters=parameters
-    )
+    given = {"out_layouts": (layouts[0], own, None, None)}
+    options = attrs.evolve(options, parameters=_parameters_of(primal.program), **given)
     flat = _flat(function, spec, _without_tensors(leaves, types), types, primal.statics)
     joined = functools.partial(_with_cotangents, name_of(f), flat, wanted, through)
     if family is not None:
