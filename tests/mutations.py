@@ -43,6 +43,18 @@ FAULTS = (
         "tensors/test_tensor_like.py",
     ),
     Fault(
+        "torch takes derivatives of the lines of any function that moves nothing",
+        "cut = both.still or both.apart or not _is_of_torch(f)",
+        "cut = both.still",
+        "mesh/test_tensor_like.py",
+    ),
+    Fault(
+        "what is detached gets a gradient of zeros",
+        "grad = None if i in adjoint.apart else by_input.get(i)",
+        "grad = by_input.get(i)",
+        "tensors/test_tensor_like.py",
+    ),
+    Fault(
         "a function of autograd takes a DTensor that requires a gradient",
         'see("an autograd.Function", args)',
         "pass",

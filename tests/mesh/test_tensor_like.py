@@ -47,6 +47,56 @@ def test_transforms_give_what_torch_gives(pool4, name):
             torch.testing.assert_close(given, _as_lists(wanted), rtol=0, atol=0)
 
 
+class Straight(torch.autograd.Function):
+    """Rounds, and passes the cotangent through."""
+
+    @staticmethod
+    def forward(x):
+        return x.round()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        return g
+
+
+def without_gradient(x):
+    with torch.no_grad():
+        return x * x
+
+
+CUT = (
+    lambda x, y: x * x.detach(),
+    lambda x, y: x * y.detach(),
+    lambda x, y: x + without_gradient(y),
+    lambda x, y: Straight.apply(3 * x) * y,
+    lambda x, y: torch.nn.functional.relu(x) * y,
+    lambda x, y: x * x.new_tensor(2.0) + 0 * y,
+)
+"""Functions that move nothing, some of which have other derivatives than the ops in them."""
+
+
+def gradients_of(k, by, layout):
+    comm = connect(Mesh(world=4))
+    x, y = (distribute(t, layout, comm).requires_grad_() for t in (X, X.flip(0)))
+    (spmd(CUT[k]) if by == "spmd" else lambda *a: call(CUT[k], *a))(x, y).sum().backward()
+    return [None if t.grad is None else t.grad.full() for t in (x, y)]
+
+
+@pytest.mark.parametrize("k", range(len(CUT)))
+def test_gradients_of_what_moves_nothing_are_those_of_the_function(pool4, k):
+    x, y = (t.clone().requires_grad_() for t in (X, X.flip(0)))
+    CUT[k](x, y).sum().backward()
+    for by in ("spmd", "call"):
+        for given in pool4.run(gradients_of, k, by, LAYOUTS[0], timeout=SECONDS):
+            for own, due in zip(given, (x.grad, y.grad), strict=True):
+                assert (own is None) == (due is None)
+                assert own is None or torch.equal(own, due)
+
+
 def _as_lists(tree):
     return [_as_lists(leaf) for leaf in tree] if isinstance(tree, (tuple, list)) else tree
 

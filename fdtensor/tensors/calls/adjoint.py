@@ -44,7 +44,8 @@ class Adjoint:
     again: Callable[[Sequence[Any], Sequence[Any], Any], Sequence[Any]]
     """The cotangents as a differentiable function of the inputs and cotangents."""
     local: bool
-    """Whether no derivative of any order moves anything: then torch takes them of the lines."""
+    """Whether it is a function of torch, and no derivative of any order moves anything: then torch
+    takes them of the lines."""
     function: Callable[[], Any]
     """The plain function, which runs keep and this does not."""
 

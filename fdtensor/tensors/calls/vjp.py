@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
+from types import BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType
 from typing import Any
 
 import attrs
 import optree
 import torch
+import torch.nn.functional as F
 
 from fdtensor.layouts.errors import DataDependentError, TraceError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.torch_private import OpOverload
 from fdtensor.layouts.tree import flatten, unflatten
 from fdtensor.programs.options import Like, Options
 from fdtensor.programs.program import Program
@@ -123,7 +126,24 @@ def adjoint(
     pending = any(t.layout.partial for t in outs)
     moves = others or any(eqn.steps for eqn in whole.eqns)
     facts = both.wanted, both.apart, others, both.through, both.still, pulled
-    return Adjoint(forward, backward, outs, kept, *facts, not (moves or pending), weakly(f))
+    cut = both.still or both.apart or not _is_of_torch(f)
+    return Adjoint(forward, backward, outs, kept, *facts, not (moves or pending or cut), weakly(f))
+
+
+def _is_of_torch(f: object) -> bool:
+    """Whether a function is one of torch, with the derivative of the lines that it is recorded in.
+
+    Others may detach values, or have `autograd.Function`s inside, of which lines know nothing.
+    """
+    if isinstance(
+        f, (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, OpOverload)
+    ):
+        return True
+    return getattr(f, "__module__", "") in _OF_TORCH and f is not F.gumbel_softmax
+
+
+_OF_TORCH = ("torch.nn.functional", "torch.functional", "torch._tensor")
+"""The modules of torch whose functions of Python call others, and cut no derivative."""
 
 
 def _read_for(program: Program, outs: Sequence[int]) -> set[int]:
