@@ -428,3 +428,20 @@ def test_ranks_begin_their_messages_in_one_order(name, times, count):
     for own in orders:
         assert own == [action for action in every if action in set(own)]
     assert optree.tree_leaves(orders)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+def test_what_a_stage_does_not_read_has_a_gradient_of_zeros(schedule):
+    meshes = [Mesh.from_ranks([0], "dp"), Mesh.from_ranks([1], "dp")]
+    comm = SimulatedComm(Mesh(all=2))
+    params = [
+        {name: distribute(torch.ones(2, 2), mesh.layout(), comm) for name in "uw"}
+        for mesh in meshes
+    ]
+    x, target = (distribute(torch.ones(4, 2), mesh.layout("dp"), comm) for mesh in meshes)
+    stages = [lambda p, x: (x * 2, x @ p["w"]), lambda p, y: y[1] @ p["w"]]
+    step = pipeline(stages, mse, meshes=meshes, microbatches=2, schedule=schedule)
+    grads, _ = step(params, x, target)
+    due = torch.func.grad(lambda w: mse(x.full() @ w @ torch.ones(2, 2), target.full()))
+    assert torch.equal(grads[0]["w"].full(), due(torch.ones(2, 2)))
+    assert [g["u"].full().count_nonzero().item() for g in grads] == [0, 0]

@@ -121,7 +121,7 @@ def staged(
     own, taken = counts[0], counts[1]
     tracked = [*[Collecting] * own, *[not first] * taken, *[False] * (sum(counts[2:]) + draws)]
     adding = attrs.evolve(options, terms=parts)
-    both = joint(f, spec, blanks, types, primal, tracked, adding, make)
+    both = joint(f, spec, blanks, types, primal, tracked, adding, make, every=True)
     whole = primal.program if both is None else both.whole
     wanted = () if both is None else both.wanted
     known, count = len(primal.program.inputs), len(primal.program.outs)

@@ -62,16 +62,18 @@ def joint(
     options: Options,
     make: Callable[..., Traced],
     family: Family | None = None,
+    every: bool = False,
 ) -> Joint | None:
     """A function with its derivative by the tensors that are `tracked`; None where it has none.
 
     `primal` is its program and `options` those of it, `make` traces a function. Where a tensor is
-    `Collecting`, its cotangent is left as it comes.
+    `Collecting`, its cotangent is left as it comes. Tensors that nothing reads have one, of zeros,
+    where `every` one is to have it.
     """
     function = weakly(f)
     known, outs = [t for t in types if t is not None], primal.program.out_types
     through = tuple(i for i, t in enumerate(outs) if _smooth(t))
-    read = _read_for(primal.program, through)
+    read = range(len(known)) if every else _read_for(primal.program, through)
     wanted = tuple(i for i, t in enumerate(known) if tracked[i] and _smooth(t) and i in read)
     if not wanted or not through:
         return None
@@ -87,16 +89,24 @@ def joint(
     joined = functools.partial(_with_cotangents, name_of(f), flat, wanted, through)
     if family is not None:
         make = functools.partial(make, dynamic=family.of_derivative(primal, through))
-    all_types = [*known, *out_cts]
-    program = functools.partial(_joint_program, make, tree, all_types, options, primal, through)
-    try:
-        whole = program(both := joined(_by_vjp))
-    except DataDependentError:
-        raise
-    except TraceError:  # torch.func takes no autograd inside, and no derivative of some ops
-        whole = program(both := joined(_by_autograd))
+    ends = [*known, *out_cts], options, primal, through
+    program = functools.partial(_joint_program, make, tree, *ends)
+    whole, both = _either(program, joined)
     _, _, *known_of = whole.result(range(len(whole.program.outs)))
     return Joint(whole.program, both, layouts, out_cts, wanted, through, *map(frozenset, known_of))
+
+
+def _either(program: Callable[..., Traced], joined: Callable[..., Any]) -> tuple[Traced, Any]:
+    """The program of a function with its derivative, by `torch.func` or else by autograd, and it.
+
+    `torch.func` takes no autograd inside, and no derivative of some ops.
+    """
+    try:
+        return program(both := joined(_by_vjp)), both
+    except DataDependentError:
+        raise
+    except TraceError:
+        return program(both := joined(_by_autograd)), both
 
 
 def adjoint(
