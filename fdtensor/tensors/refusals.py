@@ -185,7 +185,8 @@ def refuse_of_torch_alone(x: object) -> None:
     if asked_by_functional_call():
         raise _error(
             "torch.func.functional_call takes tensors of torch, and not a DTensor.",
-            "Write fd.bind(module, params)(x), or functional_call inside of a traced function.",
+            "Write fd.bind(module, params)(x). In a traced function it takes arguments of that, no "
+            "DTensors from around: spmd(lambda params, x: functional_call(module, params, x)).",
             {"x": x},
         )
 
