@@ -267,10 +267,10 @@ def _agree(running: _Running, name: str, error: BaseException | None) -> None:
         return
     try:
         way.comm.agree(about, digest_of("\n".join(types + running.prints)), [way.line], None)
-    except CommError as error:
-        if "cannot start" in error.sentence:
+    except CommError as refusal:
+        if "cannot start" in refusal.sentence:
             raise
-        raise _difference(running, name, error) from None
+        raise _difference(running, name, refusal) from None
     way.agreed.add(shapes)
 
 

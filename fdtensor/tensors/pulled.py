@@ -27,15 +27,8 @@ def pulled(
 
     `retain` keeps the graphs, and `again` gives cotangents with derivatives of their own.
     """
-    outs: list[torch.Tensor] = []
-    grads: list[torch.Tensor] = []
-    refuse_other_shapes(ends, cotangents)
-    for end, cotangent in zip(ends, cotangents, strict=True):
-        moved = cotangent.redistribute(end.type.cotangent().layout)
-        pairs = zip(end.comm.leaves(end.local), end.comm.leaves(moved.local), strict=True)
-        known = [pair for pair in pairs if pair[0].requires_grad]
-        outs += [leaf for leaf, _ in known]
-        grads += [grad for _, grad in known]
+    known = [pair for pair in _parts(ends, cotangents) if pair[0].requires_grad]
+    outs, grads = [leaf for leaf, _ in known], [grad for _, grad in known]
     places = [_places(x) for x in starts]
     wanted = [place for own in places for place in own if place is not None]
     given: Sequence[Any] = (None,) * len(wanted)
@@ -47,6 +40,33 @@ def pulled(
         _cotangent(x, [None if place is None else next(each) for place in own])
         for x, own in zip(starts, places, strict=True)
     ]
+
+
+def _parts(
+    ends: Sequence[Any], cotangents: Sequence[Any]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """The local tensors of DTensors, each with its part of the cotangent."""
+    refuse_other_shapes(ends, cotangents)
+    parts: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for x, ct in zip(ends, cotangents, strict=True):
+        moved = ct.redistribute(x.type.cotangent().layout)
+        pairs = zip(x.comm.leaves(x.local), x.comm.leaves(moved.local), strict=True)
+        # a rank outside of the mesh has a part in the backward only where its graph says so
+        parts += [pair for pair in pairs if pair[0].requires_grad or not x.requires_grad]
+    return parts
+
+
+def _ends(name: str, outputs: Any, cotangents: Any) -> tuple[list[Any], list[Any]]:
+    """DTensors and their cotangents, 1 where none is given."""
+    ends, given = _listed(outputs), _listed(cotangents)
+    if not all(map(_is_one, ends)):
+        raise FdtensorError(
+            "a derivative is taken of DTensors or of tensors of torch, not of both together.",
+            hint="Take it once for each, the first time with retain_graph=True.",
+        )
+    refuse_no_cotangents(name, [x for x in given if x is not None], ends[0].__class__)
+    given += [None] * (len(ends) - len(given))
+    return ends, [_one(x) if ct is None else ct for x, ct in zip(ends, given, strict=True)]
 
 
 def _places(x: Any) -> Sequence[Any]:
@@ -89,25 +109,19 @@ def backward_of(
     inputs: Any = None,
 ) -> None:
     """Leaves gradients in DTensors that others were computed from, as `torch.autograd.backward`."""
-    ends = _listed(tensors)
-    given = _listed(grad_variables if grad_tensors is None else grad_tensors)
-    refuse_no_cotangents("gradient", [x for x in given if x is not None], ends[0].__class__)
-    outs: list[torch.Tensor] = []
-    grads: list[torch.Tensor] = []
-    for x, ct in zip(ends, given + [None] * (len(ends) - len(given)), strict=True):
-        moved = _one(x) if ct is None else ct.redistribute(x.type.cotangent())
-        pairs = zip(x.comm.leaves(x.local), x.comm.leaves(moved.local), strict=True)
-        # a rank outside of the mesh has a part in the backward only where its graph says so
-        known = [pair for pair in pairs if pair[0].requires_grad or not x.requires_grad]
-        outs += [leaf for leaf, _ in known]
-        grads += [grad for _, grad in known]
+    given = grad_variables if grad_tensors is None else grad_tensors
+    ends, cotangents = _ends("gradient", tensors, given)
+    pairs = _parts(ends, cotangents)
+    outs, grads = [*zip(*pairs, strict=True)] if pairs else ((), ())
     starts = [leaf for x in _listed(inputs) for leaf in x.comm.leaves(x.local)]
     if not all(leaf.is_leaf and leaf.requires_grad for leaf in starts):
         raise FdtensorError(
             "the inputs of a backward are DTensors that were marked by requires_grad_().",
             hint="Give them as a list: inputs=[x].",
         )
-    torch.autograd.backward(outs, grads, retain_graph, create_graph, inputs=starts or None)
+    torch.autograd.backward(
+        outs, grads, retain_graph, create_graph, inputs=None if inputs is None else starts
+    )
 
 
 def grad_of(
@@ -127,11 +141,7 @@ def grad_of(
             "torch.autograd.grad of DTensors takes no batch of cotangents.",
             hint="Write fd.vmap around the way back of fd.vjp.",
         )
-    ends = _listed(outputs)
-    given = _listed(grad_outputs)
-    refuse_no_cotangents("grad_outputs", [x for x in given if x is not None], ends[0].__class__)
-    given += [None] * (len(ends) - len(given))
-    cotangents = [_one(x) if ct is None else ct for x, ct in zip(ends, given, strict=True)]
+    ends, cotangents = _ends("grad_outputs", outputs, grad_outputs)
     named = inputs if isinstance(inputs, Mapping) else None
     each: Any = inputs if named is None else named.values()
     starts: list[Any] = [inputs] if _is_one(inputs) else list(each)

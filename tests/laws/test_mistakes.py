@@ -387,6 +387,10 @@ MISTAKES = {
         ("fd.vmap(torch.add, in_dims=(0, 2))(x, i)", "TraceError", "in_dim=2", "None for an arg"),
         ("torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))", "NotTorchError", "cond", "fd.spmd"),
         (
+            "fd.spmd(lambda x: x.register_hook(lambda g: g))(x)",
+            *("TraceError", "requires no gradient", "if y.requires_grad"),
+        ),
+        (
             "torch.func.functional_call(torch.nn.Linear(6, 4), {'weight': x}, (x,))",
             *("NotTorchError", "functional_call takes", "fd.bind(module, params)"),
         ),

@@ -1,5 +1,7 @@
 """Operators, `fd.func`, closed-over DTensors and functions inside of others, on real ranks."""
 
+import functools
+
 import pytest
 import torch
 
@@ -68,12 +70,18 @@ def without_gradient(x):
         return x * x
 
 
+@functools.wraps(torch.nn.functional.relu)
+def named_as_torch(x):
+    return x * x.detach()
+
+
 CUT = (
     lambda x, y: x * x.detach(),
     lambda x, y: x * y.detach(),
     lambda x, y: x + without_gradient(y),
     lambda x, y: Straight.apply(3 * x) * y,
     lambda x, y: torch.nn.functional.relu(x) * y,
+    lambda x, y: named_as_torch(x) * y,
     lambda x, y: x * x.new_tensor(2.0) + 0 * y,
 )
 """Functions that move nothing, some of which have other derivatives than the ops in them."""

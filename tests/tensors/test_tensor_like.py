@@ -372,3 +372,16 @@ def test_backward_of_several_leaves_gradients_in_the_inputs_that_are_named():
         same(gradients(ours, named), gradients(plain, named))
     with pytest.raises(FdtensorError, match="marked by requires_grad_"):
         torch.autograd.backward((ours[0] * ours[1]).sum(), inputs=ours[0])  # torch takes its rows
+    with pytest.raises(RuntimeError, match="cannot be empty"):
+        (ours[0] * ours[1]).sum().backward(inputs=[])
+    for derivative in (torch.autograd.backward, lambda ends: torch.autograd.grad(ends, ours)):
+        with pytest.raises(FdtensorError, match="not of both together"):
+            derivative([(ours[0] * ours[1]).sum(), (plain[0] * plain[1]).sum()])
+
+
+@pytest.mark.parametrize("name", ["max", "min", "cummax", "cummin", "sort", "argmax"])
+def test_torch_itself_says_that_it_orders_no_complex_numbers(name):
+    comm = SimulatedComm(Mesh(x=2))
+    x = distribute(torch.ones(4, 3, dtype=torch.complex64), comm.mesh.layout("x"), comm)
+    with pytest.raises(RuntimeError, match="omplex"):
+        call(getattr(torch, name), x, 0)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Generator
 from typing import Any
 
@@ -64,13 +65,16 @@ class _Recorded:
 
     def __init__(self, enter: Any, leave: Any, grad: Any) -> None:
         self.plain_enter, self.plain_leave, self.plain_grad = enter, leave, grad
+        self.thread = threading.get_ident()
         self.gradients: list[bool] = []
         """Of each gradient that is taken, whether no transform surrounds it."""
-        self.refusals: list[str | None] = []
-        """What torch says in place of hooks where these were entered; None where it takes them."""
+        self.refusal: str | None = None
+        """What torch says in place of hooks, where some were entered that it refuses."""
 
     def in_gradient(self, *args: Any, **kwargs: Any) -> Any:
         """What `torch.func.grad` and `grad_and_value` run."""
+        if threading.get_ident() != self.thread:
+            return self.plain_grad(*args, **kwargs)
         self.gradients.append(not get_interpreter_stack())
         try:
             return self.plain_grad(*args, **kwargs)
@@ -79,28 +83,31 @@ class _Recorded:
 
     def enter(self, hooks: Any) -> Any:
         """Enters hooks, where torch refuses them in a gradient as if it did not."""
-        stack: Any = get_interpreter_stack()
-        alone = self.gradients == [True] and len(stack or ()) == 1
-        refusal = _autograd._saved_tensors_hooks_get_disabled_error_message() if alone else None
-        if refusal is not None:
+        refusal = _autograd._saved_tensors_hooks_get_disabled_error_message()
+        if refusal is not None and self._in_one_gradient():
+            self.refusal = refusal
             _autograd._saved_tensors_hooks_enable()
         pack = hooks.pack_hook
         hooks.pack_hook = _unseen(pack)
         try:
-            result = self.plain_enter(hooks)
+            return self.plain_enter(hooks)
         finally:
             hooks.pack_hook = pack
-        self.refusals.append(refusal)
-        return result
 
     def leave(self, hooks: Any, *error: Any) -> Any:
-        """Leaves hooks, and refuses others as before."""
-        refusal = self.refusals.pop()
+        """Leaves hooks, and refuses others as before, if these were the outermost."""
         try:
             return self.plain_leave(hooks, *error)
         finally:
-            if refusal is not None:
-                _autograd._saved_tensors_hooks_disable(refusal)
+            outermost = _autograd._top_saved_tensors_default_hooks(True) is None
+            if self.refusal is not None and outermost and self._in_one_gradient():
+                _autograd._saved_tensors_hooks_disable(self.refusal)
+                self.refusal = None
+
+    def _in_one_gradient(self) -> bool:
+        """Whether a gradient is the one transform around this code: other threads have others."""
+        stack: Any = get_interpreter_stack()
+        return self.gradients == [True] and len(stack or ()) == 1
 
 
 def _unseen(pack: Any) -> Any:

@@ -145,15 +145,18 @@ def _is_of_torch(f: object) -> bool:
 
     Others may detach values, or have `autograd.Function`s inside, of which lines know nothing.
     """
-    if isinstance(
-        f, (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, OpOverload)
-    ):
+    if isinstance(f, _OPS):
         return True
-    return getattr(f, "__module__", "") in _OF_TORCH and f is not F.gumbel_softmax
+    # not by its name, which `functools.wraps` copies
+    home = getattr(f, "__globals__", None)
+    return any(home is known for known in _OF_TORCH) and f is not F.gumbel_softmax
 
 
-_OF_TORCH = ("torch.nn.functional", "torch.functional", "torch._tensor")
-"""The modules of torch whose functions of Python call others, and cut no derivative."""
+_OPS = BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, OpOverload
+
+_OF_TORCH = vars(F), vars(torch.functional), torch.Tensor.backward.__globals__
+"""The names of modules of torch whose functions of Python call others, and cut no derivative: of
+functions, and of methods of tensors."""
 
 
 def _read_for(program: Program, outs: Sequence[int]) -> set[int]:
