@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any, TypeVar
 
 import attrs
@@ -21,6 +22,9 @@ from fdtensor.programs.nodes import Node, Price
 __all__ = ["Values", "solved_by_flows", "values_of"]
 
 P = TypeVar("P")
+
+_Priced = Mapping[tuple[Any, Any], float]
+"""The seconds of a move by its two placements."""
 
 
 FIRST = 1e-12
@@ -84,6 +88,8 @@ def solved_by_flows(
     }
     for pick in picks.values():
         model.constraint([(x, 1.0) for x in pick], 1, 1)
+    prices: dict[Hashable, _Priced] = {}
+    """Of the moves between some placements, by what they depend on."""
     for values in values_of(nodes, first, as_one=True):
         m, k = values.maker
         makers = _grouped(picks[m], [o.outs[k] for o in nodes[m].options])
@@ -93,8 +99,12 @@ def solved_by_flows(
             shared = share(values.v)
             times = values.count * (1 if shared else uses)
             several = moves if shared and len(values.takers) > 1 else None
-            moving = _Moving(values.v, nodes[n].use(i), times, several)
-            _flow(model, makers, takers, moving, price)
+            use = nodes[n].use(i)
+            look = price.kind(values.v), tuple(makers), tuple(takers), use
+            if look not in prices:
+                pairs = product(makers, takers)
+                prices[look] = {(p, q): price(values.v, p, q, use) for p, q in pairs}
+            _flow(model, makers, takers, _Moving(prices[look], use, times, several))
     x = model.solve()
     best = {n: int(np.argmax([x[i] for i in pick])) for n, pick in picks.items()}
     return [best[n] for n in first]
@@ -111,7 +121,7 @@ def _grouped(pick: Sequence[int], placements: Sequence[P]) -> dict[P, list[int]]
 class _Moving:
     """A value on its way to a use."""
 
-    v: int
+    prices: _Priced
     use: Any
     """What prices its moves besides."""
     times: int
@@ -125,14 +135,12 @@ def _flow(
     makers: dict[Any, list[int]],
     takers: dict[Any, list[int]],
     moving: _Moving,
-    price: Price,
 ) -> None:
     """Adds the moves of a value to one use: a flow from its makers' placements to its takers'.
 
     `makers` and `takers` are the variables of options by placement.
     """
-    v, use = moving.v, moving.use
-    prices = {(p, q): price(v, p, q, use) for p in makers for q in takers}
+    prices = moving.prices
     if not any(prices.values()):
         return
 
@@ -143,7 +151,7 @@ def _flow(
             for x in options:
                 model.costs[x] += seconds
         elif seconds:
-            key = (p, q, use)
+            key = (p, q, moving.use)
             if key not in moving.moves:
                 moving.moves[key] = model.variable(seconds)
             terms = [(moving.moves[key], 1.0), *((x, -1.0) for x in options)]

@@ -14,7 +14,7 @@ from fdtensor.programs.flows import solved_by_flows
 from fdtensor.programs.nodes import Node, Option
 from fdtensor.programs.solver import cheapest
 from fdtensor.programs.tracer import trace
-from tests.support.prices import always, nodes_of, price_of
+from tests.support.prices import Table, always, nodes_of, price_of
 
 
 def greedy(nodes, price) -> list[int]:
@@ -60,10 +60,11 @@ def graphs(draw):
             options.append(Option(taken, given, draw(seconds)))
         combinations *= len(options)
         nodes.append(Node(tuple(ins), tuple(outs), tuple(options)))
-    pairs = [(v, p, q) for v in range(values) for p in "RSP" for q in "RSP"]
-    prices = {pair: 0.0 if pair[1] == pair[2] else draw(seconds) for pair in pairs}
+    kinds = {v: draw(st.integers(0, v)) for v in range(values)}
+    moves = [(kind, p, q) for kind in set(kinds.values()) for p in "RSP" for q in "RSP"]
+    prices = {move: 0.0 if move[1] == move[2] else draw(seconds) for move in moves}
     shared = draw(st.sets(st.integers(0, values - 1)))
-    return nodes, lambda v, p, q, use: prices[v, p, q], lambda v: v in shared
+    return nodes, Table(prices, kinds), lambda v: v in shared
 
 
 def apart(nodes, price, share):
@@ -85,9 +86,7 @@ def test_a_move_that_two_need_is_paid_once(solve):
     reader = Node((0,), (), (Option(("R",), (), 0.0), Option(("S",), (), 2.0)))
     nodes = [Node((), (0,), (Option((), ("S",), 0.0),)), reader, reader]
 
-    def price(v, p, q, use=None):
-        return 0.0 if p == q else 3.0
-
+    price = Table({(0, p, q): 3.0 * (p != q) for p in "RS" for q in "RS"}, {0: 0})
     assert solve(nodes, price, always) == [0, 0, 0]
     assert solve(nodes, price, lambda v: False) == [0, 1, 1]
 

@@ -13,7 +13,7 @@ from fdtensor.programs.flows import solved_by_flows, values_of
 from fdtensor.programs.nodes import Node, Option
 from fdtensor.programs.repeats import classes
 from fdtensor.programs.tracer import trace
-from tests.support.prices import price_of
+from tests.support.prices import Table, price_of
 
 seconds = st.integers(0, 9).map(lambda n: n * 1e-6)
 places = st.sampled_from("RSP")
@@ -40,8 +40,8 @@ def layered(draw):
         ins = tuple(n - back for back in reads[n % width] if n >= back)
         taken = [Option(o.ins[: len(ins)], o.outs, o.seconds) for o in options[n % width]]
         nodes.append(Node(ins, (n,), tuple(taken)))
-    prices = {(p, q): 0.0 if p == q else draw(seconds) for p in "RSP" for q in "RSP"}
-    return nodes, lambda v, p, q, use: prices[p, q], draw(st.booleans())
+    prices = {(0, p, q): 0.0 if p == q else draw(seconds) for p in "RSP" for q in "RSP"}
+    return nodes, Table(prices, dict.fromkeys(range(len(nodes)), 0)), draw(st.booleans())
 
 
 @given(layered())

@@ -1,6 +1,23 @@
 """What the options of a graph cost together, said once more and as plainly as can be."""
 
+from collections.abc import Hashable, Mapping
 from typing import Any
+
+import attrs
+
+
+@attrs.frozen
+class Table:
+    """The prices of moves, by the kind of the value and its two placements."""
+
+    prices: Mapping[tuple[Hashable, Any, Any], float]
+    kind_of: Mapping[int, Hashable]
+
+    def __call__(self, v, p, q, use=None) -> float:
+        return self.prices[self.kind_of[v], p, q]
+
+    def kind(self, v: int) -> Hashable:
+        return self.kind_of[v]
 
 
 def price_of(nodes, picks, price, share) -> float:
