@@ -63,16 +63,19 @@ def chosen(
     """
     problem = problem_of(graph, axis, boundary, before, prices, constraints, depth)
     again = regathered(graph) if regather else frozenset[int]()
-    inner = inner_values(graph)
+    inner, nodes = inner_values(graph), problem.nodes
     least = problem.prices.least
+    known = least is None  # until then the relaxation tells which moves to price
     while True:
-        picks = cheapest(problem.nodes, problem.prices, lambda v: v not in again, inner)
-        taken = [node.options[k] for node, k in zip(problem.nodes, picks, strict=True)]
-        moves: Any = moves_of(problem.nodes, taken)  # along this axis
-        if least is None or least.knew((v, *problem.prices.ends(v, p, q)) for v, p, q in moves):
+        picked = cheapest(nodes, problem.prices, lambda v: v not in again, inner, known)
+        taken = [node.options[k] for node, k in zip(nodes, picked.options, strict=True)]
+        moves: Any = moves_of(nodes, taken)  # along this axis
+        ends = ((v, *problem.prices.ends(v, p, q)) for v, p, q in moves)
+        known = least is None or least.knew(ends)
+        if known and picked.whole:
             break
-    seconds = total_seconds(problem.nodes, taken, problem.prices, again)
-    choice = choice_of(graph, problem.nodes, taken, seconds)
+    seconds = total_seconds(nodes, taken, problem.prices, again)
+    choice = choice_of(graph, nodes, taken, seconds)
     return choice if depth else attrs.evolve(choice, problem=problem)
 
 

@@ -19,7 +19,7 @@ from fdtensor.programs.integer_program import IntegerProgram
 from fdtensor.programs.moves import IMPOSSIBLE
 from fdtensor.programs.nodes import Node, Price
 
-__all__ = ["Values", "solved_by_flows", "values_of"]
+__all__ = ["Picked", "Values", "solved_by_flows", "values_of"]
 
 P = TypeVar("P")
 
@@ -30,6 +30,15 @@ _Priced = Mapping[tuple[Any, Any], float]
 FIRST = 1e-12
 """The seconds that an option costs more than the one before it: of equal ones the first is taken,
 whatever the solver does."""
+
+
+@attrs.frozen
+class Picked:
+    """The number of an option for each node."""
+
+    options: list[int]
+    whole: bool
+    """Whether they are the best, not what the relaxation takes most of each node."""
 
 
 @attrs.frozen
@@ -70,11 +79,16 @@ def values_of(
 
 
 def solved_by_flows(
-    nodes: Sequence[Node], first: Sequence[int], price: Price, share: Callable[[int], bool]
-) -> list[int]:
+    nodes: Sequence[Node],
+    first: Sequence[int],
+    price: Price,
+    share: Callable[[int], bool],
+    whole: bool = True,
+) -> Picked:
     """The number of an option for each node; nodes of one class take the same one.
 
-    `first` has the class of each node, as the number of its first one.
+    `first` has the class of each node, as the number of its first one. Not `whole` the relaxation
+    alone is solved.
     """
     model = IntegerProgram()
     many = Counter(first)
@@ -105,9 +119,9 @@ def solved_by_flows(
                 pairs = product(makers, takers)
                 prices[look] = {(p, q): price(values.v, p, q, use) for p, q in pairs}
             _flow(model, makers, takers, _Moving(prices[look], use, times, several))
-    x = model.solve()
-    best = {n: int(np.argmax([x[i] for i in pick])) for n, pick in picks.items()}
-    return [best[n] for n in first]
+    solution = model.solve(whole)
+    best = {n: int(np.argmax(solution.x[pick])) for n, pick in picks.items()}
+    return Picked([best[n] for n in first], solution.whole)
 
 
 def _grouped(pick: Sequence[int], placements: Sequence[P]) -> dict[P, list[int]]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fdtensor.programs.branches import branches
 from fdtensor.programs.sparse_rows import SparseRows
 
-__all__ = ["IntegerProgram"]
+__all__ = ["IntegerProgram", "Solution"]
 
 LARGE = 8000
 """The number of variables from which on a solution near the best will do."""
@@ -43,6 +43,14 @@ Group = NDArray[np.int64]
 """The variables of alternatives, one of which is taken."""
 
 
+@attrs.frozen(eq=False)
+class Solution:
+    """The variables of a solution, and whether those that are to be whole are."""
+
+    x: NDArray[np.float64]
+    whole: bool
+
+
 class IntegerProgram:
     """An integer program: its variables are columns of a matrix, its constraints are rows."""
 
@@ -61,24 +69,25 @@ class IntegerProgram:
         """Adds a row: `low <= sum(value * x[column]) <= high`."""
         self.rows.add(terms, low, high)
 
-    def solve(self) -> NDArray[np.float64]:
+    def solve(self, whole: bool = True) -> Solution:
         """The variables of the least cost; of a large program, of a cost near it.
 
         The relaxation is mostly whole as it is; where it is not, branches of it are solved. In a
         large program groups of alternatives are rounded step by step instead, and the result is
-        searched for better ones window by window, as a search of all may take minutes.
+        searched for better ones window by window, as a search of all may take minutes. Without
+        `whole` the solution is that of the relaxation.
         """
         solver = self._solver()
         relaxed = solver.least()
         apart = solver.apart(relaxed.x)
-        if not apart:
-            return relaxed.x
+        if not apart or not whole:
+            return Solution(relaxed.x, not apart)
         if len(self.whole) >= LARGE:
             rounded = solver.rounded(relaxed)
             best = None if rounded is None else solver.searched(rounded, apart)
         else:
             best = solver.branched(relaxed)
-        return (best or solver.least(whole=True)).x
+        return Solution((best or solver.least(whole=True)).x, True)
 
     def _solver(self) -> _Solver:
         from scipy.optimize import LinearConstraint

@@ -15,7 +15,7 @@ from typing import Any
 
 from fdtensor.layouts.kinds import is_tuple
 from fdtensor.layouts.placement import StridedShard
-from fdtensor.programs.flows import solved_by_flows
+from fdtensor.programs.flows import Picked, solved_by_flows
 from fdtensor.programs.nodes import Node, Option, Price
 from fdtensor.programs.repeats import classes
 
@@ -30,20 +30,22 @@ def cheapest(
     price: Price,
     share: Callable[[int], bool],
     inner: Collection[int] = (),
-) -> list[int]:
+    whole: bool = True,
+) -> Picked:
     """The number of an option for each node: together they take the least time.
 
     A move is paid once for all nodes that need it where `share(v)`, else by each of them.
     Nodes come in the order of the data. Values in `inner` may as well move before the node that
-    makes them: where one node alone reads such a value, both become one.
+    makes them: where one node alone reads such a value, both become one. Not `whole` they may be
+    what the relaxation of an integer program takes most of each node.
     """
     merged = contracted(nodes, inner)
-    picks = _solved([node for node, _ in merged], price, share)
+    picked = _solved([node for node, _ in merged], price, share, whole)
     options = [0] * len(nodes)
-    for (_, members), pick in zip(merged, picks, strict=True):
+    for (_, members), pick in zip(merged, picked.options, strict=True):
         for n, option in members[pick]:
             options[n] = option
-    return options
+    return Picked(options, picked.whole)
 
 
 Members = list[tuple[tuple[int, int], ...]]
@@ -116,15 +118,17 @@ def _in_runs(placements: Iterable[Any]) -> bool:
     return any(isinstance(q, StridedShard) and q.split_factor >= MANY_RUNS for q in flat)
 
 
-def _solved(nodes: Sequence[Node], price: Price, share: Callable[[int], bool]) -> list[int]:
+def _solved(
+    nodes: Sequence[Node], price: Price, share: Callable[[int], bool], whole: bool
+) -> Picked:
     if all(len(node.options) == 1 for node in nodes):
-        return [0] * len(nodes)
+        return Picked([0] * len(nodes), True)
     if len(nodes) <= 64 and prod(len(node.options) for node in nodes) <= 64:
-        return _best_of_all(nodes, price, share)
+        return Picked(_best_of_all(nodes, price, share), True)
     first: Sequence[int] = range(len(nodes))
     if len(nodes) >= MANY:
         first = classes(nodes, lambda v: (price.kind(v), share(v)))
-    return solved_by_flows(nodes, first, price, share)
+    return solved_by_flows(nodes, first, price, share, whole)
 
 
 def _best_of_all(nodes: Sequence[Node], price: Price, share: Callable[[int], bool]) -> list[int]:

@@ -83,13 +83,17 @@ class _Problem:
         """
         graph = self.graph
         again = regathered(graph) if self.regather else frozenset[int]()
-        price = prices if near is None else LeastPrices(prices, moves_near(nodes, near))
+        inner = inner_values(graph)
+        least = None if near is None else LeastPrices(prices, moves_near(nodes, near))
+        known = least is None  # until then the relaxation tells which moves to price
         while True:
-            picks = cheapest(nodes, price, lambda v: v not in again, inner_values(graph))
-            taken = [node.options[k] for node, k in zip(nodes, picks, strict=True)]
-            if not isinstance(price, LeastPrices) or price.knew(moves_of(nodes, taken)):
+            picked = cheapest(nodes, least or prices, lambda v: v not in again, inner, known)
+            taken = [node.options[k] for node, k in zip(nodes, picked.options, strict=True)]
+            known = least is None or least.knew(moves_of(nodes, taken))
+            if known and picked.whole:
                 return taken, total_seconds(nodes, taken, prices, again)
-            price.knew(moves_near(nodes, taken))
+            if least is not None:
+                least.knew(moves_near(nodes, taken))
 
     def search(self, nodes: Sequence[Node], taken: Sequence[Option], choices: Choices) -> Search:
         """The search among all combinations, from what is taken."""

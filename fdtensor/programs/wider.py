@@ -27,7 +27,7 @@ from fdtensor.programs.prices import Prices
 
 __all__ = ["wider", "with_options"]
 
-MORE = 4
+MORE = 8
 """How many combinations a call gets of those best for its operands, and as many for its readers."""
 
 MOST_COMBINATIONS = 512

@@ -148,7 +148,7 @@ def measured(case: Case, beside: bool = False) -> Measured:
     }
     prices = attrs.evolve(prices, nested=True)
     best = _all_of(graph, list(nodes.values()), prices, constraints)
-    picks = cheapest(best, prices, lambda v: True)
+    picks = cheapest(best, prices, lambda v: True).options
     taken = [node.options[k] for node, k in zip(best, picks, strict=True)]
     return Measured(chosen, least, total_seconds(best, taken, prices, frozenset()))
 

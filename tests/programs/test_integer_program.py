@@ -57,7 +57,7 @@ def test_a_large_program_is_solved_near_the_least_cost(window, drawn):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(integer_program, "LARGE", 0)
         patch.setattr(integer_program, "WINDOW", window)
-        x = program.solve()
+        x = program.solve().x
     for pick in picks:
         assert sorted(np.round(x[pick], 6)) == [0] * (len(pick) - 1) + [1]
     for a, b in drawn[2]:
@@ -69,5 +69,5 @@ def test_a_large_program_is_solved_near_the_least_cost(window, drawn):
 @given(drawn=pairs())
 def test_a_small_one_at_it(drawn):
     program, _ = program_of(*drawn)
-    x = program.solve()
+    x = program.solve().x
     assert round(float(np.dot(x, program.costs)) * 1e6, 4) == least(*drawn)
