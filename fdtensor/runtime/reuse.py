@@ -8,7 +8,7 @@ no collective has sent.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -66,20 +66,25 @@ def reusing(local: LocalProgram, given: frozenset[int] = frozenset()) -> Sequenc
     last = _last_reads(local, root)
     lines = []
     for i, line in enumerate(local.lines):
-        target = _target(line, local)
+        target = _target(line, local, root)
         if target in owned and last[target] == i and root[target] == target:
             line = attrs.evolve(line, op=IN_PLACE[line.op])
         lines.append(line)
     return lines
 
 
-def _target(line: Line, local: LocalProgram) -> Var | None:
-    """The operand whose memory the result of a line fits into; None where there is none."""
+def _target(line: Line, local: LocalProgram, root: Mapping[Var, Var]) -> Var | None:
+    """The operand whose memory the result of a line fits into; None where there is none.
+
+    Nor where another operand is a view of it, whose elements would be written before they are read.
+    """
     if line.op not in IN_PLACE or line.eqn in local.conditions:
         return None
     first, (out,) = line.args[0], line.outs
     others = values_in((line.args[1:], tuple(v for _, v in line.kwargs)))
-    if not isinstance(first, Var) or first in others or out is None:
+    if not isinstance(first, Var) or out is None:
+        return None
+    if root.get(first, first) in {root.get(v, v) for v in others}:
         return None
     full, own = local.fulls.get(first), local.fulls.get(out)
     return first if full is not None and full == own else None

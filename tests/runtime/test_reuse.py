@@ -72,6 +72,10 @@ def test_what_is_larger_or_of_another_dtype_has_memory_of_its_own():
         lambda x, y: ((z := x * y), z + 1),  # a result
         lambda x, y: ((z := x * y).t(), z + 1),  # a view of one
         lambda x, y: (z := x * y) * z,  # both operands
+        lambda x, y: (z := x * y) / z[:, :1],  # and a view of it, which the first column would be
+        lambda x, y: (z := x * y) - z[0],
+        lambda x, y: (z := x @ y.t()) + z.t(),
+        lambda x, y: torch.addcmul(z := x * y, y, z[:, 1:2]),
         lambda x, y: (z := x * y) + z.flip(0) * 0 + z.view(4, 3).view(3, 4),  # read once more
         lambda x, y: (x * y).expand(2, 3, 4) + 1,  # elements of one place
     ],
