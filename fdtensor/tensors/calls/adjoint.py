@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,19 +47,23 @@ class Adjoint:
     takes them of the lines."""
     function: Callable[[], Any]
     """The plain function, which runs keep and this does not."""
+    part: Callable[[frozenset[int]], Adjoint | None]
+    """The same for some of the outputs, where the others have no cotangent; None without wanted
+    inputs."""
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """The outputs whose cotangents its backward takes."""
+        return frozenset(self.through) - self.still
 
     def runner(self, comm: Any) -> Callable[[Sequence[Any]], Sequence[Any]]:
         """The outputs, as values with derivatives."""
-        count = len(self.out_types)
-
-        @functools.cache
-        def halves() -> Any:
-            return runner_of(self.forward, comm), runner_of(self.backward, comm)
+        count, ways = len(self.out_types), _Ways(self, comm)
 
         def run(values: Sequence[Any]) -> Sequence[Any]:
             if watching():
                 mark_operands(values, self.forward.in_types, comm)
-            leaves = _Run.apply(self, comm, halves(), len(values), *_flat(values, comm))
+            leaves = _Run.apply(ways, ways.usual(), comm, len(values), *_flat(values, comm))
             return _grouped(leaves, count, comm)
 
         if self.local and _is_real(comm) and self.forward.mesh.position(comm.rank) is not None:
@@ -70,8 +73,50 @@ class Adjoint:
             return lambda values: (
                 run(values) if watching() else function(*values, *constants)[:count]
             )
-        halves()
+        ways.usual()
         return run
+
+
+@attrs.frozen(eq=False)
+class _Way:
+    """An adjoint, with what runs its halves on a Comm."""
+
+    adjoint: Adjoint
+    forward: Callable[[Sequence[Any]], Sequence[Any]]
+    backward: Callable[[Sequence[Any]], Sequence[Any]]
+
+
+class _Ways:
+    """The adjoint of a function on a Comm, and those for some of its outputs.
+
+    A cotangent that does not come is none of zeros, whose way back may be infinite: `0 * inf`. So a
+    backward from other outputs than the forward was to serve runs a forward of its own, and the
+    next forward serves those.
+    """
+
+    def __init__(self, whole: Adjoint, comm: Any) -> None:
+        self.whole, self._comm = whole, comm
+        self._known: dict[frozenset[int], _Way | None] = {}
+        self._last = whole.ends
+
+    def usual(self) -> _Way:
+        """The way for the outputs that the last backward came from, at first for all."""
+        way = self.of(self._last)
+        assert way is not None
+        return way
+
+    def of(self, ends: frozenset[int]) -> _Way | None:
+        """The way for these outputs; None where no input has a derivative from them."""
+        if ends not in self._known:
+            adjoint = self.whole if ends == self.whole.ends else self.whole.part(ends)
+            self._known[ends] = adjoint and _Way(
+                adjoint,
+                runner_of(adjoint.forward, self._comm),
+                runner_of(adjoint.backward, self._comm),
+            )
+        way = self._known[ends]
+        self._last = self._last if way is None else ends
+        return way
 
 
 def _is_real(comm: Any) -> bool:
@@ -102,33 +147,33 @@ class _Run(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, adjoint: Adjoint, comm: Any, halves: Any, count: int, *flat: torch.Tensor
+        ctx: Any, ways: _Ways, way: _Way, comm: Any, count: int, *flat: torch.Tensor
     ) -> Any:
-        values = halves[0](_grouped(flat, count, comm))
-        outs, rest = values[: len(adjoint.out_types)], values[len(adjoint.out_types) :]
+        types, values = way.adjoint.out_types, way.forward(_grouped(flat, count, comm))
+        outs, rest = values[: len(types)], values[len(types) :]
         if watching():
-            for value, type in zip(rest, adjoint.forward.out_types[len(outs) :], strict=True):
+            for value, type in zip(rest, way.adjoint.forward.out_types[len(outs) :], strict=True):
                 mark(comm.leaves(value), type)
-        ctx.it, ctx.comm, ctx.backward_half = adjoint, comm, halves[1]
-        ctx.functions = (adjoint.function(), *_wanted_again)
-        ctx.count, ctx.rest = count, len(rest)
-        width = len(flat) // max(1, count)
-        ctx.left = [cotangents_of(flat[adjoint.wanted[k] * width]) for k, _ in adjoint.others]
+        ctx.ways, ctx.way, ctx.comm, ctx.count, ctx.width = ways, way, comm, count, len(flat)
+        ctx.functions = (way.adjoint.function(), *_wanted_again)
+        ctx.rest, ctx.left = len(rest), _collectors(way.adjoint, flat, count)
         ctx.save_for_backward(*flat, *_flat(rest, comm))
-        leaves = tuple(_flat(outs, comm))
-        if adjoint.still or len(adjoint.through) < len(outs):
-            through, width = set(adjoint.through) - adjoint.still, len(leaves) // len(outs)
-            quiet = [leaf for i, leaf in enumerate(leaves) if i // width not in through]
+        ctx.set_materialize_grads(False)
+        leaves, ends = tuple(_flat(outs, comm)), ways.whole.ends
+        if len(ends) < len(outs):
+            width = len(leaves) // len(outs)
+            quiet = [leaf for i, leaf in enumerate(leaves) if i // width not in ends]
             ctx.mark_non_differentiable(*quiet)
         return leaves
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:  # type: ignore[override]
-        adjoint, comm, saved = ctx.it, ctx.comm, ctx.saved_tensors
-        parts = _grouped(saved, ctx.count + ctx.rest, comm)
-        values, rest = parts[: ctx.count], parts[ctx.count :]
-        cts = _grouped(cotangents, len(adjoint.out_types), comm)
-        cts = [cts[i] for i in adjoint.through]
+        comm, saved, way = ctx.comm, ctx.saved_tensors, _way_back(ctx, cotangents)
+        if way is None:
+            return (None,) * (4 + ctx.width)
+        adjoint, flat = way.adjoint, saved[: ctx.width]
+        values = _grouped(flat, ctx.count, comm)
+        cts = _cotangents(adjoint, cotangents, comm, flat[0].device)
         if torch.is_grad_enabled():
             before = len(_wanted_again)
             _wanted_again.extend(ctx.functions)
@@ -137,22 +182,61 @@ class _Run(torch.autograd.Function):
             finally:
                 del _wanted_again[before:]
         else:
-            grads = ctx.backward_half([*(values[i] for i in adjoint.kept), *rest, *cts])
+            if way is ctx.way:
+                rest, left = _grouped(saved[ctx.width :], ctx.rest, comm), ctx.left
+            else:
+                rest = way.forward(values)[len(adjoint.out_types) :]
+                left = _collectors(adjoint, flat, ctx.count)
+            grads = way.backward([*(values[i] for i in adjoint.kept), *rest, *cts])
             if adjoint.others:
-                grads = _left(ctx, grads)
+                grads = _left(ctx, adjoint, left, grads)
         by_input = dict(zip(adjoint.wanted, grads, strict=True))
-        flat: list[Any] = [None, None, None, None]
+        given: list[Any] = [None, None, None, None]
         for i, value in enumerate(values):
             leaves = comm.leaves(value)
             grad = None if i in adjoint.apart else by_input.get(i)
-            flat += [None] * len(leaves) if grad is None else comm.leaves(grad)
-        return tuple(flat)
+            given += [None] * len(leaves) if grad is None else comm.leaves(grad)
+        return tuple(given)
 
 
-def _left(ctx: Any, grads: Sequence[Any]) -> list[Any]:
+def _way_back(ctx: Any, cotangents: Sequence[Any]) -> _Way | None:
+    """The way for the outputs that have a cotangent: mostly the one of the forward."""
+    way, types = ctx.way, ctx.way.adjoint.out_types
+    if ctx.comm.rank is not None and way.adjoint.forward.mesh.position(ctx.comm.rank) is None:
+        return way
+    width = len(cotangents) // len(types)
+    come = {i // width for i, leaf in enumerate(cotangents) if leaf is not None}
+    ends = ctx.ways.whole.ends & come
+    return way if ends == way.adjoint.ends else ctx.ways.of(ends)
+
+
+def _cotangents(
+    adjoint: Adjoint, leaves: Sequence[Any], comm: Any, device: torch.device
+) -> Sequence[Any]:
+    """The cotangents that a backward takes; of a replica without one, zeros."""
+    width, given = len(leaves) // len(adjoint.out_types), list[Any]()
+    for i in adjoint.through:
+        type = adjoint.out_types[i]
+        ranks = type.mesh.order if comm.rank is None else (comm.rank,)
+        for leaf, rank in zip(leaves[i * width : (i + 1) * width], ranks, strict=True):
+            if leaf is None and type.mesh.position(rank) is not None:
+                shape = type.local_shape(rank)
+                given.append(torch.zeros(shape, dtype=type.dtype, device=device))
+            else:
+                given.append(leaf)
+    return _grouped(given, len(adjoint.through), comm)
+
+
+def _collectors(adjoint: Adjoint, flat: Sequence[Any], count: int) -> list[Any]:
+    """What collects the cotangents that are left in another type, where something does."""
+    width = len(flat) // max(1, count)
+    return [cotangents_of(flat[adjoint.wanted[k] * width]) for k, _ in adjoint.others]
+
+
+def _left(ctx: Any, adjoint: Adjoint, left: Sequence[Any], grads: Sequence[Any]) -> list[Any]:
     """The cotangents, but for those that were left to what collects them."""
-    adjoint, comm, given = ctx.it, ctx.comm, [*grads]
-    for (k, own), cotangents in zip(adjoint.others, ctx.left, strict=True):
+    comm, given = ctx.comm, [*grads]
+    for (k, own), cotangents in zip(adjoint.others, left, strict=True):
         type = adjoint.backward.out_types[k]
         if cotangents is None or cotangents.is_closed:
             given[k] = run(plan(type, own, cost=comm.cost), grads[k], comm)

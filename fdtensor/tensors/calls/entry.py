@@ -26,7 +26,8 @@ from fdtensor.tensors.calls.family import Family
 from fdtensor.tensors.calls.key import tracking
 from fdtensor.tensors.calls.python_state import Reads
 from fdtensor.tensors.calls.text import shown
-from fdtensor.tensors.calls.vjp import adjoint, joint
+from fdtensor.tensors.calls.vjp import adjoint, joint, without_tensors
+from fdtensor.tensors.calls.weakly import Around, weakly
 from fdtensor.tensors.dtensor import DTensor
 from fdtensor.tensors.owed import Owed
 
@@ -136,9 +137,27 @@ def traced_call(
         return program, None
     _refuse_tracked(f, program.program)
     tracked = [tracking(leaf) for leaf in leaves if isinstance(leaf, DTensor)]
+    known = spec, without_tensors(leaves, types), types, program, tracked, options, make
+    alive = (lambda: f) if isinstance(f, Around) else weakly(f)  # an Around keeps no function
+    return program, _adjoint(alive, known, again, family)
+
+
+def _adjoint(
+    function: Callable[[], Any],
+    known: Any,
+    again: Callable[..., Any],
+    family: Family | None = None,
+    ends: frozenset[int] | None = None,
+) -> Adjoint | None:
+    """The adjoint of a function for results that have a cotangent, by default for all.
+
+    `known` has what is known of its call, as `joint` takes it.
+    """
+    f, (_, _, types, program, *_) = function(), known
     with working(f"tracing the backward of {name_of(f)}"):
-        both = joint(f, spec, leaves, types, program, tracked, options, make, family)
-        return program, adjoint(f, both, program, types, again)
+        both = joint(f, *known, family=family, ends=ends)
+    part = functools.partial(_adjoint, function, known, again, None)
+    return adjoint(f, both, program, types, again, part)
 
 
 def entry_of(program: Traced, both: Adjoint | None, comm: Any) -> Entry:

@@ -27,7 +27,7 @@ from fdtensor.tensors.calls.halves import halves
 from fdtensor.tensors.calls.weakly import weakly
 from fdtensor.tensors.owed import Collecting
 
-__all__ = ["Joint", "adjoint", "joint"]
+__all__ = ["Joint", "adjoint", "joint", "without_tensors"]
 
 
 @attrs.frozen(eq=False)
@@ -63,16 +63,17 @@ def joint(
     make: Callable[..., Traced],
     family: Family | None = None,
     every: bool = False,
+    ends: frozenset[int] | None = None,
 ) -> Joint | None:
     """A function with its derivative by the tensors that are `tracked`; None where it has none.
 
     `primal` is its program and `options` those of it, `make` traces a function. Where a tensor is
     `Collecting`, its cotangent is left as it comes. Tensors that nothing reads have one, of zeros,
-    where `every` one is to have it.
+    where `every` one is to have it. Results beside the `ends` have no cotangent.
     """
     function = weakly(f)
     known, outs = [t for t in types if t is not None], primal.program.out_types
-    through = tuple(i for i, t in enumerate(outs) if _smooth(t))
+    through = tuple(i for i, t in enumerate(outs) if _smooth(t) and (ends is None or i in ends))
     read = range(len(known)) if every else _read_for(primal.program, through)
     wanted = tuple(i for i, t in enumerate(known) if tracked[i] and _smooth(t) and i in read)
     if not wanted or not through:
@@ -85,12 +86,12 @@ def joint(
     own = [Like(None) if is_free else t.layout for t, is_free in zip(in_cts, free, strict=True)]
     given = {"out_layouts": (layouts[0], own, None, None)}
     options = attrs.evolve(options, parameters=_parameters_of(primal.program), **given)
-    flat = _flat(function, spec, _without_tensors(leaves, types), types, primal.statics)
+    flat = _flat(function, spec, without_tensors(leaves, types), types, primal.statics)
     joined = functools.partial(_with_cotangents, name_of(f), flat, wanted, through)
     if family is not None:
         make = functools.partial(make, dynamic=family.of_derivative(primal, through))
-    ends = [*known, *out_cts], options, primal, through
-    program = functools.partial(_joint_program, make, tree, *ends)
+    takes = [*known, *out_cts], options, primal, through
+    program = functools.partial(_joint_program, make, tree, *takes)
     whole, both = _either(program, joined)
     _, _, *known_of = whole.result(range(len(whole.program.outs)))
     return Joint(whole.program, both, layouts, out_cts, wanted, through, *map(frozenset, known_of))
@@ -115,10 +116,12 @@ def adjoint(
     primal: Traced,
     types: Sequence[TensorType | None],
     again: Callable[..., Any],
+    part: Callable[[frozenset[int]], Adjoint | None],
 ) -> Adjoint | None:
     """The adjoint of a function from it with its derivative; None where it has none.
 
-    `again(g)` makes a differentiable function of DTensors of a plain one.
+    `again(g)` makes a differentiable function of DTensors of a plain one, and `part` gives the
+    adjoint for some of the results.
     """
     if both is None:
         return None
@@ -137,7 +140,8 @@ def adjoint(
     moves = others or any(eqn.steps for eqn in whole.eqns)
     facts = both.wanted, both.apart, others, both.through, both.still, pulled
     cut = both.still or both.apart or not _is_of_torch(f)
-    return Adjoint(forward, backward, outs, kept, *facts, not (moves or pending or cut), weakly(f))
+    local = not (moves or pending or cut)
+    return Adjoint(forward, backward, outs, kept, *facts, local, weakly(f), part)
 
 
 def _is_of_torch(f: object) -> bool:
@@ -194,7 +198,7 @@ def _joint_program(
     return make(types, options)
 
 
-def _without_tensors(leaves: Sequence[Any], types: Sequence[TensorType | None]) -> list[Any]:
+def without_tensors(leaves: Sequence[Any], types: Sequence[TensorType | None]) -> list[Any]:
     """The leaves with a mark for each DTensor, which an adjoint would outlive."""
     marks = {id(leaf): object() for leaf in leaves}
     return [x if t is None else marks[id(x)] for x, t in zip(leaves, types, strict=True)]
