@@ -15,7 +15,7 @@ from fdtensor.runtime.comm import speaker
 from fdtensor.runtime.interpreter import digest_of
 from fdtensor.tensors.dtensor import DTensor, is_dtensor
 
-__all__ = ["agreed", "comm_of", "told", "union_of"]
+__all__ = ["agreed", "comm_of", "noted", "told", "union_of"]
 
 
 def comm_of(tensors: Sequence[DTensor[Any]]) -> Any:
@@ -54,6 +54,13 @@ def agreed(about: str, tensors: Sequence[DTensor[Any]], key: Hashable = ()) -> N
         if comm.check == "values":
             compare(about, comm, [union_of(tensors)], inputs([x.local for x in tensors], types))
         comm.agreed.update([about, (about, types, key)])
+
+
+def noted(what: str, numbers: Sequence[object], tensors: Sequence[DTensor[Any]]) -> None:
+    """Notes Python numbers that all ranks of DTensors must have alike, for when they compare."""
+    if tensors and tensors[0].comm.rank is not None:
+        known = tuple([x for x in numbers if isinstance(x, (int, float))])
+        comm_of(tensors).note(what, hash(known), union_of(tensors))
 
 
 def told(about: str, tree: Any, error: FdtensorError) -> None:

@@ -23,7 +23,7 @@ from fdtensor.layouts.tree import flatten, paths, unflatten
 from fdtensor.layouts.words import a_kind
 from fdtensor.plans.planner import plan
 from fdtensor.runtime.interpreter import run
-from fdtensor.tensors.agreement import agreed, comm_of, union_of
+from fdtensor.tensors.agreement import agreed, comm_of, noted, union_of
 from fdtensor.tensors.blockwise import remember
 from fdtensor.tensors.connect import redistribute
 from fdtensor.tensors.dtensor import DTensor, is_dtensor
@@ -121,7 +121,7 @@ def clip_grad_norm(
     (tensor(5.), tensor([1.5000, 0.0000, 0.0000, 2.0000]))
     """
     leaves, spec = _leaves(grads)
-    settled = _settled(grads, "clip_grad_norm")
+    settled = _settled(grads, "clip_grad_norm", max_norm, norm_type)
     norm = _norm(settled, norm_type, error_if_nonfinite)
     factor = _factor(norm, max_norm)
     clipped = iter(settled)
@@ -156,7 +156,8 @@ def clip_grad_norm_(
     tensor([0.5000, 0.5000])
     """
     grads = gradients(params)
-    norm = _norm(_settled(grads, "clip_grad_norm_"), norm_type, error_if_nonfinite)
+    settled = _settled(grads, "clip_grad_norm_", max_norm, norm_type)
+    norm = _norm(settled, norm_type, error_if_nonfinite)
     factor = _factor(norm, max_norm)
     groups: dict[Any, list[torch.Tensor]] = {}
     for grad in local_tensors(grads):
@@ -209,12 +210,17 @@ def _leaves(tree: Any) -> tuple[list[Any], Any]:
     return leaves, spec
 
 
-def _settled(tree: Any, about: str) -> list[DTensor[Any]]:
-    """The DTensors of a pytree, reduced where they were pending; all ranks agree on their types."""
+def _settled(tree: Any, about: str, *numbers: float) -> list[DTensor[Any]]:
+    """The DTensors of a pytree, reduced where they were pending; all ranks agree on their types.
+
+    And find later where they have other `numbers`.
+    """
     tensors = [x for x in _leaves(tree)[0] if isinstance(x, DTensor)]
     if not tensors:
         return tensors
     agreed(about, tensors)
+    if numbers:
+        noted(f"the numbers of {about}", numbers, tensors)
     with torch.no_grad():
         pending = [x for x in tensors if x.layout.partial]
         moved = iter(redistribute(pending, [x.type.cotangent().layout for x in pending]))

@@ -13,7 +13,7 @@ from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.words import shown
 from fdtensor.programs.options import EVERY_CALL
-from fdtensor.tensors.agreement import agreed
+from fdtensor.tensors.agreement import agreed, noted
 from fdtensor.tensors.connect import redistribute
 from fdtensor.tensors.dtensor import DTensor
 from fdtensor.tensors.optim.states import Settings, settings, step_program
@@ -113,6 +113,8 @@ def settled(about: str, rows: Sequence[Row]) -> list[Row]:
     always = live[0].param.comm.check in EVERY_CALL
     keys = [(row.fixed, repr(row.numbers) if always else sorted(row.numbers)) for row in live]
     agreed(about, [x for row in live for x in (row.param, row.grad)], repr(keys))
+    values = [row.numbers[name] for row in live for name in sorted(row.numbers)]
+    noted(f"the numbers of {about}", values, [row.param for row in live])
     return _with_numbers(_moved(rows))
 
 

@@ -18,6 +18,7 @@ from fdtensor.ops.random_bits.keys import AnyKey, recorded, words_of
 from fdtensor.ops.random_bits.rounding import rounded
 from fdtensor.runtime.comm import Comm
 from fdtensor.tensors.call import call
+from fdtensor.tensors.calls.arguments import compare_key
 from fdtensor.tensors.connect import distribute
 from fdtensor.tensors.dtensor import DTensor
 from fdtensor.tensors.random.keyed import keyed
@@ -88,6 +89,7 @@ def _distributed_bools(
             f"the result has the layout of p, {p.layout}.",
             hint="Pass a plain shape, and redistribute p or the result.",
         )
+    compare_key(key, p.comm, [p.mesh], None, is_first=False)
     settled = _settled(p).detach()
     wide = checked_shape(shape)
     if wide != tuple(p.shape):
@@ -190,6 +192,7 @@ def dropout(key: AnyKey, x: Any, p: float = 0.5) -> Any:
     words_of(key)
     if not isinstance(x, DTensor):
         return _dropped(key, x, p, Places.all(tuple(x.shape)))
+    compare_key(key, x.comm, [x.mesh], None, is_first=False)
     if not set(x.layout.partial.values()) <= {"sum", "avg"}:
         x = _settled(x)
     return blockwise(x, lambda places, leaf: _dropped(key, leaf, p, places), dtype)

@@ -18,6 +18,7 @@ from fdtensor.ops.random_bits.floats import FLOATS, width_of
 from fdtensor.ops.random_bits.keys import AnyKey, words_of
 from fdtensor.plans.local_tensors import empty
 from fdtensor.runtime.comm import Comm, contained, refuse_no_comm
+from fdtensor.tensors.calls.arguments import compare_key
 from fdtensor.tensors.dtensor import DTensor
 
 __all__ = ["Device", "Where", "blockwise", "checked_dtype", "drawn", "floats"]
@@ -54,6 +55,7 @@ def drawn(
             hint="Draw type.cotangent(), and redistribute it.",
         )
     contained("a draw", [shape.mesh], comm.mesh)
+    compare_key(key, comm, [shape.mesh], None, is_first=False)
     type, on = shape, torch.device(device or comm.device or "cpu")
 
     def block(rank: int) -> torch.Tensor:
