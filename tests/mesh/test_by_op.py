@@ -117,3 +117,32 @@ def test_one_rank_may_read_a_loss_that_requires_grad(pool4):
         assert torch.equal(grad, plain.grad)
         assert not read or rank == 2
         assert read in ([], [loss.item(), loss.item(), f"{loss.item():.2f}", loss.item()])
+
+
+ON_EMPTY_BLOCKS = {
+    "layer_norm": lambda x: torch.nn.functional.layer_norm(x, (3,)).square(),
+    "mse_loss": lambda x: torch.nn.functional.mse_loss(x, x * 0, reduction="none"),
+    "diagonal": lambda x: x.diagonal() * 2,
+    "interpolate": lambda x: torch.nn.functional.interpolate(x[None], size=6)[0],
+}
+
+
+def derived_twice(name):
+    comm, gradients = connect(Mesh(x=4)), []
+    for _ in range(2):
+        x = distribute(torch.tensor([[1.0, 2.0, 4.0]]).double(), comm.mesh.layout("x"), comm)
+        x = x.requires_grad_()
+        y = ON_EMPTY_BLOCKS[name](x)
+        assert y.requires_grad
+        y.sum().backward()
+        gradients.append(x.grad.full())
+    return gradients
+
+
+@pytest.mark.parametrize("name", ON_EMPTY_BLOCKS)
+def test_ranks_that_hold_nothing_take_part_in_derivatives(pool4, name):
+    x = torch.tensor([[1.0, 2.0, 4.0]]).double().requires_grad_()
+    ON_EMPTY_BLOCKS[name](x).sum().backward()
+    for gradients in pool4.run(derived_twice, name, timeout=60):
+        for gradient in gradients:
+            torch.testing.assert_close(gradient, x.grad)

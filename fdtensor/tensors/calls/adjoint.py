@@ -51,6 +51,11 @@ class Adjoint:
     """The same for some of the outputs, where the others have no cotangent; None without wanted
     inputs."""
 
+    def _some_rank_is_empty(self) -> bool:
+        """Whether a rank holds nothing of a tensor: some ops of torch give that no derivative."""
+        types = [t for t in {*self.forward.in_types, *self.out_types} if 0 not in t.shape]
+        return any(0 in t.local_shape(rank) for t in types for rank in t.mesh.order)
+
     @property
     def ends(self) -> frozenset[int]:
         """The outputs whose cotangents its backward takes."""
@@ -66,7 +71,8 @@ class Adjoint:
             leaves = _Run.apply(ways, ways.usual(), comm, len(values), *_flat(values, comm))
             return _grouped(leaves, count, comm)
 
-        if self.local and _is_real(comm) and self.forward.mesh.position(comm.rank) is not None:
+        inside = _is_real(comm) and self.forward.mesh.position(comm.rank) is not None
+        if self.local and inside and not self._some_rank_is_empty():
             function = as_traced(self.forward, comm)
             constants = [tensor for _, tensor in self.forward.constants]
             # what torch saves inside of a block has no type that could be told
