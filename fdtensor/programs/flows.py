@@ -102,8 +102,7 @@ def solved_by_flows(
     }
     for pick in picks.values():
         model.constraint([(x, 1.0) for x in pick], 1, 1)
-    prices: dict[Hashable, _Priced] = {}
-    """Of the moves between some placements, by what they depend on."""
+    prices: dict[Hashable, _Priced] = {}  # by what they depend on
     for values in values_of(nodes, first, as_one=True):
         m, k = values.maker
         makers = _grouped(picks[m], [o.outs[k] for o in nodes[m].options])

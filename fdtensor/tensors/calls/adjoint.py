@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import attrs
 import torch
 
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.plans.local_tensors import empty
 from fdtensor.plans.planner import plan
 from fdtensor.programs.program import Program
 from fdtensor.runtime.cotangents import cotangents_of
@@ -56,9 +58,9 @@ class Adjoint:
         types = [t for t in {*self.forward.in_types, *self.out_types} if 0 not in t.shape]
         return any(0 in t.local_shape(rank) for t in types for rank in t.mesh.order)
 
-    @property
+    @functools.cached_property
     def ends(self) -> frozenset[int]:
-        """The outputs whose cotangents its backward takes."""
+        """The outputs that derivatives come from."""
         return frozenset(self.through) - self.still
 
     def runner(self, comm: Any) -> Callable[[Sequence[Any]], Sequence[Any]]:
@@ -121,7 +123,8 @@ class _Ways:
                 runner_of(adjoint.backward, self._comm),
             )
         way = self._known[ends]
-        self._last = self._last if way is None else ends
+        if way is not None:
+            self._last = ends
         return way
 
 
@@ -207,10 +210,8 @@ class _Run(torch.autograd.Function):
 
 def _way_back(ctx: Any, cotangents: Sequence[Any]) -> _Way | None:
     """The way for the outputs that have a cotangent: mostly the one of the forward."""
-    way, types = ctx.way, ctx.way.adjoint.out_types
-    if ctx.comm.rank is not None and way.adjoint.forward.mesh.position(ctx.comm.rank) is None:
-        return way
-    width = len(cotangents) // len(types)
+    way = ctx.way  # ranks that hold nothing go the same one
+    width = len(cotangents) // len(way.adjoint.out_types)
     come = {i // width for i, leaf in enumerate(cotangents) if leaf is not None}
     ends = ctx.ways.whole.ends & come
     return way if ends == way.adjoint.ends else ctx.ways.of(ends)
@@ -222,15 +223,22 @@ def _cotangents(
     """The cotangents that a backward takes; of a replica without one, zeros."""
     width, given = len(leaves) // len(adjoint.out_types), list[Any]()
     for i in adjoint.through:
-        type = adjoint.out_types[i]
-        ranks = type.mesh.order if comm.rank is None else (comm.rank,)
-        for leaf, rank in zip(leaves[i * width : (i + 1) * width], ranks, strict=True):
-            if leaf is None and type.mesh.position(rank) is not None:
-                shape = type.local_shape(rank)
-                given.append(torch.zeros(shape, dtype=type.dtype, device=device))
-            else:
-                given.append(leaf)
+        own = leaves[i * width : (i + 1) * width]
+        if any(leaf is None for leaf in own):
+            own = _filled(own, adjoint.out_types[i], comm, device)
+        given += own
     return _grouped(given, len(adjoint.through), comm)
+
+
+def _filled(
+    leaves: Sequence[Any], type: TensorType, comm: Any, device: torch.device
+) -> list[torch.Tensor]:
+    """The leaves of a value, with zeros for None."""
+    ranks = type.mesh.order if comm.rank is None else (comm.rank,)
+    return [
+        empty(type, rank, device).zero_() if leaf is None else leaf
+        for leaf, rank in zip(leaves, ranks, strict=True)
+    ]
 
 
 def _collectors(adjoint: Adjoint, flat: Sequence[Any], count: int) -> list[Any]:

@@ -144,7 +144,7 @@ def traced_call(
 
 def _adjoint(
     function: Callable[[], Any],
-    known: Any,
+    known: tuple[Any, Any, Sequence[TensorType | None], Traced, Any, Options, Any],
     again: Callable[..., Any],
     family: Family | None = None,
     ends: frozenset[int] | None = None,
