@@ -120,7 +120,9 @@ if TYPE_CHECKING:
     from fdtensor.parallel import *
     from fdtensor.plans import *
     from fdtensor.runtime.funcol import FuncolComm
+    from fdtensor.tensors import fail_together as failing
     from fdtensor.tensors import grad_norms, scaling
+    from fdtensor.tensors.fail_together import *
     from fdtensor.tensors.grad_norms import *
     from fdtensor.tensors.scaling import *
     from fdtensor.testing import discovery
@@ -179,6 +181,7 @@ if TYPE_CHECKING:  # checkers take what a wildcard imports for private, unless i
     __all__ += io.__all__
     __all__ += parallel.__all__
     __all__ += plans.__all__
+    __all__ += failing.__all__
     __all__ += grad_norms.__all__
     __all__ += scaling.__all__
     __all__ += discovery.__all__
@@ -213,6 +216,7 @@ _ALSO = (
     "io",
     "parallel",
     "plans",
+    "tensors.fail_together",
     "tensors.grad_norms",
     "tensors.scaling",
     "testing.discovery",

@@ -33,7 +33,7 @@ def pulled(
     wanted = [place for own in places for place in own if place is not None]
     given: Sequence[Any] = (None,) * len(wanted)
     if outs and wanted:
-        with _asked_for(starts):
+        with _asked_for(starts), _heard_of(ends):
             given = torch.autograd.grad(outs, wanted, grads, retain, again, allow_unused=True)
     each = iter(given)
     return [
@@ -91,6 +91,17 @@ def _asked_for(starts: Sequence[Any]) -> Iterator[None]:
             cotangents.is_closed = closed
 
 
+@contextmanager
+def _heard_of(ends: Sequence[Any]) -> Iterator[None]:
+    """Within it the ranks of DTensors hear of an error of one: they may wait for what follows."""
+    try:
+        yield
+    except BaseException as error:
+        for x in ends:
+            error = x.comm.failed([x.type.mesh], error)
+        raise error
+
+
 def _cotangent(x: Any, own: Sequence[Any]) -> Any:
     if all(grad is None for grad in own):
         return None
@@ -119,9 +130,10 @@ def backward_of(
             "the inputs of a backward are DTensors that were marked by requires_grad_().",
             hint="Give them as a list: inputs=[x].",
         )
-    torch.autograd.backward(
-        outs, grads, retain_graph, create_graph, inputs=None if inputs is None else starts
-    )
+    with _heard_of(ends):
+        torch.autograd.backward(
+            outs, grads, retain_graph, create_graph, inputs=None if inputs is None else starts
+        )
 
 
 def grad_of(

@@ -19,7 +19,7 @@ from fdtensor.layouts.torch_private import current_graph_task
 from fdtensor.runtime.control.behind import catch_up
 from fdtensor.runtime.control.board import Board
 from fdtensor.runtime.control.causes import is_noted, is_of_network, note, told_of
-from fdtensor.runtime.control.places import caller, line_of, running
+from fdtensor.runtime.control.places import caller, line_of, raised_at, running
 from fdtensor.runtime.control.posts import (
     Call,
     Kind,
@@ -168,7 +168,7 @@ class Ledger:
         if interrupted:
             self.fail("interrupted", "", clean=self.number == self.done)
         else:
-            self.fail("raised", told_of(error), clean)
+            self.fail("raised", told_of(error), clean, raised_at(error))
         note(error, self.error_name)
 
     def _halt(self) -> None:
@@ -216,13 +216,13 @@ class Ledger:
         note(error, self.error_name)
         return error
 
-    def fail(self, kind: Kind, text: str, clean: bool) -> None:
-        """Tells the others that this rank raises an error."""
+    def fail(self, kind: Kind, text: str, clean: bool, line: str = "") -> None:
+        """Tells the others that this rank raises an error, at a line of the user if it has one."""
         self.stop = self.failed = True
         clean = clean and not self.plane.groups.is_cut(self.ranks)
         self.plane.put_behind(self)
         self.plane.record()
-        self.board.put(self.post(kind, text))
+        self.board.put(self.post(kind, text, line))
         self.board.ring(kind)
         self.board.come_back(self.plane.rank, clean)
         if not clean:
@@ -234,6 +234,13 @@ class Ledger:
         if not self.failed:
             kind: Kind = "waiting" if self.number != self.done else "busy"
             self.board.put(self.post(kind, ""))
+
+    def is_awaited(self) -> bool:
+        """Whether others have failed since this rank has; it tells them that it made no call."""
+        later = Board(self.plane.store, f"{self.name}/{self.epoch + 1}")
+        if rings := later.rings():
+            later.put(Post(self.plane.rank, "busy", 0, running(self.thread)))
+        return rings
 
     def left(self, text: str) -> None:
         """Tells the others that this process ends, by `text` if it is an error.
@@ -258,9 +265,9 @@ class Ledger:
         self.plane.groups.abort(self.ranks)
         return without_store(self.ranks, self.post("waiting", ""), str(error or gone))
 
-    def post(self, kind: Kind, text: str) -> Post:
+    def post(self, kind: Kind, text: str, line: str = "") -> Post:
         """What this rank says of itself."""
-        line = running(self.thread)
+        line = line or running(self.thread)
         calls = tuple(self.calls(SHOWN))
         return Post(self.plane.rank, kind, self.number, line, text, calls, self.done)
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
 from types import CodeType, FrameType
 
-__all__ = ["Place", "caller", "line_of", "running"]
+__all__ = ["Place", "caller", "line_of", "raised_at", "running"]
 
 _OURS = f"{Path(__file__).parents[2]}{os.sep}"
 _TORCH = f"{os.sep}torch{os.sep}"
+
+_WITH = contextlib.__file__
+"""What runs where a block of `with` ends."""
 
 Place = tuple[CodeType, int]
 """A function and how far it has come: which line that is, is worked out when it is asked for."""
@@ -37,13 +41,25 @@ def running(thread: int) -> str:
     return "" if frame is None else _text(frame.f_code, frame.f_lineno)
 
 
+def raised_at(error: BaseException) -> str:
+    """Where the user's code raised an error, or called what did; empty for nowhere in it."""
+    line, at = "", error.__traceback__
+    while at is not None:
+        if _is_of_user(at.tb_frame.f_code):
+            line = _text(at.tb_frame.f_code, at.tb_lineno)
+        at = at.tb_next
+    return line
+
+
 def _of_user(frame: FrameType | None) -> FrameType | None:
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith((_OURS, "<")) and _TORCH not in file:
-            return frame
+    while frame is not None and not _is_of_user(frame.f_code):
         frame = frame.f_back
-    return None
+    return frame
+
+
+def _is_of_user(code: CodeType) -> bool:
+    file = code.co_filename
+    return not file.startswith((_OURS, "<")) and file != _WITH and _TORCH not in file
 
 
 def _text(code: CodeType, line: int) -> str:

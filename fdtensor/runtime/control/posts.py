@@ -129,6 +129,8 @@ class Post:
                 return f"was interrupted at {where}{line}"
             case "waiting":
                 return f"waited at {where}{line}"
+            case "busy" if not self.number:
+                return f"has made no call since its last error{line}"
             case "busy":
                 return f"was busy after {where}{line}"
             case "ended":
@@ -216,8 +218,8 @@ def _cause(ranks: Sequence[int], posts: Mapping[int, Post], seconds: float) -> t
     return (
         f"{_named(late or list(posts))} did not come to what others waited for within "
         f"{seconds:g} s.",
-        "Every rank must run the same calls; where one may take longer, connect(mesh, timeout=...) "
-        "waits longer.",
+        "Every rank must run the same calls. Where one may take longer, connect(mesh, timeout=...) "
+        "waits longer; where one may raise an error that it catches, write fail_together(comm).",
     )
 
 

@@ -53,6 +53,8 @@ class _Seen:
     """When it heard of an error; 0 where of none."""
     looked: float = 0.0
     """When it looked at the board last."""
+    told: bool = False
+    """Whether it has told others that this rank has made no call since its last error."""
 
 
 def watch(plane: Plane) -> Callable[[], None]:
@@ -129,10 +131,13 @@ def _look(ledger: Ledger, seen: _Seen) -> None:
     now = time.monotonic()
     if seen.epoch != ledger.epoch:
         seen.epoch, seen.number, seen.compared, seen.rung = ledger.epoch, 0, 0, 0.0
+        seen.told = False
     number = ledger.number
     if seen.number != number:
         seen.number, seen.since = number, now
     is_open = number != ledger.done
+    if ledger.failed and not seen.told and now - seen.looked >= TICK:
+        seen.looked, seen.told = now, ledger.is_awaited()
     if ledger.failed or (not number and not is_open):
         return
     if is_open and now - seen.since >= TICK and seen.compared < number:
