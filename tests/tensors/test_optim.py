@@ -297,6 +297,21 @@ def test_muon_may_cut_its_matrices_where_that_is_asked_for():
         assert ("addmm" in text) != exact
 
 
+@pytest.mark.parametrize("layout", [ROWS, COLUMNS, BOTH, MESH.layout()], ids=str)
+@pytest.mark.parametrize("shape", [(6, 4), (4, 6)])
+def test_muon_scales_a_momentum_in_bfloat16_as_torch_does_in_every_layout(shape, layout):
+    whole = torch.randn(shape).bfloat16()
+    plain = whole.clone().requires_grad_()
+    other = torch.optim.Muon([plain], nesterov=False)
+    opt, x = optim.Muon(nesterov=False), distribute(whole, layout, COMM)
+    state = opt.init(x)
+    for _ in range(2):
+        plain.grad = torch.randn(shape).bfloat16()
+        x, state = opt.step(x, distribute(plain.grad, layout, COMM), state)
+        other.step()
+        assert torch.equal(state["momentum_buffer"].full(), other.state[plain]["momentum_buffer"])
+
+
 def test_gradients_that_are_elsewhere_move_together():
     params = [spread(torch.randn(SHAPE), BOTH) for _ in range(9)]
     grads = [spread(torch.randn(SHAPE), PENDING) for _ in range(9)]
