@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar, get_args
 
@@ -207,13 +208,19 @@ def contained(about: str, meshes: Sequence[Mesh], own: Mesh) -> None:
             )
 
 
+_TOLD = re.compile(r"rank \d+: ")
+"""How the sentence of an error that one rank raises begins where others tell it."""
+
+
 def misfit(about: str, mistake: str) -> CommError:
-    """The error for a local tensor that does not fit its type."""
-    return CommError(
-        f"{about} cannot start: {mistake}.",
-        hint="Give every rank a tensor of the shape, dtype and device that its type says: "
-        "type.local_shape(rank), type.dtype.",
+    """The error for a local tensor that does not fit its type, or for one that a rank tells of."""
+    hint = (
+        "Give every rank a tensor of the shape, dtype and device that its type says: "
+        "type.local_shape(rank), type.dtype."
     )
+    if _TOLD.match(mistake):
+        hint = "Look at what that rank raises; the others stop with it."
+    return CommError(f"{about} cannot start: {mistake}.", hint=hint)
 
 
 def mistakes(local: object, type: TensorType, rank: int, device: torch.device) -> str | None:
