@@ -363,8 +363,9 @@ Make one with distribute(tensor, layout, comm), or call the function itself."""
 OTHER_COMM = """\
 argument 1 of call('add') is on another Comm than the arguments before it.
 
-  first:  SimulatedComm(Mesh(dp=2, tp=2))
-  second: SimulatedComm(Mesh(dp=2, tp=2))
+  first:     SimulatedComm(Mesh(dp=2, tp=2))
+  second:    SimulatedComm(Mesh(dp=2, tp=2))
+  differ in: nothing: they come from two calls of connect
 
 Make all DTensors with one Comm: connect(mesh) once, then pass it on."""
 

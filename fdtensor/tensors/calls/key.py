@@ -99,8 +99,18 @@ def refuse_other_comm(f: Callable[..., Any], comm: Any, leaves: Sequence[Any], s
                 "arguments before it.",
                 first=comm,
                 second=leaf.comm,
+                **{"differ in": _differences(comm, leaf.comm)},
                 hint="Make all DTensors with one Comm: connect(mesh) once, then pass it on.",
             )
+
+
+def _differences(one: Any, other: Any) -> str:
+    """What two Comms do not have alike, which may print the same."""
+    pairs = {name: (getattr(one, name), getattr(other, name)) for name in ("mesh", "check", "cost")}
+    names = [name for name, (a, b) in pairs.items() if a != b]
+    if one.__class__ is not other.__class__:
+        names = ["kind", *names]
+    return ", ".join(names) or "nothing: they come from two calls of connect"
 
 
 def _none_distributed(f: Callable[..., Any], leaves: Sequence[Any]) -> TraceError:
