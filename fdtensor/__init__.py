@@ -61,7 +61,8 @@ Namespaces:
     testing                         property tests of your own functions and rules
 
 Every name of the namespaces but those of `random`, `optim` and `testing` can be had from `fdtensor`
-itself too, and so can `Eqn`, a line of a program, and `Placement`, the union of all placements.
+itself too, and so can `Eqn`, a line of a program, `Placement`, the union of all placements, and
+`fail_together`, a block of code whose errors are those of all ranks.
 """
 
 import sys

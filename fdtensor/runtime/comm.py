@@ -193,6 +193,10 @@ def speaker(comm: Comm[Any]) -> str:
     return "" if comm.rank is None else f"rank {comm.rank}: "
 
 
+_SPEAKER = re.compile(r"rank \d+: ")
+"""What `speaker` gives."""
+
+
 def contained(about: str, meshes: Sequence[Mesh], own: Mesh) -> None:
     """Raises `CommError` where `own`, the mesh of a Comm, lacks a rank of one of the meshes."""
     for mesh in meshes:
@@ -208,17 +212,13 @@ def contained(about: str, meshes: Sequence[Mesh], own: Mesh) -> None:
             )
 
 
-_TOLD = re.compile(r"rank \d+: ")
-"""How the sentence of an error that one rank raises begins where others tell it."""
-
-
 def misfit(about: str, mistake: str) -> CommError:
     """The error for a local tensor that does not fit its type, or for one that a rank tells of."""
     hint = (
         "Give every rank a tensor of the shape, dtype and device that its type says: "
         "type.local_shape(rank), type.dtype."
     )
-    if _TOLD.match(mistake):
+    if _SPEAKER.match(mistake):
         hint = "Look at what that rank raises; the others stop with it."
     return CommError(f"{about} cannot start: {mistake}.", hint=hint)
 

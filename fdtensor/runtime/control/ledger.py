@@ -235,8 +235,8 @@ class Ledger:
             kind: Kind = "waiting" if self.number != self.done else "busy"
             self.board.put(self.post(kind, ""))
 
-    def is_awaited(self) -> bool:
-        """Whether others have failed since this rank has; it tells them that it made no call."""
+    def answer_ahead(self) -> bool:
+        """Tells others, if any have failed since this rank has, that it made no call."""
         later = Board(self.plane.store, f"{self.name}/{self.epoch + 1}")
         if rings := later.rings():
             later.put(Post(self.plane.rank, "busy", 0, running(self.thread)))
