@@ -320,7 +320,7 @@ FAULTS = (
     ),
     Fault(
         "an error of one rank is not told to the others",
-        'self.fail("raised", told_of(error), clean)',
+        'self.fail("raised", told_of(error), clean, raised_at(error))',
         "pass",
         "faults runtime/test_control.py",
     ),
