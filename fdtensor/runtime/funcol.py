@@ -103,6 +103,8 @@ class FuncolComm(Comm[torch.Tensor]):
         self.timeout = timeout
         self.plane = plane_of()
         self.plane.wait_for(timeout)
+        if len(mesh.order) > 1 and self.rank in mesh.order:
+            self.plane.ledger(members((mesh,)))  # so that this rank answers before its first call
         self.ledgers = functools.lru_cache(maxsize=8192)(self._ledger)
         self.noted = functools.lru_cache(maxsize=8192)(self._noted)
         self.around = ProcessWorld(self.rank, self.device, self.backend, self.plane)

@@ -1,5 +1,6 @@
 """What one rank alone raises, and catches: all ranks hear of it, and are at the same call after."""
 
+import threading
 from contextlib import nullcontext, suppress
 from functools import partial
 
@@ -9,7 +10,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 
-from fdtensor import CommError, Mesh, connect, distribute, fail_together, shard_map
+from fdtensor import CommError, Mesh, connect, distribute, fail_together, local_cluster, shard_map
 
 pytestmark = pytest.mark.mesh
 
@@ -114,6 +115,42 @@ def test_a_rank_that_lives_and_makes_no_call_is_said_to_live(pool4):
     assert len(set(texts)) == 1
     assert "rank 3: has made no call since its last error, test_fail_together.py:" in texts[0]
     assert "fail_together(comm)" in texts[0]
+
+
+def late():
+    """What both ranks hear where one has not come to the first call, and then on a thread."""
+    comm = connect(Mesh(x=2), timeout=2)
+    store = dist.distributed_c10d._get_default_store()
+    if comm.rank:
+        store.wait(["told/0"])
+    with pytest.raises(CommError) as told:
+        distribute(torch.ones(4), comm.mesh.layout("x"), comm).full()
+    store.set(f"told/{comm.rank}", "")
+    return str(told.value)
+
+
+def on_a_thread():
+    """What a thread gets from a Comm that another thread has connected."""
+    comm = connect(Mesh(x=2), timeout=3)
+    sums = []
+
+    def run():
+        sums.append(distribute(torch.ones(4), comm.mesh.layout("x"), comm).full().sum().item())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return sums
+
+
+def test_a_rank_that_is_late_for_the_first_call_is_said_to_live():
+    with local_cluster(2) as pool:
+        assert pool.run(on_a_thread) == [[4], [4]]
+    with local_cluster(2) as pool:
+        texts = pool.run(late, timeout=60)
+    assert texts[0] == texts[1]
+    assert texts[0].startswith("rank 1 did not come to what others waited for within 2 s.")
+    assert "rank 1: has made no call yet, test_fail_together.py:" in texts[0]
 
 
 def test_on_a_simulated_mesh_it_changes_nothing():

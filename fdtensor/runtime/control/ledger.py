@@ -197,10 +197,10 @@ class Ledger:
         return min([post.done for post in posts if post.kind == "raised"], default=0)
 
     def _handed_over(self) -> None:
-        """Lets this thread make calls, if the one that made them has ended or waits for it."""
+        """Lets this thread make calls, unless one that has made some is alive."""
         if current_graph_task() != -1:  # autograd has a thread for each accelerator
             return
-        if any(thread.ident == self.thread for thread in threading.enumerate()):
+        if self.whole + self.number and any(t.ident == self.thread for t in threading.enumerate()):
             raise of_other_thread(self.ranks)
         self.thread = get_ident()
 
@@ -233,7 +233,7 @@ class Ledger:
         self.stop = self.alarmed = True
         if not self.failed:
             kind: Kind = "waiting" if self.number != self.done else "busy"
-            self.board.put(self.post(kind, ""))
+            self.board.put(self.post(kind, "" if self.epoch else "yet"))
 
     def answer_ahead(self) -> bool:
         """Tells others, if any have failed since this rank has, that it made no call."""

@@ -130,7 +130,7 @@ class Post:
             case "waiting":
                 return f"waited at {where}{line}"
             case "busy" if not self.number:
-                return f"has made no call since its last error{line}"
+                return f"has made no call {self.text or 'since its last error'}{line}"
             case "busy":
                 return f"was busy after {where}{line}"
             case "ended":

@@ -138,7 +138,7 @@ def _look(ledger: Ledger, seen: _Seen) -> None:
     is_open = number != ledger.done
     if ledger.failed and not seen.told and now - seen.looked >= TICK:
         seen.looked, seen.told = now, ledger.answer_ahead()
-    if ledger.failed or (not number and not is_open):
+    if ledger.failed:
         return
     if is_open and now - seen.since >= TICK and seen.compared < number:
         _compare(ledger, seen, number)
