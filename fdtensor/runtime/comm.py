@@ -91,8 +91,8 @@ class Comm(Protocol[Value]):
     def meet(self, about: str, mesh: Mesh) -> None:
         """Raises `CommError` on all ranks of a mesh if they have not made the same calls so far."""
 
-    def note(self, about: str, fact: int, mesh: Mesh) -> None:
-        """Notes a number that must be the same on all ranks of a mesh, for when they compare."""
+    def note(self, about: str, numbers: Sequence[int | float], mesh: Mesh) -> None:
+        """Notes numbers that must be the same on all ranks of a mesh, for when they compare."""
 
     def pooled(
         self,

@@ -144,10 +144,10 @@ class FuncolComm(Comm[torch.Tensor]):
         if self.check != "never" and ledger is not None:
             ledger.meet(fact, about)
 
-    def note(self, about: str, fact: int, mesh: Mesh) -> None:
+    def note(self, about: str, numbers: Sequence[int | float], mesh: Mesh) -> None:
         ledger, _ = self.ledgers(Deed(about, mesh))
         if ledger is not None:
-            ledger.begin(fact, about)
+            ledger.begin(hash((*numbers,)), (about, *numbers))
             ledger.end()
 
     def pooled(

@@ -20,7 +20,7 @@ from fdtensor.programs.program import Program
 from fdtensor.runtime.alike import compare, inputs
 from fdtensor.runtime.autograd import differentiable, plans_of, tracked
 from fdtensor.runtime.comm import Check, Comm, Value, inside, kind_of, refuse_no_comm
-from fdtensor.runtime.digests import digest_of
+from fdtensor.runtime.digests import Digest, digest_of
 from fdtensor.runtime.replication import mark, watching
 from fdtensor.runtime.runner import run_locally
 
@@ -159,9 +159,10 @@ def admit(
         raise
     if check in EVERY_CALL or (check == "first" and job.digest not in comm.agreed):
         wrong = [m for m in map(comm.mistake, values, types) if m]
-        about, digest = _KINDS[job.__class__], job.digest
+        about, digest = _KINDS[job.__class__], Digest(job.digest, *_told(job))
         if tracked(values):  # ranks that differ in this would wait for each other in the backward
-            about, digest = f"{about} with its gradient", digest_of(f"{digest} with its gradient")
+            about, digest = f"{about} with its gradient", f"{digest} with its gradient"
+            digest = Digest(digest_of(digest), *_told(job))
         meshes = dict.fromkeys(meshes_of(job))
         comm.agree(about, digest, list(meshes), wrong[0] if wrong else None)
         comm.agreed.add(job.digest)
@@ -172,6 +173,11 @@ def admit(
         mistake = comm.mistake(value, type)
         if mistake:
             comm.refuse(_KINDS[job.__class__], mistake, meshes_of(job))
+
+
+def _told(job: Plan | Fused | Program) -> tuple[object, ...]:
+    """What an error shows of it on ranks that differ."""
+    return job, (job.plans[0] if isinstance(job, Fused) else job).cost
 
 
 def _held(

@@ -59,8 +59,8 @@ def agreed(about: str, tensors: Sequence[DTensor[Any]], key: Hashable = ()) -> N
 def noted(what: str, numbers: Sequence[object], tensors: Sequence[DTensor[Any]]) -> None:
     """Notes Python numbers that all ranks of DTensors must have alike, for when they compare."""
     if tensors and tensors[0].comm.rank is not None:
-        known = tuple([x for x in numbers if isinstance(x, (int, float))])
-        comm_of(tensors).note(what, hash(known), union_of(tensors))
+        known = [x for x in numbers if isinstance(x, (int, float))]
+        comm_of(tensors).note(what, known, union_of(tensors))
 
 
 def told(about: str, tree: Any, error: FdtensorError) -> None:

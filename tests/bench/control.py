@@ -67,7 +67,7 @@ class Unwatched(FuncolComm):
     def meet(self, about: str, mesh: Mesh) -> None:
         pass
 
-    def note(self, about: str, fact: int, mesh: Mesh) -> None:
+    def note(self, about: str, numbers: Sequence[float], mesh: Mesh) -> None:
         pass
 
 

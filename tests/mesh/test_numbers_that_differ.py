@@ -1,9 +1,9 @@
-"""Numbers that ranks do not have alike, of a step or a draw, are told where values leave."""
+"""Numbers and programs that ranks do not have alike: errors of all ranks name what differs."""
 
 import pytest
 import torch
 
-from fdtensor import CommError, Mesh, TensorType, connect, distribute, optim, random
+from fdtensor import CommError, Mesh, TensorType, connect, distribute, optim, random, spmd
 
 pytestmark = pytest.mark.mesh
 
@@ -46,16 +46,78 @@ def on_rank(act, differs):
     params = {"w": distribute(torch.ones(4), ROWS, comm)}
     try:
         return act(params, differs and comm.rank == 1).full().tolist()
-    except CommError:
-        return "told"
+    except CommError as error:
+        return str(error)
 
 
-@pytest.mark.parametrize(
-    "act", [stepped, stepped_at, clipped, clipped_by_another_norm, drawn, dropped, tossed]
-)
+NUMBERS = {
+    stepped: ("SGD: 0.1", "SGD: 0.2"),
+    stepped_at: ("SGD: 0.1", "SGD: 0.2"),
+    clipped: (": 1.0, 2.0", ": 0.5, 2.0"),
+    clipped_by_another_norm: (": 1.0, 2.0", ": 1.0, 1.0"),
+    drawn: ("0, 0", "0, 1"),
+    dropped: ("0, 0", "0, 1"),
+    tossed: ("0, 0", "0, 1"),
+}
+
+
+@pytest.mark.parametrize("act", NUMBERS, ids=lambda act: act.__name__)
 def test_numbers_that_differ_are_told_on_all_ranks(gloo_ranks, act):
     pool = gloo_ranks(2)
     same = pool.run(on_rank, act, False)
-    assert same[0] == same[1] != "told"
-    assert pool.run(on_rank, act, True) == ["told", "told"]
+    assert same[0] == same[1]
+    assert isinstance(same[0], list)
+    one, other = pool.run(on_rank, act, True)
+    assert one == other
+    assert all(number in one for number in NUMBERS[act])
     assert pool.run(on_rank, act, False) == same
+    told = pool.run(on_rank, act, True)  # compared later: each rank has had this one before
+    assert told[0] == told[1]
+    assert all(number in told[0] for number in NUMBERS[act])
+
+
+def another_number(x, one):
+    return spmd(lambda x: (x.exp() * (3 if one else 2)).sum())(x)
+
+
+def another_op(x, one):
+    return spmd(lambda x: (x.cos() if one else x.sin()).sum())(x)
+
+
+def a_line_more(x, one):
+    return spmd(lambda x: x.exp().sin() if one else x.exp())(x)
+
+
+def another_shape_of_many(x, one):
+    trees = [torch.ones(7 if one and i == 40 else 8) for i in range(60)]
+    return distribute(trees, ROWS, x.comm)[0]
+
+
+def program(act, differs):
+    comm = connect(Mesh(x=2))
+    x = distribute(torch.ones(4), ROWS, comm)
+    try:
+        return act(x, differs and comm.rank == 1).full().tolist()
+    except CommError as error:
+        return str(error)
+
+
+PROGRAMS = {
+    another_number: ("mul.Tensor b 2 at call", "mul.Tensor b 3 at call"),
+    another_op: (" = sin a at call", " = cos a at call"),
+    a_line_more: ("out b at call", " = sin b at call"),
+    another_shape_of_many: ("TensorType((8,)", "TensorType((7,)"),
+}
+
+
+@pytest.mark.parametrize("act", PROGRAMS, ids=lambda act: act.__name__)
+def test_what_ranks_do_not_have_alike_is_shown(gloo_ranks, act):
+    pool = gloo_ranks(2)
+    one, other = pool.run(program, act, True)
+    assert one == other
+    assert all(f"rank {rank}: " in one for rank in (0, 1))
+    assert all(line in one for line in PROGRAMS[act])
+    assert len(one) < 1500
+    same = pool.run(program, act, False)
+    assert same[0] == same[1]
+    assert not isinstance(same[0], str)

@@ -27,6 +27,7 @@ from fdtensor.programs.options import Choosing, OnMissingRule, Options
 from fdtensor.programs.recording import name_of
 from fdtensor.programs.tracer import type_of
 from fdtensor.runtime.comm import inside
+from fdtensor.runtime.digests import Digest
 from fdtensor.tensors.calls.arguments import compare_key
 from fdtensor.tensors.calls.python_state import Reads, argument_key
 from fdtensor.tensors.dtensor import DTensor, is_dtensor
@@ -200,7 +201,7 @@ class Pipeline:
         key = id(plans), comm
         if key not in self.prepared:
             if comm.check != "never":
-                comm.agree("this pipeline", plans.digest, [*plans.meshes], None)
+                comm.agree("this pipeline", Digest(plans.digest, plans), [*plans.meshes], None)
             self.prepared[key] = Prepared(plans, comm)
         return self.prepared[key]
 

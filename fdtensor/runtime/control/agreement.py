@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from zlib import crc32
 
 import torch
 
 from fdtensor.layouts.errors import CommError
 from fdtensor.runtime.comm import misfit
 from fdtensor.runtime.control.ledger import Ledger
-from fdtensor.runtime.control.posts import account, parting
-from fdtensor.runtime.digests import text_of
+from fdtensor.runtime.control.posts import Post, account, parting
+from fdtensor.runtime.digests import lines_of, windows
 from fdtensor.runtime.world import functional
 
 __all__ = ["agree", "pooled"]
@@ -43,8 +44,8 @@ def _disagreement(ledger: Ledger, about: str, digest: str, mistake: str | None) 
     """The error of all ranks; None where they agree."""
     if not _differ(ledger, mistake is not None):
         return None
-    board = ledger.board
-    board.put(ledger.post("raised" if mistake else "waiting", mistake or text_of(digest)))
+    board, own = ledger.board, _parted_line(ledger, digest)
+    board.put(ledger.post("raised" if mistake else "waiting", mistake or own))
     _differ(ledger, False)  # every rank has posted now
     posts = board.posts(ledger.ranks)
     _differ(ledger, False)  # every rank has read what the others say
@@ -54,13 +55,29 @@ def _disagreement(ledger: Ledger, about: str, digest: str, mistake: str | None) 
     elif {(parting(posts), about)} == {(post.number, post.what) for post in posts.values()}:
         error = CommError(
             f"the ranks do not agree on {about}.",
-            **{f"rank {r}": f"{post.text} at {post.call}" for r, post in posts.items()},
+            **{f"rank {r}": f"{text} at {posts[r].call}" for r, text in _texts(posts).items()},
             hint="Every rank must run the same plans, of the same types, in the same order.",
         )
     else:
         error = account(ledger.ranks, posts, ledger.plane.seconds).error()
     error.common = True
     return error
+
+
+def _parted_line(ledger: Ledger, digest: str) -> str:
+    """The first line that ranks do not have alike of what they compare, as this rank has it."""
+    lines = lines_of(digest)
+    longest = max(count for (count,) in _pooled(ledger, [len(lines)]))
+    own = [crc32(line.encode()) for line in lines] + [-1] * (longest - len(lines))
+    columns = zip(*_pooled(ledger, [*own, 0]), strict=True)
+    parted = next(i for i, column in enumerate(columns) if len(set(column)) > 1 or i == longest)
+    if parted == longest:  # they print the same
+        return f"fingerprint {digest[:12]}"
+    return lines[parted] if parted < len(lines) else "no more lines"
+
+
+def _texts(posts: Mapping[int, Post]) -> dict[int, str]:
+    return windows({rank: post.text for rank, post in posts.items()})
 
 
 def _differ(ledger: Ledger, wrong: bool) -> bool:

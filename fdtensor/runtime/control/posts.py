@@ -160,12 +160,15 @@ class Account:
 
 
 def described(what: Any) -> str:
-    """A call in a few words: the name of a program, what a plan does, or the text itself."""
+    """A call in a few words: the name of a program, what a plan does, numbers, or the text."""
     match what:
         case Plan():
             return f"redistribute {what.src} -> {what.dst}"
         case Fused():
             return f"redistribute of {len(what.plans)} tensors"
+        case (about, *numbers):
+            some = [*dict.fromkeys(numbers)] if len(numbers) > 8 else numbers
+            return f"{about}: {_some([repr(number) for number in some], len(some), 8)}"
         case _:
             return str(what)
 
@@ -248,7 +251,7 @@ def _difference(number: int, parts: Sequence[tuple[Sequence[int], Call]]) -> tup
     groups = " and ".join(_named(some) for some, _ in parts)
     return (
         f"the ranks do not agree on call {number}: {groups} differ in {parts[0][1].text}.",
-        "Their types, Python arguments or keys differ, or what the function reads by itself. "
+        "Their types, Python arguments, keys or costs differ, or what the function itself reads. "
         + hint,
     )
 
