@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import attrs
 import torch
 
-from fdtensor.layouts.errors import FdtensorError
+from fdtensor.layouts.errors import ArgumentError, FdtensorError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.placement import Partial
 from fdtensor.layouts.tensor_type import TensorType
@@ -28,6 +28,11 @@ from fdtensor.tensors.grad_norms import found_inf
 __all__ = ["GradScaler", "LossScale"]
 
 Tree = TypeVar("Tree")
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+_LARGEST = torch.finfo(torch.float32).max
+"""The largest scale, as torch has it."""
 
 
 @attrs.frozen
@@ -53,17 +58,27 @@ class LossScale:
     """How many steps in a row have had neither inf nor nan."""
 
     def __attrs_post_init__(self) -> None:
-        fields = (self.value, self.growth, self.backoff, self.interval)
-        if not all(isinstance(n, (int, float)) for n in fields) or not (
-            self.value > 0 and self.growth >= 1 and 0 < self.backoff <= 1 <= self.interval
+        counts = (self.interval, self.streak)
+        fields = (self.value, self.growth, self.backoff, *counts)
+        if (
+            not all(isinstance(n, (int, float)) for n in fields)
+            or not all(isinstance(n, int) for n in counts)
+            or not (0 < self.value <= _LARGEST and 0 < self.backoff <= 1 <= self.growth)
+            or not (self.interval >= 1 and self.streak >= 0)
         ):
             raise FdtensorError(
                 f"{self!r} cannot be.",
-                hint="Let value be above 0, growth 1 or more, backoff 1 or less, interval an int.",
+                hint="Let value be above 0 and within float32, growth 1 or more, backoff above 0 "
+                "and 1 or less, interval and streak ints of at least 1 and 0.",
             )
 
     def scaled(self, loss: Any) -> Any:
-        """A loss times the scale: a tensor or a DTensor."""
+        """A loss times the scale: a tensor or a DTensor.
+
+        A loss of one number in half precision becomes float32, as with `torch.amp.GradScaler`.
+        """
+        if isinstance(loss, (torch.Tensor, DTensor)) and not loss.shape and loss.dtype in _HALVES:
+            loss = loss.float()
         return call(torch.mul, loss, self.value) if isinstance(loss, DTensor) else loss * self.value
 
     def unscaled(self, grads: Tree) -> tuple[Tree, bool]:
@@ -88,7 +103,8 @@ class LossScale:
             return attrs.evolve(self, value=self.value * self.backoff, streak=0)
         if self.streak + 1 < self.interval:
             return attrs.evolve(self, streak=self.streak + 1)
-        return attrs.evolve(self, value=self.value * self.growth, streak=0)
+        grown = self.value * self.growth
+        return attrs.evolve(self, value=grown if grown <= _LARGEST else self.value, streak=0)
 
 
 class GradScaler(ScalerWithHook):
@@ -113,6 +129,15 @@ class GradScaler(ScalerWithHook):
         device = comm.device or torch.device("cpu")
         super().__init__(device.type, **options)
         self.comm = comm
+
+    def scale(self, outputs: Any) -> Any:
+        """A tensor, or an iterable of tensors, times the scale."""
+        if is_dtensor(outputs):
+            raise ArgumentError(
+                f"a GradScaler scales tensors, and this is a DTensor of type {outputs.type}.",
+                hint="Pass loss.full(), or use fd.optim.LossScale, which scales DTensors.",
+            )
+        return super().scale(outputs)
 
     def unscaled(self, flags: dict[torch.device, torch.Tensor]) -> dict[torch.device, torch.Tensor]:
         """The flag of all ranks, in place of those of this one."""

@@ -7,7 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fdtensor.layouts.errors import CommError, FdtensorError, TraceError, ValueTreeError
+from fdtensor.layouts.errors import (
+    ArgumentError,
+    CommError,
+    FdtensorError,
+    TraceError,
+    ValueTreeError,
+)
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.tensors.blockwise import NOT_BY_ELEMENT
@@ -243,13 +249,14 @@ def test_gradients_that_are_not_there_are_none():
 # --- scales ----------------------------------------------------------------------------------
 
 
-def test_a_scale_grows_and_shrinks_as_that_of_torch():
-    ours = LossScale(interval=3)
-    theirs = torch.amp.GradScaler("cpu", growth_interval=3)
+@pytest.mark.parametrize("start", [2.0**16, 2.0**126])
+def test_a_scale_grows_and_shrinks_as_that_of_torch(start):
+    ours = LossScale(start, interval=3)
+    theirs = torch.amp.GradScaler("cpu", init_scale=start, growth_interval=3)
     weight = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weight], lr=0.0)
     for bad in [False, True, False, False, False, True, True, False, False, False, False]:
-        theirs.scale((weight * (inf if bad else 1.0)).sum()).backward()
+        theirs.scale((weight * (inf if bad else 0.0)).sum()).backward()
         theirs.step(optimizer)
         theirs.update()
         optimizer.zero_grad()
@@ -271,6 +278,17 @@ def test_a_step_with_scaled_gradients_is_that_without():
     assert scale.after(skip) == LossScale(512.0)
     loss = distribute(torch.tensor(2.0), MESH.layout(), comm)
     assert scale.scaled(loss).full() == scale.scaled(torch.tensor(2.0)) == 2048
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(), (2,)])
+def test_a_scaled_loss_is_that_of_torch(dtype, shape):
+    loss, comm = torch.full(shape, 3.0, dtype=dtype), SimulatedComm(MESH)
+    wanted = torch.amp.GradScaler("cpu", init_scale=2.0**16).scale(loss)
+    whole = distribute(loss, MESH.layout(), comm)
+    for scaled in (LossScale().scaled(loss), LossScale().scaled(whole).full()):
+        assert scaled.dtype == wanted.dtype
+        assert torch.equal(scaled, wanted)
 
 
 def test_the_scaler_of_torch_leaves_a_step_out():
@@ -319,6 +337,17 @@ def test_mistakes_are_told():
     assert refused(CommError, lambda: found_inf([z, apart])) == COMMS
     assert refused(FdtensorError, lambda: gradients([w])) == SOME
     assert refused(FdtensorError, lambda: LossScale(0.0)) == SCALE
+    for wrong in (
+        {"value": inf},
+        {"value": nan},
+        {"interval": 1.5},
+        {"streak": -1},
+        {"growth": 0.5},
+    ):
+        assert "cannot be" in refused(FdtensorError, lambda wrong=wrong: LossScale(**wrong))
+    assert refused(ArgumentError, lambda: GradScaler(comm).scale(w)).startswith(
+        "a GradScaler scales tensors, and this is a DTensor of type f32[2@tp]."
+    )
 
 
 BLOCKS = """\
@@ -365,7 +394,8 @@ Compute the loss with the DTensor, not with some of its local tensors."""
 SCALE = """\
 LossScale(value=0.0, growth=2.0, backoff=0.5, interval=2000, streak=0) cannot be.
 
-Let value be above 0, growth 1 or more, backoff 1 or less, interval an int."""
+Let value be above 0 and within float32, growth 1 or more, backoff above 0 and 1 or less, interval \
+and streak ints of at least 1 and 0."""
 
 
 @pytest.mark.parametrize("choice", ["follow", "cheapest"])
