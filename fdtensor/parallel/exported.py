@@ -25,7 +25,7 @@ from fdtensor.ops.recorder import record
 from fdtensor.parallel.opaque_calls import opaque_call
 from fdtensor.parallel.sizes import Point, input_at, value_at
 
-__all__ = ["Exported", "Pins", "opened"]
+__all__ = ["Exported", "Pins", "modules_of", "opened"]
 
 aten = torch.ops.aten
 
@@ -146,14 +146,14 @@ class _Run(torch.fx.Interpreter):
         result = super().run_node(n)
         if not isinstance(result, torch.Tensor) or n.op != "call_function":
             return result
-        names = _modules(n)
+        names = modules_of(n)
         for name in reversed(names):  # the innermost first
-            if name in self.pins and any(name not in _modules(user) for user in n.users):
+            if name in self.pins and any(name not in modules_of(user) for user in n.users):
                 result = self._pinned(result, name, False)
         return result
 
     def fetch_args_kwargs_from_env(self, n: torch.fx.Node) -> Any:
-        names = [name for name in _modules(n) if name in self.pins]
+        names = [name for name in modules_of(n) if name in self.pins]
         if not names or n.op != "call_function":
             return super().fetch_args_kwargs_from_env(n)
 
@@ -162,7 +162,7 @@ class _Run(torch.fx.Interpreter):
             if not isinstance(result, torch.Tensor) or arg.name in self.parameters:
                 return result
             for name in names:
-                if name not in _modules(arg):
+                if name not in modules_of(arg):
                     key = name, arg
                     if key not in self.taken:
                         self.taken[key] = self._pinned(result, name, True)
@@ -198,7 +198,7 @@ _CHECKS = {
 """Calls that only check what the program was exported for."""
 
 
-def _modules(node: torch.fx.Node) -> list[str]:
+def modules_of(node: torch.fx.Node) -> list[str]:
     """The names of the modules that a node is in, the outermost first."""
     return [name for name, _ in node.meta.get("nn_module_stack", {}).values()]
 

@@ -1,52 +1,68 @@
-"""`roles_of`: what the parameters of an exported program are to the ops that read them."""
+"""`uses_of`: what the parameters of an exported program are to the ops that read them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import attrs
 import torch
 import torch.fx
 
 from fdtensor.layouts.torch_private import HigherOrderOperator
-from fdtensor.parallel.exported import Exported
+from fdtensor.parallel.exported import Exported, modules_of
 from fdtensor.parallel.roles import BIAS, Role
 
-__all__ = ["roles_of"]
+__all__ = ["Use", "role_in", "uses_of"]
 
 aten = torch.ops.aten
 
 
-def roles_of(exported: Exported) -> dict[str, Role]:
-    """The role of each parameter in the first op that reads it, by the name of its input."""
+@attrs.frozen
+class Use:
+    """An op that reads a parameter, maybe in the graph of a higher-order op."""
+
+    top: torch.fx.Node
+    """The op, or the higher-order one that has it."""
+    modules: tuple[str, ...]
+    """The modules that it is in."""
+    role: Role
+
+
+def uses_of(exported: Exported) -> dict[str, list[Use]]:
+    """The uses of each parameter, in order, by its name in the module."""
     order = {node: i for i, node in enumerate(exported.program.graph.nodes)}
-    role_of: dict[str, Role] = {}
+    uses: dict[str, list[Use]] = {}
     for node in exported.tensors:
         if node.name in exported.targets:
-            ways = _roles(node, tuple(range(node.meta["val"].ndim)))
-            roles = sorted(ways, key=lambda pair: order[pair[0]])
-            if roles:
-                role_of[node.name] = roles[0][1]
-    return role_of
+            ways = _uses(node, tuple(range(node.meta["val"].ndim)))
+            uses[exported.targets[node.name]] = sorted(ways, key=lambda use: order[use.top])
+    return uses
 
 
-def _roles(node: torch.fx.Node, dims: tuple[int, ...]) -> Iterator[tuple[torch.fx.Node, Role]]:
-    """The ops that read a node, whose dims are these of a parameter, and what it is to them."""
+def role_in(uses: Sequence[Use], module: str) -> Role | None:
+    """The role of a parameter in the first op of a module that reads it, else in any op."""
+    own = [use for use in uses if module in use.modules]
+    return next((use.role for use in [*own, *uses]), None)
+
+
+def _uses(node: torch.fx.Node, dims: tuple[int, ...]) -> Iterator[Use]:
+    """The uses of a node whose dims are these of a parameter."""
     for user in node.users:
         target, args = user.target, user.args
         if target in _SAME and args[0] is node:
-            yield from _roles(user, dims)
+            yield from _uses(user, dims)
         elif target in _TURNS and args[0] is node:
             order = _TURNS[target](len(dims), *args[1:])
-            yield from _roles(user, tuple(dims[d] for d in order))
+            yield from _uses(user, tuple(dims[d] for d in order))
         elif isinstance(target, HigherOrderOperator):
             for inner in _inside(node, user):
-                yield from ((user, role) for _, role in _roles(inner, dims))
+                yield from (attrs.evolve(use, top=user) for use in _uses(inner, dims))
         else:
             place = next((i for i, a in enumerate(args) if a is node), -1)
             role = _role(target, place, dims, args)
             if role is not None:
-                yield user, role
+                yield Use(user, tuple(modules_of(user)), role)
 
 
 def _inside(node: torch.fx.Node, user: torch.fx.Node) -> Iterator[torch.fx.Node]:

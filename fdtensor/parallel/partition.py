@@ -19,7 +19,7 @@ from fdtensor.layouts.progress import working
 from fdtensor.layouts.torch_private import torch_pytree
 from fdtensor.layouts.tree import flatten, unflatten
 from fdtensor.parallel.exported import Exported, Pins, opened
-from fdtensor.parallel.exported_roles import roles_of
+from fdtensor.parallel.exported_roles import role_in, uses_of
 from fdtensor.parallel.module_layouts import identity, laid, pin, placed
 from fdtensor.parallel.opaque_calls import opaque_calls
 from fdtensor.parallel.rank_programs import device_of, rank_programs
@@ -142,7 +142,7 @@ def _layouts(
     """The layout of each tensor of the state, by its name in the module."""
     state = _state(exported)
     inputs = {target: name for name, target in exported.targets.items()}
-    roles = {exported.targets[name]: role for name, role in roles_of(exported).items()}
+    uses = uses_of(exported)
     alike = _alike(state)
     placements = {}
     for name, style in style_of.items():
@@ -154,7 +154,7 @@ def _layouts(
         ]
         parameters = [k for k in own if isinstance(state.get(prefix + k), torch.nn.Parameter)]
         role_of = {
-            key: next((roles[a] for a in alike[prefix + key] if a in roles), None)
+            key: role_in([use for a in alike[prefix + key] for use in uses.get(a, [])], name)
             for key in parameters
         }
         placements |= {prefix + k: p for k, p in placed(style, name, role_of).items()}

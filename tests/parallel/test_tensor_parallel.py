@@ -165,7 +165,7 @@ class Joined(nn.Module):
 
 MLP = {"up": Colwise(), "down": Rowwise()}
 MLPS = {"*.up": Colwise(), "*.down": Rowwise()}
-ODD = {"emb": VocabParallel(), "head": VocabParallel(), **MLP}
+ODD = {"emb": VocabParallel(), "head": Colwise(), **MLP}
 GPT = {
     "emb": VocabParallel(),
     "layers.*.[qkv]": Colwise(),
