@@ -31,6 +31,7 @@ __all__ = [
     "autocasting",
     "casts",
     "neutral",
+    "restored",
     "settings",
     "unusual",
     "with_casts",
@@ -88,21 +89,32 @@ def with_casts(casts: Casts) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def neutral() -> Iterator[None]:
+def neutral() -> contextlib.AbstractContextManager[None]:
     """A context with the settings of a fresh process, instead of those of the caller."""
-    dtype, exact = _dtype(), deterministic()
-    warn_only = deterministic_warns()
+    return _under(torch.float32, False, torch.device("cpu"), ())
+
+
+def restored(known: Ambient) -> contextlib.AbstractContextManager[None]:
+    """A context with settings as `ambient` gave them, but for the grad mode, which is on."""
+    dtype, _, _, exact, _, _, *rare = known
+    device, casts = rare or (torch.device("cpu"), ())
+    return _under(dtype, exact, device, casts)
+
+
+@contextlib.contextmanager
+def _under(dtype: torch.dtype, exact: bool, device: torch.device, casts: Casts) -> Iterator[None]:
+    """A context with these settings: the default dtype, determinism, default device, autocast."""
+    before, exact_before, warn_only = _dtype(), deterministic(), deterministic_warns()
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
-        if autocasting():
-            stack.enter_context(without_autocast())
-        if count_function_modes():
-            stack.enter_context(torch.device("cpu"))
-        if dtype is not torch.float32:
-            stack.callback(torch.set_default_dtype, dtype)
-            torch.set_default_dtype(torch.float32)
-        if exact:
-            stack.callback(set_deterministic, True, warn_only=warn_only)
-            set_deterministic(False)
+        if autocasting() or casts:
+            stack.enter_context(with_casts(casts))
+        if count_function_modes() or device.type != "cpu":
+            stack.enter_context(device)
+        if before is not dtype:
+            stack.callback(torch.set_default_dtype, before)
+            torch.set_default_dtype(dtype)
+        if exact_before != exact:
+            stack.callback(set_deterministic, exact_before, warn_only=warn_only)
+            set_deterministic(exact)
         yield

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.checkpoint import checkpoint
 
 from fdtensor import Mesh, call, connect, distribute, spmd
 from tests.support.depth import times
@@ -33,7 +34,12 @@ def values_of_pairs(w, u):
     return *torch.linalg.eigh((w @ w.mT).tril().diagonal().diag_embed()), (u - 2).sqrt()
 
 
-FUNCTIONS = [loss_and_more, norms, parts, moments, values_of_pairs]
+def checkpointed(w, u):
+    h = checkpoint(lambda w, u: (w @ u).tanh() + w.sqrt(), w, u, use_reentrant=False)
+    return h.square().sum(), h, h.mean(0), u * w
+
+
+FUNCTIONS = [loss_and_more, norms, parts, moments, values_of_pairs, checkpointed]
 
 
 @st.composite

@@ -24,6 +24,7 @@ from fdtensor.runtime.runner import runner_of
 from fdtensor.tensors.calls.adjoint import Adjoint
 from fdtensor.tensors.calls.family import Family
 from fdtensor.tensors.calls.key import tracking
+from fdtensor.tensors.calls.moment import Moment
 from fdtensor.tensors.calls.python_state import Reads
 from fdtensor.tensors.calls.text import shown
 from fdtensor.tensors.calls.vjp import adjoint, joint, without_tensors
@@ -120,12 +121,14 @@ def traced_call(
     spec: Any,
     comm: Any,
     again: Callable[..., Any] | None,
+    moment: Moment,
     family: Family | None = None,
     dynamic: Dynamic | None = None,
 ) -> tuple[Traced, Adjoint | None]:
     """The program of a call, and its adjoint where derivatives are wanted.
 
     `again(g)` makes a differentiable function of DTensors of a plain one; None wants no derivative.
+    `moment` is that of the call.
     Where the call is `dynamic`, `family` has the recordings of others that differ in sizes alone.
     """
     __tracebackhide__ = True
@@ -139,13 +142,16 @@ def traced_call(
     tracked = [tracking(leaf) for leaf in leaves if isinstance(leaf, DTensor)]
     known = spec, without_tensors(leaves, types), types, program, tracked, options, make
     alive = (lambda: f) if isinstance(f, Around) else weakly(f)  # an Around keeps no function
-    return program, _adjoint(alive, known, again, family)
+    both = _adjoint(alive, known, again, moment, family)
+    moment.end()
+    return program, both
 
 
 def _adjoint(
     function: Callable[[], Any],
     known: tuple[Any, Any, Sequence[TensorType | None], Traced, Any, Options, Any],
     again: Callable[..., Any],
+    moment: Moment,
     family: Family | None = None,
     ends: frozenset[int] | None = None,
 ) -> Adjoint | None:
@@ -154,10 +160,15 @@ def _adjoint(
     `known` has what is known of its call, as `joint` takes it.
     """
     f, (_, _, types, program, *_) = function(), known
-    with working(f"tracing the backward of {name_of(f)}"):
+    with working(f"tracing the backward of {name_of(f)}"), moment.again(f):
         both = joint(f, *known, family=family, ends=ends)
-    part = functools.partial(_adjoint, function, known, again, None)
-    return adjoint(f, both, program, types, again, part)
+
+    def anew(*args: Any) -> Any:
+        with moment.again(function()):
+            return again(*args)
+
+    part = functools.partial(_adjoint, function, known, again, moment, None)
+    return adjoint(f, both, program, types, anew, part)
 
 
 def entry_of(program: Traced, both: Adjoint | None, comm: Any) -> Entry:

@@ -17,7 +17,7 @@ from fdtensor.layouts.errors import DataDependentError, FdtensorError
 from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.layouts.tree import flatten, key_orders, unflatten
+from fdtensor.layouts.tree import argument, flatten, key_orders, paths, unflatten
 from fdtensor.ops.random_bits.keys import AnyKey
 from fdtensor.ops.random_key import is_key, with_random_key
 from fdtensor.ops.transparent import recording
@@ -40,6 +40,7 @@ from fdtensor.tensors.calls.family import Family, family_of
 from fdtensor.tensors.calls.inlined import inlined
 from fdtensor.tensors.calls.kept import keep_few
 from fdtensor.tensors.calls.key import call_key, refuse_other_comm, requires_grad
+from fdtensor.tensors.calls.moment import Moment
 from fdtensor.tensors.calls.python_state import Reads
 from fdtensor.tensors.calls.replicas import ANSWERS, on_replicas, placed, warn_of_replicas
 from fdtensor.tensors.calls.text import no_backward, no_program, shown
@@ -249,7 +250,9 @@ class Spmd(Generic[P, R]):
         if family is not None:
             dynamic = family.of_call(spec, whole[0], len(closed))
         again = partial(_again, self.options, self.derived) if grads else None
-        program, both = traced_call(f, self.options, *whole, comm, again, family, dynamic)
+        named = zip(map(argument, paths(spec, "args")), leaves, strict=True)
+        moment = Moment(self.reads, [pair for pair in named if not isinstance(pair[1], DTensor)])
+        program, both = traced_call(f, self.options, *whole, comm, again, moment, family, dynamic)
         if family is not None:
             family.closed = places
         donated = donated_among(self.f, spec, leaves, self.options.donate, grads)

@@ -157,7 +157,7 @@ class Reads:
     """What a function reads besides its arguments. It does not keep the function."""
 
     def __init__(self, f: Callable[..., Any]) -> None:
-        self.cells: list[Any] = []
+        self.cells: list[tuple[str, Any]] = []
         self.names: list[tuple[dict[str, Any], str]] = []
         self.functions: list[Callable[[], Any]] = []
         self.bound: list[Any] = []
@@ -172,7 +172,7 @@ class Reads:
                 if _is_of_torch(f):
                     break
                 space = f.__globals__
-                self.cells += f.__closure__ or ()
+                self.cells += zip(f.__code__.co_freevars, f.__closure__ or (), strict=True)
                 names = _names_in(f.__code__)
                 self.names += [(space, name) for name in names if _varies(space, name)]
                 self.functions.append(ref(f))
@@ -199,8 +199,14 @@ class Reads:
         outer = (*outer, self)
         return [x for v in self._values() for x in _tensors(v, 0, outer)]
 
+    def named(self) -> list[tuple[str, Any]]:
+        """The parts of the key, each with the name of its value."""
+        names = [name for name, _ in self.cells] + [name for _, name in self.names]
+        others = ["what it is bound to"] * (len(self.bound) + 2 * len(self.functions))
+        return [*zip([*names, *others], self.key(), strict=True)]
+
     def _values(self) -> list[Any]:
-        values = [_contents(cell) for cell in self.cells]
+        values = [_contents(cell) for _, cell in self.cells]
         values += [space.get(name) for space, name in self.names]
         values += self.bound
         for function in self.functions:

@@ -24,6 +24,7 @@ from fdtensor.programs.tracer import Traced
 from fdtensor.tensors.calls.adjoint import Adjoint
 from fdtensor.tensors.calls.family import Family
 from fdtensor.tensors.calls.halves import halves
+from fdtensor.tensors.calls.two_ways import by_autograd, by_vjp
 from fdtensor.tensors.calls.weakly import weakly
 from fdtensor.tensors.owed import Collecting
 
@@ -103,11 +104,11 @@ def _either(program: Callable[..., Traced], joined: Callable[..., Any]) -> tuple
     `torch.func` takes no autograd inside, and no derivative of some ops.
     """
     try:
-        return program(both := joined(_by_vjp)), both
+        return program(both := joined(by_vjp)), both
     except DataDependentError:
         raise
     except TraceError:
-        return program(both := joined(_by_autograd)), both
+        return program(both := joined(by_autograd)), both
 
 
 def adjoint(
@@ -265,32 +266,6 @@ def _nodes_before(ends: Iterable[Any]) -> set[Any]:
             reached.add(node)
             todo += [before for before, _ in node.next_functions]
     return reached
-
-
-def _by_vjp(
-    smooth: Callable[..., Any], primals: Sequence[torch.Tensor], cotangents: Sequence[Any]
-) -> tuple[list[Any], list[Any]]:
-    """The results of a function and the cotangents of its primals, by `torch.func`."""
-    results_and_pull: Any = torch.func.vjp(smooth, *primals, has_aux=True)
-    _, pull, results = results_and_pull
-    return list(results), list(pull(list(cotangents)))
-
-
-def _by_autograd(
-    smooth: Callable[..., Any], primals: Sequence[torch.Tensor], cotangents: Sequence[Any]
-) -> tuple[list[Any], list[Any]]:
-    """The same by the graph of autograd."""
-    sources = [t if t.requires_grad else t.detach().requires_grad_() for t in primals]
-    outs, results = smooth(*sources)
-    pairs = [(out, ct) for out, ct in zip(outs, cotangents, strict=True) if out.requires_grad]
-    gradients: Sequence[Any] = [None] * len(sources)
-    if pairs:
-        ends, cts = zip(*pairs, strict=True)
-        gradients = torch.autograd.grad(ends, sources, cts, allow_unused=True, create_graph=True)
-    grads = [
-        torch.zeros_like(t) if g is None else g for t, g in zip(sources, gradients, strict=True)
-    ]
-    return list(results), grads
 
 
 def _smooth(type: TensorType) -> bool:
