@@ -245,5 +245,11 @@ def parse_layout(mesh: Mesh, text: str) -> Layout:
 
 def _split(text: str) -> list[str]:
     """The parts between commas that are not in brackets."""
-    parts = re.split(r",(?![^(\[]*[)\]])", text)
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "([") - (letter in ")]")
+        if letter == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += letter
     return [part.strip() for part in parts if part.strip()]

@@ -60,8 +60,11 @@ class Condition:
     place: str
 
     def holds(self, values: Values) -> bool:
-        """Whether it is so at these sizes."""
-        return bool(self.expression.xreplace(values))
+        """Whether it is so at these sizes; not where it has no value there, as `n % 0`."""
+        try:
+            return bool(self.expression.xreplace(values))
+        except ZeroDivisionError:
+            return False
 
     @property
     def fixes(self) -> str | None:

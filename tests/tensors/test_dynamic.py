@@ -171,6 +171,20 @@ def test_one_size_may_be_another_by_chance():
     assert recordings(step) == 2
 
 
+@pytest.mark.parametrize("sizes", [(5, 2, 0), (0, 5)])
+@pytest.mark.parametrize("layout", [("x",), (None, "x"), ()])
+def test_a_size_may_be_none(sizes, layout):
+    def product(x, y):
+        return torch.einsum("id,jd->ij", x, y)
+
+    mesh, step = Mesh(x=2), spmd(product, dynamic={"x": 0})
+    comm = SimulatedComm(mesh)
+    for n in sizes:
+        x, y = torch.ones(n, 4), torch.ones(5, 4)
+        args = distribute(x, mesh.layout(*layout), comm), distribute(y, mesh.layout(), comm)
+        assert torch.equal(step(*args).full(), product(x, y))
+
+
 def test_a_loop_over_a_size_is_told_once():
     def total(x):
         return sum(x[i] * i for i in range(x.shape[0]))

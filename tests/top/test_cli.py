@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from fdtensor import Mesh, Plan, demo
+from fdtensor import Layout, Mesh, Plan, Ragged, Shard, demo
 from fdtensor.cli import main, parse_layout
 
 
@@ -67,6 +67,12 @@ def test_a_layout_is_written_per_axis_or_per_dim(text, layout):
     mesh = Mesh(dp=2, tp=4)
     *dims, partial = layout
     assert parse_layout(mesh, text) is mesh.layout(*dims, partial=partial)
+
+
+@pytest.mark.parametrize("text", ["S(0, [3,5]), S(1)", "S(0,[3,5]),S(1)", "S(0, (3, 5)),S(1)"])
+def test_a_ragged_placement_is_written_as_errors_write_it(text):
+    mesh = Mesh(dp=2, tp=4)
+    assert parse_layout(mesh, text) == Layout(mesh, [Ragged(0, (3, 5)), Shard(1)])
 
 
 @pytest.mark.parametrize(
