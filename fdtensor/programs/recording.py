@@ -35,7 +35,7 @@ TENSOR = object()
 
 def name_of(f: Callable[..., Any]) -> str:
     """The name of a function, for readers of its program."""
-    if isinstance(f, functools.partial):
+    if isinstance(f, functools.partial) and not hasattr(f, "__name__"):
         return name_of(f.func)
     return getattr(f, "__name__", None) or getattr(f, "_name", None) or type(f).__name__
 

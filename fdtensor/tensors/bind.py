@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -95,18 +96,30 @@ def bind(module: torch.nn.Module, params: Mapping[str, DTensor[Any]], **options:
     """
     _refuse_other_names(module, params)
 
-    def forward(params: dict[str, torch.Tensor], *args: Any, **kwargs: Any) -> Any:
-        return torch.func.functional_call(module, params, args, kwargs)
-
-    def updating(params: dict[str, torch.Tensor], *args: Any, **kwargs: Any) -> Any:
-        result = forward(params, *args, **kwargs)
-        return result, {n: params[n] for n, _ in module.named_buffers() if n in params}
-
-    forward.__name__ = updating.__name__ = type(module).__name__
     wanted = Options(**options)
     asked = wanted.out_layouts
     of_both = wanted if asked is None else attrs.evolve(wanted, out_layouts=(asked, None))
-    return Bound(module, params, Spmd(forward, wanted), Spmd(updating, of_both))
+    of_module = functools.partial(_of_module, module)
+    return Bound(module, params, of_module(_forward, wanted), of_module(_updating, of_both))
+
+
+def _of_module(module: torch.nn.Module, f: Any, options: Options) -> Spmd[..., Any]:
+    own: Any = functools.partial(f, module)  # a closure would not pickle
+    own.__name__ = type(module).__name__
+    return Spmd(own, options)
+
+
+def _forward(
+    module: torch.nn.Module, params: dict[str, torch.Tensor], /, *args: Any, **kwargs: Any
+) -> Any:
+    return torch.func.functional_call(module, params, args, kwargs)
+
+
+def _updating(
+    module: torch.nn.Module, params: dict[str, torch.Tensor], /, *args: Any, **kwargs: Any
+) -> Any:
+    result = _forward(module, params, *args, **kwargs)
+    return result, {n: params[n] for n, _ in module.named_buffers() if n in params}
 
 
 def _refuse_other_names(module: torch.nn.Module, params: Mapping[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """`bind`: what a module writes to its buffers comes out, or is refused by its name."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -97,3 +98,17 @@ def test_a_module_in_a_transform_of_dtensors_says_where_it_goes():
         fd.grad(loss)(params, x)
     assert "write fd.spmd(torch.func.grad(f))" in raised.value.hint
     assert fd.spmd(torch.func.grad(loss))(params, x)["bias"].full().tolist() == [4.0] * 3
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_copy_gives_the_same(copied):
+    module = normed().eval()
+    params, _ = tensors_of(module)
+    bound = fd.bind(module, params, out_layouts=MESH.layout("dp"))
+    x = fd.distribute(X, MESH.layout("dp"), COMM)
+    other = copied(bound)
+    own = fd.distribute(X, MESH.layout("dp"), next(iter(other.params.values())).comm)
+    assert torch.equal(other(own).full(), bound(x).full())
+    assert other(own).layout == bound(x).layout
+    assert str(other) == str(bound)
+    assert "Sequential" in str(other.trace(own))
