@@ -147,8 +147,9 @@ def _refuse_out_of_order(name: str, target: torch.Tensor) -> None:
 def _refuse_shared(name: str, target: torch.Tensor) -> None:
     refuse_written(name, target)
     if getattr(target, _SHARED, False):
+        part = "" if elements_overlap(target) else "a view of "
         raise TraceError(
-            f"{name} writes to a tensor of which several elements share one place in memory.",
+            f"{name} writes to {part}a tensor of which several elements share one place in memory.",
             line=user_line() or "not known",
             hint="Write to the tensor before expand() or unfold(), or to a clone().",
         )
