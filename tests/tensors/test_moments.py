@@ -151,6 +151,26 @@ def test_a_value_that_has_changed_since_the_call_is_an_error(monkeypatch):
     assert own == told.format("argument 1")
 
 
+@pytest.mark.parametrize("second", [False, True])
+def test_a_tensor_that_was_written_to_since_the_call_is_an_error(second):
+    factor = torch.ones(6)
+
+    def scaled(w):
+        h = w * w * factor * torch.tensor(2.0)
+        return (h.sum(), h) if not second else h.sum()
+
+    w = distribute(arguments()[0], MESH.layout("dp"), connect(MESH)).requires_grad_()
+    for changes in (False, True):
+        result = spmd(scaled)(w)
+        loss = result if second else result[0]
+        if changes:
+            factor.mul_(100)
+            with pytest.raises(TraceError, match=r"of shape \(6,\) that scaled.* was written to"):
+                torch.autograd.grad(loss, [w], create_graph=second)
+        else:
+            torch.autograd.grad(loss, [w], create_graph=second)
+
+
 def test_what_a_recording_changes_itself_is_no_change():
     class Counted:
         calls = 0

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 import torch
 
+from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.torch_private import version_of
 from fdtensor.plans.local_tensors import empty
 from fdtensor.plans.planner import plan
 from fdtensor.programs.program import Program
@@ -166,6 +168,7 @@ class _Run(torch.autograd.Function):
         ctx.ways, ctx.way, ctx.comm, ctx.count, ctx.width = ways, way, comm, count, len(flat)
         ctx.functions = (way.adjoint.function(), *_wanted_again)
         ctx.rest, ctx.left = len(rest), _collectors(way.adjoint, flat, count)
+        ctx.versions = _versions(way.adjoint)
         ctx.save_for_backward(*flat, *_flat(rest, comm))
         ctx.set_materialize_grads(False)
         leaves, ends = tuple(_flat(outs, comm)), ways.whole.ends
@@ -183,6 +186,8 @@ class _Run(torch.autograd.Function):
         adjoint, flat = way.adjoint, saved[: ctx.width]
         values = _grouped(flat, ctx.count, comm)
         cts = _cotangents(adjoint, cotangents, comm, flat[0].device)
+        if torch.is_grad_enabled() or way is not ctx.way:
+            _refuse_changed(ctx.versions, adjoint)
         if torch.is_grad_enabled():
             before = len(_wanted_again)
             _wanted_again.extend(ctx.functions)
@@ -206,6 +211,24 @@ class _Run(torch.autograd.Function):
             grad = None if i in adjoint.apart else by_input.get(i)
             given += [None] * len(leaves) if grad is None else comm.leaves(grad)
         return tuple(given)
+
+
+def _versions(adjoint: Adjoint) -> dict[int, int]:
+    """How often each tensor that a function has closed over has been written to."""
+    constants = adjoint.forward.constants
+    return {id(t): version_of(t) for _, t in constants if not t.is_inference()}
+
+
+def _refuse_changed(versions: Mapping[int, int], adjoint: Adjoint) -> None:
+    """Raises `TraceError` where a backward would read another tensor than its call has."""
+    now, known = _versions(adjoint), [t for _, t in adjoint.forward.constants if id(t) in versions]
+    changed = [t for t in known if versions[id(t)] != now[id(t)]]
+    if changed:
+        raise TraceError(
+            f"a tensor of shape {tuple(changed[0].shape)} that {adjoint.forward.name} closes over "
+            "was written to after the call, and this derivative reads it again.",
+            hint="Take the derivative before, or pass the tensor as an argument.",
+        )
 
 
 def _way_back(ctx: Any, cotangents: Sequence[Any]) -> _Way | None:
