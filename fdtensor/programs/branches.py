@@ -5,26 +5,27 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fdtensor.programs.linear_program import Solved
 
 __all__ = ["WHOLE", "branches"]
 
 WHOLE = 1e-6
 """How much of an alternative a whole solution may lack, and of a cost two that are the same."""
 
-Solve = Callable[[frozenset[int]], Any]
-"""The solution of the relaxation without some variables, as scipy has it: its `x` None for none."""
+Solve = Callable[[frozenset[int]], Solved | None]
+"""The solution of the relaxation without some variables; None for none."""
 
 
 def branches(
     solve: Solve,
-    first: Any,
+    first: Solved | None,
     groups: Sequence[NDArray[np.int64]],
     cost_of: Callable[[NDArray[np.float64]], float] | None = None,
-) -> Iterator[tuple[float, Any]]:
+) -> Iterator[tuple[float, Solved]]:
     """What no whole solution costs less than, more with every branch, and the branch's solution.
 
     `first` is the solution with all variables; a branch leaves out one of the alternatives of a
@@ -32,7 +33,7 @@ def branches(
     costs grow meanwhile, `cost_of` has what a solution costs by then, and it is solved again.
     """
     number = itertools.count()
-    left = [] if first.x is None else [(first.fun, next(number), frozenset[int](), first)]
+    left = [] if first is None else [(first.cost, next(number), frozenset[int](), first)]
     while left:
         least, _, without, solution = heapq.heappop(left)
         yield least, solution
@@ -43,8 +44,8 @@ def branches(
             break
         for part in parts:
             after = solve(without | part)
-            if after.x is not None:
-                heapq.heappush(left, (max(least, after.fun), next(number), without | part, after))
+            if after is not None:
+                heapq.heappush(left, (max(least, after.cost), next(number), without | part, after))
 
 
 def _halves(x: NDArray[np.float64], groups: Sequence[NDArray[np.int64]]) -> list[frozenset[int]]:

@@ -1,23 +1,16 @@
-# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
-"""`IntegerProgram`: variables, some of them whole, that cost the least.
-
-HiGHS solves it (Huangfu and Hall, 2018, Parallelizing the dual revised simplex method, arXiv
-1503.01889).
-"""
+"""`IntegerProgram`: variables, some of them whole, that cost the least."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
 from fdtensor.programs.branches import branches
-from fdtensor.programs.sparse_rows import SparseRows
+from fdtensor.programs.linear_program import LinearProgram, Solved, Solver
 
 __all__ = ["IntegerProgram", "Solution"]
 
@@ -42,6 +35,9 @@ WINDOW = 128
 Group = NDArray[np.int64]
 """The variables of alternatives, one of which is taken."""
 
+_Fixed = dict[int, NDArray[np.float64]]
+"""The values of groups, by their first variable."""
+
 
 @attrs.frozen(eq=False)
 class Solution:
@@ -51,23 +47,17 @@ class Solution:
     whole: bool
 
 
-class IntegerProgram:
-    """An integer program: its variables are columns of a matrix, its constraints are rows."""
+class IntegerProgram(LinearProgram):
+    """A linear program of which some variables are 0 or 1."""
 
     def __init__(self) -> None:
-        self.costs: list[float] = []
-        self.whole: list[int] = []
-        self.rows = SparseRows()
+        super().__init__()
+        self.whole: list[bool] = []
 
     def variable(self, cost: float, whole: bool = False) -> int:
         """The column of a new variable of at least 0, which is 0 or 1 if `whole`."""
-        self.costs.append(cost)
-        self.whole.append(int(whole))
-        return len(self.costs) - 1
-
-    def constraint(self, terms: Sequence[tuple[int, float]], low: float, high: float) -> None:
-        """Adds a row: `low <= sum(value * x[column]) <= high`."""
-        self.rows.add(terms, low, high)
+        self.whole.append(whole)
+        return super().variable(cost)
 
     def solve(self, whole: bool = True) -> Solution:
         """The variables of the least cost; of a large program, of a cost near it.
@@ -89,16 +79,14 @@ class IntegerProgram:
             best = solver.branched(relaxed)
         return Solution((best or solver.least(whole=True)).x, True)
 
-    def _solver(self) -> _Solver:
-        from scipy.optimize import LinearConstraint
-
-        rows, groups = self.rows, dict[int, list[int]]()
-        limits: Any = LinearConstraint(rows.matrix(len(self.costs)), rows.low, rows.high)  # type: ignore[arg-type]
-        for row, column in zip(rows.rows, rows.columns, strict=True):
-            if rows.low[row] == 1:
-                groups.setdefault(row, []).append(column)
-        costs, whole = np.array(self.costs) * 1e6, np.array(self.whole)
-        return _Solver(costs, whole, limits, [np.array(group) for group in groups.values()])
+    def _solver(self) -> _Search:
+        ends = [*self.starts[1:], len(self.columns)]
+        groups = [
+            np.array(self.columns[start:end])
+            for start, end, low in zip(self.starts, ends, self.low, strict=True)
+            if low == 1
+        ]
+        return _Search(self.solver(), np.array(self.whole), groups)
 
 
 class _Bounds:
@@ -107,7 +95,7 @@ class _Bounds:
     def __init__(self, count: int) -> None:
         self.low, self.high = np.zeros(count), np.full(count, np.inf)
 
-    def fix(self, group: Group, values: NDArray[Any]) -> None:
+    def fix(self, group: Group, values: NDArray[np.float64]) -> None:
         self.low[group] = self.high[group] = values
 
     def free(self, group: Group) -> None:
@@ -115,50 +103,48 @@ class _Bounds:
 
 
 @attrs.frozen(eq=False)
-class _Solver:
-    """An integer program as arrays."""
+class _Search:
+    """An integer program, under search."""
 
-    costs: NDArray[np.float64]
-    whole: NDArray[np.int64]
-    rows: Any
+    solver: Solver
+    whole: NDArray[np.bool_]
     groups: Sequence[Group]
     """The whole variables of each constraint that takes one of them."""
 
-    def branched(self, relaxed: Any) -> Any:
+    def branched(self, relaxed: Solved) -> Solved | None:
         """The whole solution of the least cost; None where it takes many branches.
 
         HiGHS itself takes long before it branches, which small programs hardly do.
         """
 
-        def solve(without: frozenset[int]) -> Any:
-            bounds = _Bounds(len(self.costs))
+        def solve(without: frozenset[int]) -> Solved | None:
+            bounds = _Bounds(self.solver.count)
             bounds.high[list(without)] = 0
             return self._solved(bounds)
 
-        most = min(BRANCHES, VARIABLES // len(self.costs))
+        most = min(BRANCHES, VARIABLES // self.solver.count)
         for _, result in itertools.islice(branches(solve, relaxed, self.groups), most):
             if not self.apart(result.x):
                 return result
         return None
 
-    def rounded(self, relaxed: Any) -> Any:
+    def rounded(self, relaxed: Solved) -> Solved | None:
         """A whole solution: the most decided of the undecided groups are rounded, and so on.
 
         None where a group cannot be rounded. After each step the rest is relaxed again.
         """
-        result, fixed = relaxed, dict[int, NDArray[Any]]()
-        while apart := self.apart(result.x):
-            undecided = {group[0] for group in apart}
+        result: Solved | None = relaxed
+        fixed = _Fixed()
+        while result is not None and (apart := self.apart(result.x)):
+            x, undecided = result.x, {group[0] for group in apart}
             for group in self.groups:
                 if group[0] not in undecided:
-                    fixed[group[0]] = np.round(result.x[group])
-            apart.sort(key=lambda group: (-result.x[group].max(), group[0]))
+                    fixed[group[0]] = np.round(x[group])
+            apart.sort(key=lambda group: (-x[group].max(), group[0]))
             result = self._step(result, apart, fixed)
-            if result is None:
-                return None
         return result
 
-    def _step(self, result: Any, apart: Sequence[Group], fixed: dict[int, NDArray[Any]]) -> Any:
+    def _step(self, result: Solved, apart: Sequence[Group], fixed: _Fixed) -> Solved | None:
         """The relaxation with the first of the groups `apart` rounded and `fixed`; None for none.
 
         They are fewer where many cost too much.
@@ -168,46 +154,44 @@ class _Solver:
             rounded = {g[0]: np.arange(len(g)) == np.argmax(result.x[g]) for g in apart[:count]}
             bounds = self._bounds({**fixed, **rounded})
             step = self._solved(bounds)
-            if step.x is not None and (count == 1 or step.fun <= result.fun * WORSE):
+            if step is not None and (count == 1 or step.cost <= result.cost * WORSE):
                 fixed.update(rounded)
                 return step
             count = max(1, count // 4) if count > 1 else 0
         return None
 
-    def searched(self, best: Any, apart: Sequence[Group]) -> Any:
+    def searched(self, best: Solved, apart: Sequence[Group]) -> Solved:
         """A solution at least as good as `best`, each window of the groups `apart` searched."""
         for i in range(0, len(apart), WINDOW // 2):
             bounds = self._bounds({group[0]: np.round(best.x[group]) for group in self.groups})
             for group in apart[i : i + WINDOW]:
                 bounds.free(group)
-            best = min(best, self.least(bounds, whole=True), key=lambda result: result.fun)
+            best = min(best, self.least(bounds, whole=True), key=lambda result: result.cost)
         return best
 
     def apart(self, x: NDArray[np.float64]) -> list[Group]:
         """The groups of which no variable is taken whole."""
         return [g for g in self.groups if np.any(np.abs(x[g] - np.round(x[g])) > 1e-6)]
 
-    def least(self, bounds: _Bounds | None = None, whole: bool = False) -> Any:
+    def least(self, bounds: _Bounds | None = None, whole: bool = False) -> Solved:
         """The solution of the least cost within bounds; with `whole`, of integers."""
-        result = self._solved(bounds, whole)
-        assert result.x is not None, result.message
+        if whole:
+            self.solver.whole(self.whole)
+        result = self._solved(bounds)
+        if whole:
+            self.solver.whole(np.zeros_like(self.whole))
+        assert result is not None
         return result
 
-    def _bounds(self, fixed: Mapping[int, NDArray[Any]]) -> _Bounds:
+    def _bounds(self, fixed: _Fixed) -> _Bounds:
         """Bounds that fix groups at values, which are by the first variable of a group."""
-        bounds = _Bounds(len(self.costs))
+        bounds = _Bounds(self.solver.count)
         for group in self.groups:
             if group[0] in fixed:
                 bounds.fix(group, fixed[group[0]])
         return bounds
 
-    def _solved(self, bounds: _Bounds | None = None, whole: bool = False) -> Any:
-        from scipy.optimize import Bounds, milp
-
-        within = bounds or _Bounds(len(self.costs))
-        return milp(
-            self.costs,
-            integrality=self.whole if whole else None,
-            bounds=Bounds(within.low, within.high),  # type: ignore[arg-type]
-            constraints=self.rows,
-        )
+    def _solved(self, bounds: _Bounds | None = None) -> Solved | None:
+        within = bounds or _Bounds(self.solver.count)
+        self.solver.bound(within.low, within.high)
+        return self.solver.solve()

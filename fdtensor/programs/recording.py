@@ -35,9 +35,10 @@ TENSOR = object()
 
 def name_of(f: Callable[..., Any]) -> str:
     """The name of a function, for readers of its program."""
-    if isinstance(f, functools.partial) and not hasattr(f, "__name__"):
+    own: str | None = getattr(f, "__name__", None) or getattr(f, "_name", None)
+    if own is None and isinstance(f, functools.partial):
         return name_of(f.func)
-    return getattr(f, "__name__", None) or getattr(f, "_name", None) or type(f).__name__
+    return own or type(f).__name__
 
 
 def refuse_no_function(f: object) -> None:

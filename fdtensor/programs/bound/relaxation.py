@@ -1,5 +1,3 @@
-# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
 """`Relaxation`: the choice among some combinations of each node as a linear program.
 
 A combination costs its seconds, and what flows from those that make a value to those that take it
@@ -10,8 +8,7 @@ Nodes of one class share their variables, and so do values between the same clas
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +17,9 @@ from fdtensor.programs.bound.space import Space
 from fdtensor.programs.bound.wires import Known, Moves
 from fdtensor.programs.branches import branches
 from fdtensor.programs.flows import Values
-from fdtensor.programs.sparse_rows import SparseRows
+from fdtensor.programs.linear_program import LinearProgram, Solved
 
 __all__ = ["Relaxation"]
-
-SCALE = 1e6
-"""The solver gets microseconds: its tolerances are absolute."""
 
 
 _Taker = tuple[int, tuple[int, int]]
@@ -54,14 +48,13 @@ class Relaxation:
         """The move of each variable that is one, and how often it is paid."""
         self.x: NDArray[np.float64] | None = None
         """The variables of the solution."""
-        self.costs: list[float] = []
-        self.equal, self.below = SparseRows(), SparseRows()
+        self.program = LinearProgram()
         self.picks = {
-            c: [self._variable(float(spaces[c].seconds[k]) * counts[c]) for k in numbers]
+            c: [self.program.variable(float(spaces[c].seconds[k]) * counts[c]) for k in numbers]
             for c, numbers in active.items()
         }
         for xs in self.picks.values():
-            self.equal.add([(x, 1.0) for x in xs], 1.0, 1.0)
+            self.program.constraint([(x, 1.0) for x in xs], 1.0, 1.0)
         self.gives: dict[_Taker, dict[int, int]] = {}
         """The row of each site at which a value is made."""
         self.flows: dict[_Taker, dict[tuple[int, int], int]] = {}
@@ -71,14 +64,9 @@ class Relaxation:
         for g in range(len(values)):
             self._add(g)
 
-    def _variable(self, cost: float) -> int:
-        """The column of a new variable of at least 0."""
-        self.costs.append(cost * SCALE)
-        return len(self.costs) - 1
-
     def _move(self, moves: Moves, move: tuple[int, int], times: int) -> int:
         """The variable of a move that is paid so often."""
-        x = self._variable(float(moves.seconds[move]) * times)
+        x = self.program.variable(float(moves.seconds[move]) * times)
         self.moving[x] = moves, move, times
         return x
 
@@ -95,20 +83,22 @@ class Relaxation:
             times = values.count * (1 if shared else uses)
             flow: dict[tuple[int, int], int] = {}
             for pq in [(p, q) for p in makers for q in takers]:
-                flow[pq] = self._variable(0.0) if together else self._move(moves, pq, times)
+                flow[pq] = self.program.variable(0.0) if together else self._move(moves, pq, times)
                 if together and pq not in paid:
                     paid[pq] = self._move(moves, pq, times)
             at = g, (n, i)
             self.flows[at] = flow
             self.gives[at] = {
-                p: self.equal.add([(flow[p, q], 1.0) for q in takers] + _minus(xs), 0.0, 0.0)
+                p: self.program.constraint(
+                    [(flow[p, q], 1.0) for q in takers] + _minus(xs), 0.0, 0.0
+                )
                 for p, xs in makers.items()
             }
             for q, xs in takers.items():
-                self.equal.add([(flow[p, q], 1.0) for p in makers] + _minus(xs), 0.0, 0.0)
+                self.program.constraint([(flow[p, q], 1.0) for p in makers] + _minus(xs), 0.0, 0.0)
             if together:
                 self.bears[at] = {
-                    pq: self.below.add([(x, 1.0), (paid[pq], -1.0)], -np.inf, 0.0)
+                    pq: self.program.constraint([(x, 1.0), (paid[pq], -1.0)], -np.inf, 0.0)
                     for pq, x in flow.items()
                 }
 
@@ -120,13 +110,12 @@ class Relaxation:
         return groups
 
     def solve(self) -> bool:
-        """Whether it has a solution: then `x`, and the multipliers of rows, are of that."""
-        result = self._solved(self._arrays(), frozenset())
-        self.x = result.x
-        if result.x is None:
+        """Whether it has a solution: then `x`, and what rows are worth, are of that."""
+        result = self.program.solver().solve()
+        if result is None:
+            self.x = None
             return False
-        self.of_equal = result.eqlin.marginals / SCALE
-        self.of_below = result.ineqlin.marginals / SCALE
+        self.x, self.worth = result.x, result.worth
         return True
 
     def branches(self) -> Iterator[float]:
@@ -135,40 +124,26 @@ class Relaxation:
         The branches of a search are solved best first, and `x` is the solution of each. Where moves
         of it turn out to take more, it is solved again. The last one is a choice.
         """
-        arrays = self._arrays()
+        solver, count = self.program.solver(), len(self.program.costs)
         groups = [np.array(xs) for xs in self.picks.values()]
 
-        def solve(without: frozenset[int]) -> Any:
-            return self._solved(arrays, without)
+        def solve(without: frozenset[int]) -> Solved | None:
+            most = np.full(count, np.inf)
+            most[list(without)] = 0.0
+            solver.bound(np.zeros(count), most)
+            solver.reprice(self.program.costs)
+            return solver.solve()
 
         for least, result in branches(solve, solve(frozenset()), groups, self._cost_of):
             self.x = result.x
-            yield least / SCALE
+            yield least
 
     def _cost_of(self, x: NDArray[np.float64]) -> float:
         """What a solution costs, with all moves priced as they are known by now."""
+        costs = self.program.costs
         for k, (moves, move, times) in self.moving.items():
-            self.costs[k] = float(moves.seconds[move]) * times * SCALE
-        return float(np.dot(self.costs, x))
-
-    def _arrays(self) -> dict[str, Any]:
-        """The rows as `linprog` takes them."""
-        width, below = len(self.costs), bool(self.below.high)
-        return {
-            "A_ub": self.below.matrix(width) if below else None,
-            "b_ub": self.below.high if below else None,
-            "A_eq": self.equal.matrix(width),
-            "b_eq": self.equal.high,
-        }
-
-    def _solved(self, arrays: Mapping[str, Any], without: Collection[int]) -> Any:
-        """The solution of the relaxation without some variables."""
-        from scipy.optimize import linprog
-
-        most = np.full(len(self.costs), np.inf)
-        most[list(without)] = 0.0
-        bounds = np.stack([np.zeros(len(most)), most], axis=1)
-        return linprog(self.costs, **arrays, bounds=bounds, method="highs")
+            costs[k] = float(moves.seconds[move]) * times
+        return float(np.dot(costs, x))
 
     def picked(self) -> dict[int, int]:
         """The combination of each class of which the solution takes the most."""
@@ -197,8 +172,8 @@ class Relaxation:
         """What the solution knows of one of these values, for one of the nodes that take it."""
         every = self.values[g].count * self.values[g].takers[taker]
         rows, bears = self.gives[g, taker], self.bears.get((g, taker), {})
-        made = self.of_equal[list(rows.values())] / every
-        borne = {pq: -float(self.of_below[row]) / every for pq, row in bears.items()}
+        made = self.worth[list(rows.values())] / every
+        borne = {pq: -float(self.worth[row]) / every for pq, row in bears.items()}
         return Known(np.array(list(rows)), made, borne)
 
 

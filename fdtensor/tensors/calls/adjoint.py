@@ -224,9 +224,10 @@ def _refuse_changed(versions: Mapping[int, int], adjoint: Adjoint) -> None:
     now, known = _versions(adjoint), [t for _, t in adjoint.forward.constants if id(t) in versions]
     changed = [t for t in known if versions[id(t)] != now[id(t)]]
     if changed:
+        name = adjoint.forward.name.removesuffix(".forward")
         raise TraceError(
-            f"a tensor of shape {tuple(changed[0].shape)} that {adjoint.forward.name} closes over "
-            "was written to after the call, and this derivative reads it again.",
+            f"a tensor of shape {tuple(changed[0].shape)} that {name} closes over was written to "
+            "after the call, and this derivative reads it again.",
             hint="Take the derivative before, or pass the tensor as an argument.",
         )
 
