@@ -49,9 +49,13 @@ class _Parser(argparse.ArgumentParser):
         sys.exit(_fail(f"{message}. Try: {self.prog} --help"))
 
 
-def _fail(message: str) -> int:
+def _fail(message: str, status: int = 2) -> int:
     print(f"fdtensor: {message}", file=sys.stderr)
-    return 2
+    return status
+
+
+_INTERRUPTED = 130
+"""The exit status that shells give a command that Ctrl-C has ended."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,6 +80,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _plan(options)
     except FdtensorError as error:
         return _fail(str(error))
+    except KeyboardInterrupt:
+        folder = getattr(options, "checkpoint", None)
+        after = f" The same command goes on from the last checkpoint in {folder!r}."
+        return _fail(f"interrupted.{after if folder else ''}", _INTERRUPTED)
     except BrokenPipeError:  # the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0

@@ -17,6 +17,7 @@ from fdtensor.programs.options import Options
 from fdtensor.programs.program import Program
 from fdtensor.tensors.calls.function import Spmd
 from fdtensor.tensors.dtensor import DTensor
+from fdtensor.tensors.tied import first_names, tensors_by_name
 
 __all__ = ["Bound", "bind"]
 
@@ -63,8 +64,7 @@ class Bound:
 
     def with_params(self, params: Mapping[str, DTensor[Any]]) -> Bound:
         """The same module with other parameters, by the programs that this one has."""
-        _refuse_other_names(self.module, params)
-        return attrs.evolve(self, params=params)
+        return attrs.evolve(self, params=_by_first_names(self.module, params))
 
     def __repr__(self) -> str:
         kind = type(self.module).__name__
@@ -76,9 +76,10 @@ def bind(module: torch.nn.Module, params: Mapping[str, DTensor[Any]], **options:
     """`module` as a function of DTensors, with these for its parameters. Differentiable.
 
     `params` has a DTensor for each name of `module.named_parameters()`, and may have some for those
-    of `named_buffers()`; buffers that it lacks are the module's own, the same on all ranks. The
-    module stays as it is. `options` are those of `spmd`. Raises `ValueTreeError` for a parameter
-    that is missing, and for a name that the module does not have.
+    of `named_buffers()`; buffers that it lacks are the module's own, the same on all ranks. All
+    names of one parameter may have its DTensor. The module stays as it is. `options` are those of
+    `spmd`. Raises `ValueTreeError` for a parameter that is missing or has two DTensors, and for a
+    name that the module does not have.
 
     >>> mesh = Mesh(x=2)
     >>> comm = SimulatedComm(mesh)
@@ -94,8 +95,7 @@ def bind(module: torch.nn.Module, params: Mapping[str, DTensor[Any]], **options:
     >>> torch.allclose(layer(x).full(), module(torch.ones(3, 6)), atol=1e-6)
     True
     """
-    _refuse_other_names(module, params)
-
+    params = _by_first_names(module, params)
     wanted = Options(**options)
     asked = wanted.out_layouts
     of_both = wanted if asked is None else attrs.evolve(wanted, out_layouts=(asked, None))
@@ -122,17 +122,22 @@ def _updating(
     return result, {n: params[n] for n, _ in module.named_buffers() if n in params}
 
 
-def _refuse_other_names(module: torch.nn.Module, params: Mapping[str, Any]) -> None:
-    """Raises where a parameter is missing, or a name is not one of the module."""
+def _by_first_names(module: torch.nn.Module, params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The DTensors by the first names of parameters and buffers.
+
+    Raises where a parameter is missing or has two DTensors, and where a name is not of the module.
+    """
     if not isinstance(module, torch.nn.Module):
         raise no_argument("module", module, "torch.nn.Module", "Write bind(module, params).")
     if not isinstance(params, Mapping):
         names = "Write {name: DTensor}, by the names of module.named_parameters()."
         raise no_argument("params", params, "mapping of names", names)
-    needed = [name for name, _ in module.named_parameters()]
-    known = [*needed, *(name for name, _ in module.named_buffers())]
-    missing = [name for name in needed if name not in params]
-    unknown = [name for name in params if name not in known]
+    first_of = first_names(tensors_by_name(module))
+    given: dict[str, Any] = {}
+    for name, x in params.items():
+        given.setdefault(first_of.get(name, name), x)
+    missing = [name for name, _ in module.named_parameters() if name not in given]
+    unknown = [name for name in params if name not in first_of]
     if missing or unknown:
         sentences = [f"{len(missing)} parameters are missing"] if missing else []
         sentences += [f"{len(unknown)} names are not of {type(module).__name__}"] if unknown else []
@@ -140,6 +145,13 @@ def _refuse_other_names(module: torch.nn.Module, params: Mapping[str, Any]) -> N
             f"{' and '.join(sentences)}.",
             missing=", ".join(missing[:4]) or "none",
             unknown=", ".join(unknown[:4]) or "none",
-            hint=f"{near(unknown[0], known) if unknown else ''}Give a DTensor for each name of "
+            hint=f"{near(unknown[0], first_of) if unknown else ''}Give a DTensor for each name of "
             "module.named_parameters().",
         )
+    for name, x in params.items():
+        if x is not given[first_of[name]]:
+            raise ValueTreeError(
+                f"{first_of[name]!r} and {name!r} are one tensor of the module, with two DTensors.",
+                hint="Give both the same one, or one of the names.",
+            )
+    return {first_of[name]: x for name, x in params.items()}

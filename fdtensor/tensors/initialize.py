@@ -22,6 +22,7 @@ from fdtensor.programs.program import Program
 from fdtensor.runtime.comm import Comm, refuse_no_comm
 from fdtensor.tensors.calls.function import Spmd
 from fdtensor.tensors.distribution import distribute
+from fdtensor.tensors.tied import first_names, tensors_by_name
 
 __all__ = ["initialize"]
 
@@ -66,8 +67,8 @@ def initialize(
                 built = model()
             if not isinstance(built, torch.nn.Module):
                 return built
-            tensors = _tensors(built)
-            names.update(_firsts(tensors))
+            tensors = tensors_by_name(built)
+            names.update(first_names(tensors))
         return {name: tensors[name] for name in dict.fromkeys(names.values())}
 
     given_layouts = [x for x in flatten(layouts, is_leaf=_is_layout)[0] if _is_layout(x)]
@@ -76,7 +77,7 @@ def initialize(
     words = distribute(whole, key_type(mesh).layout, comm)
     build.__name__ = f"initialize {_name(model)}"
     if isinstance(model, torch.nn.Module):
-        names.update(_firsts(_tensors(model)))
+        names.update(first_names(tensors_by_name(model)))
     else:
         Spmd(build).trace(key=words.type)  # says whether it gives a module
     wanted = _by_name(layouts, names, mesh) if names else layouts
@@ -104,7 +105,7 @@ def _reset(module: torch.nn.Module, device: torch.device) -> dict[str, torch.Ten
                     if hasattr(part, name):
                         getattr(part, name)()
                         break
-        return _tensors(module)
+        return tensors_by_name(module)
     finally:
         for kind, before in kept:
             kind.update(before)
@@ -120,20 +121,6 @@ def _copy(tensor: torch.Tensor, device: torch.device) -> Any:
     """A tensor to write to, with the values that there are."""
     copy = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
     return copy if tensor.is_meta else copy.copy_(tensor.detach())
-
-
-def _tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """All parameters and buffers by all their names."""
-    return {
-        **dict(module.named_parameters(remove_duplicate=False)),
-        **dict(module.named_buffers(remove_duplicate=False)),
-    }
-
-
-def _firsts(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """For each name the first one of the same tensor."""
-    firsts: dict[int, str] = {}
-    return {name: firsts.setdefault(id(t), name) for name, t in tensors.items()}
 
 
 def _by_name(layouts: Any, names: Mapping[str, str], mesh: Mesh) -> dict[str, Layout]:

@@ -112,3 +112,32 @@ def test_a_copy_gives_the_same(copied):
     assert other(own).layout == bound(x).layout
     assert str(other) == str(bound)
     assert "Sequential" in str(other.trace(own))
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.emb, self.head = nn.Embedding(8, 6), nn.Linear(6, 8, bias=False)
+        self.head.weight = self.emb.weight
+
+    def forward(self, i):
+        return self.head(torch.tanh(self.emb(i)))
+
+
+def test_all_names_of_a_tied_parameter_may_be_given():
+    module, i = Tied(), torch.arange(3)
+    held = fd.distribute(module.emb.weight.detach(), MESH.layout("dp"), COMM).requires_grad_()
+    other = fd.distribute(module.emb.weight.detach(), MESH.layout("dp"), COMM)
+    own = fd.distribute(i, MESH.layout(), COMM)
+    for names in (("emb.weight", "head.weight"), ("head.weight",), ("head.weight", "emb.weight")):
+        bound = fd.bind(module, dict.fromkeys(names, held))
+        assert [*bound.params] == ["emb.weight"]
+        torch.testing.assert_close(bound(own).full(), module(i))
+    bound(own).sum().backward()
+    module(i).sum().backward()
+    torch.testing.assert_close(held.grad.full(), module.emb.weight.grad)
+    with pytest.raises(fd.errors.ValueTreeError) as error:
+        fd.bind(module, {"emb.weight": held, "head.weight": other})
+    assert str(error.value).startswith(
+        "'emb.weight' and 'head.weight' are one tensor of the module, with two DTensors."
+    )

@@ -188,3 +188,15 @@ bf16[8192@dp,8192]{sum:tp} -> bf16[8192,8192@tp] on Mesh(dp=2, tp=4)
   peak     144 MiB
   seconds  0.00185 by the cost model 'nccl'
 """
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_ctrl_c_is_told_in_a_line_with_where_to_go_on(saved, monkeypatch, capsys):
+    def train(mesh, options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fdtensor.train.command.train", train)
+    more = ["--checkpoint", "kept"] if saved else []
+    assert main(["train", "--mesh", "dp=2", *more]) == 130
+    after = " The same command goes on from the last checkpoint in 'kept'." if saved else ""
+    assert capsys.readouterr().err == f"fdtensor: interrupted.{after}\n"
