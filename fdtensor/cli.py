@@ -132,6 +132,10 @@ def _demo(options: argparse.Namespace) -> int:
     from fdtensor import demo
 
     if options.simulate:
+        if options.mesh:
+            raise FdtensorError(
+                "--simulate has a mesh, and so has --mesh.", hint="Give one of the two."
+            )
         mesh = parse_mesh(options.simulate)
         with working(f"simulating {mesh.size} ranks"):
             walks = demo.simulated(mesh)

@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--keep", type=int, default=2, metavar="N", help="checkpoints (default 2)")
     add("--microbatches", type=int, metavar="N", help="parts of a batch in a pipeline")
     schedules = ("gpipe", "1f1b", "zero_bubble")
-    add("--schedule", choices=schedules, default="1f1b", help="of a pipeline (default 1f1b)")
+    add("--schedule", choices=schedules, help="of a pipeline (default 1f1b)")
     add("--regather", action="store_true", help="gather parameters again in the backward")
     add("--program", action="store_true", help="print all of the program, not its summary only")
 
@@ -88,9 +88,10 @@ def train(mesh: Mesh, options: argparse.Namespace) -> int:
     job.layouts(mesh)  # refuses what cannot be before any process starts
     if "pp" in mesh.axes:
         parts_of_batch(job, mesh, options.microbatches)
-    elif options.microbatches is not None:
+    elif options.microbatches is not None or options.schedule is not None:
         raise FdtensorError("there is no pipeline.", mesh=mesh, hint="Give the mesh an axis pp.")
-    how = {name: getattr(options, name) for name in ("regather", "microbatches", "schedule")}
+    how = {name: getattr(options, name) for name in ("regather", "microbatches")}
+    how["schedule"] = options.schedule or "1f1b"
     show = _Show(max(1, options.every), options.program, how, options.save)
     if options.checkpoint:
         show = attrs.evolve(show, saves=Saves(options.checkpoint, options.save_every, options.keep))
@@ -110,6 +111,10 @@ def _job(options: argparse.Namespace) -> Job:
         raise FdtensorError("only a model of a folder is saved.", hint="Give --model FOLDER.")
     if options.save is not None and any(Path(options.save).glob("*.safetensors")):
         raise FdtensorError(f"{options.save!r} has a model already.", hint="Give another folder.")
+    if not 0 < options.lr < float("inf"):
+        raise FdtensorError(
+            f"{options.lr} is no learning rate.", hint="Give one above 0: --lr 1e-3."
+        )
     model: Model = (
         Size(options.layers, options.width, options.heads, options.length, options.dropout)
         if options.model is None
@@ -171,7 +176,10 @@ class _Show:
                 if i % self.every == 0 or i == job.steps - 1:
                     console.print(f"  step {i:>5}  {loss:.4f}")
         seconds = time.perf_counter() - start
-        console.print(f"{done} steps in {seconds:.1f} s, loss {loss:.4f}")
+        if done:
+            console.print(f"{done} steps in {seconds:.1f} s, loss {loss:.4f}")
+        else:
+            console.print(f"no step is left of {job.steps}: the checkpoint is at or past it")
 
 
 def _title(job: Job, mesh: Mesh) -> str:

@@ -96,6 +96,7 @@ def test_a_ragged_placement_is_written_as_errors_write_it(text):
         ([*PLAN, "--src", "R,R", "--dst", "R,R", "--dtype", "f7"], "'f7' is not a dtype."),
         ([*PLAN, "--src", "R,R", "--dst", "R,R", "--max-bytes", "7"], "no plan fits in 7 bytes"),
         (["demo", "--simulate", "dp=0"], "mesh axis 'dp' has size 0."),
+        (["demo", "--simulate", "dp=2", "--mesh", "dp=2"], "--simulate has a mesh"),
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else "",
 )

@@ -159,6 +159,10 @@ def test_a_schedule_that_there_is_not_is_refused_before_anything_starts(capsys):
     assert "invalid choice: 'nonsense'" in capsys.readouterr().err
     with pytest.raises(FdtensorError, match="there is no pipeline"):
         run(Mesh(dp=2), "--microbatches", "2")
+    with pytest.raises(FdtensorError, match="there is no pipeline"):
+        run(Mesh(dp=2), "--schedule", "gpipe")
+    with pytest.raises(FdtensorError, match="nan is no learning rate"):
+        run(Mesh(dp=2), "--lr", "nan")
 
 
 # --- the command -----------------------------------------------------------------------------
