@@ -67,19 +67,19 @@ class IntegerProgram(LinearProgram):
         searched for better ones window by window, as a search of all may take minutes. Without
         `whole` the solution is that of the relaxation.
         """
-        solver = self._solver()
-        relaxed = solver.least()
-        apart = solver.apart(relaxed.x)
+        search = self._search()
+        relaxed = search.least()
+        apart = search.apart(relaxed.x)
         if not apart or not whole:
             return Solution(relaxed.x, not apart)
         if len(self.whole) >= LARGE:
-            rounded = solver.rounded(relaxed)
-            best = None if rounded is None else solver.searched(rounded, apart)
+            rounded = search.rounded(relaxed)
+            best = None if rounded is None else search.searched(rounded, apart)
         else:
-            best = solver.branched(relaxed)
-        return Solution((best or solver.least(whole=True)).x, True)
+            best = search.branched(relaxed)
+        return Solution((best or search.least(whole=True)).x, True)
 
-    def _solver(self) -> _Search:
+    def _search(self) -> _Search:
         ends = [*self.starts[1:], len(self.columns)]
         groups = [
             np.array(self.columns[start:end])

@@ -76,30 +76,21 @@ def test_numbers_that_differ_are_told_on_all_ranks(gloo_ranks, act):
     assert all(number in told[0] for number in NUMBERS[act])
 
 
-def another_number(x, one):
-    return spmd(lambda x: (x.exp() * (3 if one else 2)).sum())(x)
+def another_number(params, one):
+    return spmd(lambda x: (x.exp() * (3 if one else 2)).sum())(params["w"])
 
 
-def another_op(x, one):
-    return spmd(lambda x: (x.cos() if one else x.sin()).sum())(x)
+def another_op(params, one):
+    return spmd(lambda x: (x.cos() if one else x.sin()).sum())(params["w"])
 
 
-def a_line_more(x, one):
-    return spmd(lambda x: x.exp().sin() if one else x.exp())(x)
+def a_line_more(params, one):
+    return spmd(lambda x: x.exp().sin() if one else x.exp())(params["w"])
 
 
-def another_shape_of_many(x, one):
+def another_shape_of_many(params, one):
     trees = [torch.ones(7 if one and i == 40 else 8) for i in range(60)]
-    return distribute(trees, ROWS, x.comm)[0]
-
-
-def program(act, differs):
-    comm = connect(Mesh(x=2))
-    x = distribute(torch.ones(4), ROWS, comm)
-    try:
-        return act(x, differs and comm.rank == 1).full().tolist()
-    except CommError as error:
-        return str(error)
+    return distribute(trees, ROWS, params["w"].comm)[0]
 
 
 PROGRAMS = {
@@ -113,11 +104,11 @@ PROGRAMS = {
 @pytest.mark.parametrize("act", PROGRAMS, ids=lambda act: act.__name__)
 def test_what_ranks_do_not_have_alike_is_shown(gloo_ranks, act):
     pool = gloo_ranks(2)
-    one, other = pool.run(program, act, True)
+    one, other = pool.run(on_rank, act, True)
     assert one == other
     assert all(f"rank {rank}: " in one for rank in (0, 1))
     assert all(line in one for line in PROGRAMS[act])
     assert len(one) < 1500
-    same = pool.run(program, act, False)
+    same = pool.run(on_rank, act, False)
     assert same[0] == same[1]
     assert not isinstance(same[0], str)
