@@ -16,6 +16,9 @@ from fdtensor.runtime.world import functional
 
 __all__ = ["agree", "pooled"]
 
+_MOST = 16384
+"""The letters of a line that are told at most: every rank reads those of all."""
+
 _all_gather = functional("all_gather_into_tensor")
 
 
@@ -73,7 +76,7 @@ def _parted_line(ledger: Ledger, digest: str) -> str:
     parted = next(i for i, column in enumerate(columns) if len(set(column)) > 1 or i == longest)
     if parted == longest:  # they print the same
         return f"fingerprint {digest[:12]}"
-    return lines[parted] if parted < len(lines) else "no more lines"
+    return lines[parted][:_MOST] if parted < len(lines) else "no more lines"
 
 
 def _texts(posts: Mapping[int, Post]) -> dict[int, str]:
