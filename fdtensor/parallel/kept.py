@@ -82,7 +82,7 @@ Kept = Whole | View
 
 def kept_whole(tensor: torch.Tensor) -> Whole:
     """The tensor itself."""
-    return Whole(tensor, _version(tensor))
+    return Whole(tensor, version_of(tensor))
 
 
 def kept_block(
@@ -91,7 +91,7 @@ def kept_block(
     """The tensor as this rank's block of it; `held` has what is kept now, so that none is twice."""
     shape, stride = tuple(tensor.shape), tensor.stride()
     lying = tensor.numel() if tensor.is_contiguous() else (shape, stride)
-    place = storage_of(tensor), tensor.storage_offset(), _version(tensor)
+    place = storage_of(tensor), tensor.storage_offset(), version_of(tensor)
     key = (*place, tensor.dtype, lying)
     block = held.get(key)
     if block is None:
@@ -108,11 +108,11 @@ def unpacked(kept: Kept) -> torch.Tensor:
     if isinstance(kept, View):
         with torch.no_grad():
             return kept.whole()
-    if _version(kept.tensor) != kept.version:
+    if version_of(kept.tensor) != kept.version:
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace "
             f"operation: a tensor of shape {tuple(kept.tensor.shape)} is at version "
-            f"{_version(kept.tensor)}; expected version {kept.version} instead."
+            f"{version_of(kept.tensor)}; expected version {kept.version} instead."
         )
     return kept.tensor
 
@@ -165,7 +165,3 @@ def _block(comm: Any, cut: TensorType, tensor: torch.Tensor) -> Block:
     blocks = run(slicing, value, comm, check="never")
     memory = StorageWeakRef(tensor.untyped_storage())
     return Block(blocks, cut, comm, memory)
-
-
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else version_of(tensor)

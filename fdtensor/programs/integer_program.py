@@ -86,7 +86,7 @@ class IntegerProgram(LinearProgram):
             for start, end, low in zip(self.starts, ends, self.low, strict=True)
             if low == 1
         ]
-        return _Search(self.solver(), np.array(self.whole), groups)
+        return _Search(Solver(self), np.array(self.whole), groups)
 
 
 class _Bounds:

@@ -57,10 +57,6 @@ class LinearProgram:
         self.high.append(high)
         return len(self.low) - 1
 
-    def solver(self) -> Solver:
-        """What solves the program as it is."""
-        return Solver(self)
-
 
 class Solver:
     """A linear program in HiGHS, which begins where its last solution was."""

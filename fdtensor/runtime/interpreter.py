@@ -159,12 +159,12 @@ def admit(
         raise
     if check in EVERY_CALL or (check == "first" and job.digest not in comm.agreed):
         wrong = [m for m in map(comm.mistake, values, types) if m]
-        about, digest = _KINDS[job.__class__], Digest(job.digest, *_told(job))
+        about, digest = _KINDS[job.__class__], job.digest
         if tracked(values):  # ranks that differ in this would wait for each other in the backward
-            about, digest = f"{about} with its gradient", f"{digest} with its gradient"
-            digest = Digest(digest_of(digest), *_told(job))
+            about, digest = f"{about} with its gradient", digest_of(f"{digest} with its gradient")
         meshes = dict.fromkeys(meshes_of(job))
-        comm.agree(about, digest, list(meshes), wrong[0] if wrong else None)
+        told = Digest(digest, *_told(job))
+        comm.agree(about, told, list(meshes), wrong[0] if wrong else None)
         comm.agreed.add(job.digest)
         if check == "values":
             compare(about, comm, list(meshes), _held(job, types, values, comm))

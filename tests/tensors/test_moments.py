@@ -117,8 +117,8 @@ def test_so_is_one_of_second_order(f):
     expected = second(w.clone().requires_grad_(), x, f)
     comm = connect(MESH)
     own = distribute(w, MESH.layout("dp"), comm).requires_grad_()
-    found = second(own, distribute(x, MESH.layout(None, "tp"), comm), spmd(f))
-    torch.testing.assert_close(found.full(), expected, rtol=1e-2, atol=1e-2)
+    grad = second(own, distribute(x, MESH.layout(None, "tp"), comm), spmd(f))
+    torch.testing.assert_close(grad.full(), expected, rtol=1e-2, atol=1e-2)
 
 
 def test_a_value_that_has_changed_since_the_call_is_an_error(monkeypatch):

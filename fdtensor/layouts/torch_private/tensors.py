@@ -38,8 +38,7 @@ _torch: Any = torch
 lazy_clone: Any = _torch._lazy_clone
 """A clone that shares its memory with the tensor until one of the two is written to."""
 
-version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
-"""The number of times that a tensor, or another view of its memory, was written to."""
+_version: Callable[[torch.Tensor], int] = attrgetter("_version")
 
 storage_number: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
 """The number of a memory: that of no other as long as it is there."""
@@ -95,3 +94,8 @@ def truncated_normal_by(f: Callable[..., torch.Tensor]) -> Generator[None]:
         yield
     finally:
         module._no_grad_trunc_normal_ = before
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often a tensor, or another view of its memory, was written to; 0 in inference mode."""
+    return 0 if tensor.is_inference() else _version(tensor)

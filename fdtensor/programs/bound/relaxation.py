@@ -17,7 +17,7 @@ from fdtensor.programs.bound.space import Space
 from fdtensor.programs.bound.wires import Known, Moves
 from fdtensor.programs.branches import branches
 from fdtensor.programs.flows import Values
-from fdtensor.programs.linear_program import LinearProgram, Solved
+from fdtensor.programs.linear_program import LinearProgram, Solved, Solver
 
 __all__ = ["Relaxation"]
 
@@ -111,7 +111,7 @@ class Relaxation:
 
     def solve(self) -> bool:
         """Whether it has a solution: then `x`, and what rows are worth, are of that."""
-        result = self.program.solver().solve()
+        result = Solver(self.program).solve()
         if result is None:
             self.x = None
             return False
@@ -124,13 +124,13 @@ class Relaxation:
         The branches of a search are solved best first, and `x` is the solution of each. Where moves
         of it turn out to take more, it is solved again. The last one is a choice.
         """
-        solver, count = self.program.solver(), len(self.program.costs)
+        solver = Solver(self.program)
         groups = [np.array(xs) for xs in self.picks.values()]
 
         def solve(without: frozenset[int]) -> Solved | None:
-            most = np.full(count, np.inf)
+            most = np.full(solver.count, np.inf)
             most[list(without)] = 0.0
-            solver.bound(np.zeros(count), most)
+            solver.bound(np.zeros(solver.count), most)
             solver.reprice(self.program.costs)
             return solver.solve()
 

@@ -215,8 +215,7 @@ class _Run(torch.autograd.Function):
 
 def _versions(adjoint: Adjoint) -> dict[int, int]:
     """How often each tensor that a function has closed over has been written to."""
-    constants = adjoint.forward.constants
-    return {id(t): version_of(t) for _, t in constants if not t.is_inference()}
+    return {id(t): version_of(t) for _, t in adjoint.forward.constants}
 
 
 def _refuse_changed(versions: Mapping[int, int], adjoint: Adjoint) -> None:

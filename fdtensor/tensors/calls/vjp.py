@@ -24,7 +24,7 @@ from fdtensor.programs.tracer import Traced
 from fdtensor.tensors.calls.adjoint import Adjoint
 from fdtensor.tensors.calls.family import Family
 from fdtensor.tensors.calls.halves import halves
-from fdtensor.tensors.calls.two_ways import by_autograd, by_vjp
+from fdtensor.tensors.calls.pullbacks import by_autograd, by_vjp
 from fdtensor.tensors.calls.weakly import weakly
 from fdtensor.tensors.owed import Collecting
 

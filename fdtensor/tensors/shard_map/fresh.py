@@ -100,11 +100,11 @@ class WritesAround(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with without_functions():  # to those around, a look is a read
             operands = self._note((args, kwargs), False)
-            before = [None if t.is_inference() else version_of(t) for t in operands]
+            before = [version_of(t) for t in operands]
         out = func(*args, **(kwargs or {}))
         with without_functions():
             for t, version in zip(operands, before, strict=True):
-                if version is not None and version_of(t) != version:
+                if version_of(t) != version:
                     self.is_written |= not self._is_own[_memory(t)]
             self._note(out, True)
         return out
