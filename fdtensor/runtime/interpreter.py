@@ -177,7 +177,9 @@ def admit(
 
 def _told(job: Plan | Fused | Program) -> tuple[object, ...]:
     """What an error shows of it on ranks that differ."""
-    return job, (job.plans[0] if isinstance(job, Fused) else job).cost
+    if isinstance(job, Fused):
+        return job, *(plan.cost for plan in job.plans[:1])
+    return job, job.cost
 
 
 def _held(

@@ -13,6 +13,9 @@ from torch.utils._pytree import tree_leaves
 
 __all__ = ["Memory"]
 
+_PATIENCE = 1.0
+"""The seconds that a busy thread of gloo may keep a work that is done."""
+
 
 class Memory(TorchDispatchMode):
     """The most bytes that live tensors held at once, after any op."""
@@ -29,7 +32,8 @@ class Memory(TorchDispatchMode):
                 storage = tensor.untyped_storage()
                 self.live[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
         now = self._held()
-        if now > self.announced:  # a thread of gloo may keep a work that is done for a moment
+        end = time.monotonic() + _PATIENCE
+        while now > self.announced and time.monotonic() < end:
             time.sleep(0.01)
             now = self._held()
         self.most = max(self.most, now)
