@@ -17,6 +17,7 @@ import torch.distributed.distributed_c10d as c10d
 from fdtensor.layouts.errors import CommError
 from fdtensor.layouts.text import spans
 from fdtensor.layouts.torch_private import (
+    any_unwaited,
     c10d_group,
     default_group,
     group_tables,
@@ -35,6 +36,7 @@ __all__ = [
     "default_device",
     "group_name",
     "initialized",
+    "free_group",
     "make_group",
     "renamed",
     "this_rank",
@@ -85,6 +87,17 @@ def make_group(
     finally:
         default.bound_device_id = bound
     world.pg_group_ranks[made] = {rank: place for place, rank in enumerate(ranks)}
+
+
+def free_group(group: Any) -> None:
+    """Frees the threads and connections of a group whose connections are shut down.
+
+    Freeing waits for what is under way, during which Python stands still: a group in which that
+    may be so, and one of another backend than gloo, is kept.
+    """
+    backend = group_tables().pg_map.get(group, ("", None))[0]
+    if backend == "gloo" and not any_unwaited():
+        dist.destroy_process_group(group)
 
 
 def renamed(name: str, to: str) -> None:

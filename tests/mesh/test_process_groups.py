@@ -18,6 +18,7 @@ from fdtensor import (
     Replicate,
     Shard,
     TensorType,
+    connect,
     distribute,
     from_local,
     plan,
@@ -236,3 +237,23 @@ def test_the_backend_of_a_group_is_found_where_nobody_named_it(monkeypatch):
     monkeypatch.setenv("MASTER_PORT", "0")
     with GlooPool(1) as pool:
         assert pool.run(undefined) == ["gloo nccl 4.0"]
+
+
+def threads_after_errors(errors: int) -> list[int]:
+    """The threads of this rank after each error that leaves something under way."""
+    comm, typed = connect(Mesh(x=2)), TensorType((4,), torch.float32, Mesh(x=2).layout("x"))
+    threads = []
+    for _ in range(errors):
+        x = from_local(torch.ones(2), typed, comm)
+        x.full()  # agreed on, so that the next one begins at once
+        with pytest.raises(CommError):
+            x.full() if comm.rank == 0 else from_local(torch.ones(3), typed, comm)
+        threads.append(len(os.listdir("/proc/self/task")))
+    return threads
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_groups_of_before_an_error_are_freed():
+    with GlooPool(2) as pool:
+        for _, second, *later in pool.run(threads_after_errors, 5):
+            assert later == [second] * 3

@@ -9,6 +9,7 @@ from fdtensor.layouts.torch_private.batching import only_batched_ops, unbatched
 from fdtensor.layouts.torch_private.compiling import DYNAMO, as_if_compiling, make_uncompiled
 from fdtensor.layouts.torch_private.distributed import (
     NO_GROUPS,
+    any_unwaited,
     c10d_group,
     collectives_on_fakes,
     default_group,
@@ -163,6 +164,7 @@ __all__ = [
     "associative_rounds",
     "make_uncompiled",
     "NO_GROUPS",
+    "any_unwaited",
     "c10d_group",
     "collectives_on_fakes",
     "default_group",

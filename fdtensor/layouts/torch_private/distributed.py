@@ -11,6 +11,7 @@ import torch
 
 __all__ = [
     "NO_GROUPS",
+    "any_unwaited",
     "c10d_group",
     "collectives_on_fakes",
     "memory_format_class",
@@ -67,6 +68,11 @@ def register_group(name: str, group: Any) -> None:
 def unregister_group(name: str) -> None:
     """Takes a name from the group that has it."""
     _c10d()._unregister_process_group(name)
+
+
+def any_unwaited() -> bool:
+    """Whether some functional collective of this process is yet to be waited for."""
+    return _C._distributed_c10d._get_work_registry_size() > 0
 
 
 def default_store() -> Any:

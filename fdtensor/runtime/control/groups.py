@@ -12,7 +12,7 @@ import attrs
 
 from fdtensor.layouts.torch_private import c10d_group
 from fdtensor.runtime.control.sockets import listening_ports, shut
-from fdtensor.runtime.process_groups import group_name, make_group, renamed
+from fdtensor.runtime.process_groups import free_group, group_name, make_group, renamed
 
 __all__ = ["Groups"]
 
@@ -109,7 +109,11 @@ class Groups:
     def _make(self, group: _Group) -> None:
         group.turn = self._turn(group)
         name = group.key
+        old, group.handle = group.handle, None
         with _MAKING:
+            if old is not None:
+                free_group(old)
+                del old
             before = listening_ports()
             make_group(group.ranks, name, self.store, self.seconds, group.backend)
             if group.turn:
