@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,13 +9,14 @@ from typing import Any
 
 import torch
 
+from fdtensor.inspect.records import CallSet, Step, read_record
 from fdtensor.layouts.errors import CommError, FdtensorError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.text import Text, spans
 from fdtensor.plans.planner import Plan
 from fdtensor.programs.program import Program
-from fdtensor.runtime.control.posts import Call, Post, parting
+from fdtensor.runtime.control.posts import parting
 from fdtensor.runtime.interpreter import run
 from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.tensors.distribution import distribute
@@ -27,15 +27,13 @@ __all__ = ["replayed"]
 AROUND = 2
 """How many calls are shown before and after the one at which ranks part."""
 
-Record = Mapping[str, Any]
-
 
 def replayed(folder: str | os.PathLike[str]) -> Text:
     """What the records in a folder tell, as `fd.io.dump_calls` writes them: one for each rank.
 
     Where ranks part, the calls around that; else where each of them is. Then every plan that they
     ran runs on simulated ranks, and must give the tensor that it moves, and so does every program.
-    Raises `CommError` where there are no records.
+    Raises `CommError` where there are no records, or a file is none.
     """
     paths = sorted(Path(folder).glob("rank*.json"))
     if not paths:
@@ -43,54 +41,39 @@ def replayed(folder: str | os.PathLike[str]) -> Text:
             f"there are no records in {str(folder)!r}.",
             hint="fd.io.dump_calls(comm, folder) writes them; FDTENSOR_CALLS=folder, at an error.",
         )
-    records = [json.loads(path.read_text()) for path in paths]
-    lines = [f"records of {_named([record['rank'] for record in records])}"]
-    for ranks in dict.fromkeys(tuple(s["ranks"]) for record in records for s in record["sets"]):
-        lines += _set(ranks, records)
-    ran = {digest: part for record in records for digest, part in record["ran"].items()}
+    records = [read_record(path) for path in paths]
+    lines = [f"records of {_named([record.rank for record in records])}"]
+    epochs = {(s.ranks, s.errors): s for record in records for s in record.sets}
+    for ranks, errors in sorted(epochs):
+        own = {r.rank: s for r in records for s in r.sets if (s.ranks, s.errors) == (ranks, errors)}
+        last = (ranks, errors + 1) not in epochs
+        lines += _told_of(ranks, "since the last error" if last and errors else "", own)
+    ran = {digest: part for record in records for digest, part in record.ran.items()}
     return Text("\n".join([*lines, *_run_again(ran)]))
 
 
-def _set(ranks: tuple[int, ...], records: Sequence[Record]) -> Iterator[str]:
-    """The lines about a set of ranks."""
-    calls: dict[int, dict[int, Record]] = {}
-    posts: dict[int, Post] = {}
-    for record in records:
-        for own in record["sets"]:
-            if tuple(own["ranks"]) == ranks:
-                calls[record["rank"]] = {call["number"]: call for call in own["calls"]}
-                posts[record["rank"]] = _post(record["rank"], own["calls"])
-    last = max((post.number for post in posts.values()), default=0)
+def _told_of(ranks: tuple[int, ...], when: str, sets: Mapping[int, CallSet]) -> Iterator[str]:
+    """The lines about what ranks called on a set of ranks, up to an error or since one."""
+    posts = {rank: own.post(rank) for rank, own in sets.items()}
+    last = max(post.number for post in posts.values())
+    least = min(post.number for post in posts.values())
     number = parting(posts)
-    said = "they agree" if number is None else f"they part at call {number}"
-    yield f"\n{_named(ranks)}, {last} calls since the last error: {said}"
-    shown = range(last, last + 1) if number is None else range(number - AROUND, number + AROUND + 1)
-    for n in shown:
+    if number is not None:
+        said, first, end = f"they part at call {number}", number - AROUND, number + AROUND
+    else:
+        said = "they agree" if least == last else f"they agree up to call {least}"
+        first, end = max(least, last - AROUND), last
+    yield f"\n{_named(ranks)}, {last} calls{when and ' '}{when}: {said}"
+    for n in range(max(first, 1), min(end, last) + 1):
         groups: dict[str, list[int]] = {}
-        for rank in calls:
-            groups.setdefault(_told(calls[rank].get(n), posts[rank].number), []).append(rank)
+        for rank, own in sets.items():
+            groups.setdefault(own.told(n), []).append(rank)
         for text, some in groups.items():
-            if text:
-                mark = ">" if n == number else " "
-                yield f"  {mark} call {n:<5} {_named(some)}: {text}"
+            mark = ">" if n == number else " "
+            yield f"  {mark} call {n:<5} {_named(some)}: {text}"
 
 
-def _post(rank: int, calls: Sequence[Record]) -> Post:
-    kept = tuple([Call(c["number"], c["mark"], c["what"], c["line"]) for c in calls])
-    return Post(rank, "waiting", kept[-1].number if kept else 0, calls=kept)
-
-
-def _told(call: Record | None, last: int) -> str:
-    if call is None:
-        return f"not there: the last is call {last}" if last else ""
-    line = f" {call['line']}" if call["line"] else ""
-    took = (
-        "not ended" if call["ended"] is None else f"{1e3 * (call['ended'] - call['began']):.1f} ms"
-    )
-    return f"`{call['what']}`{line}, {took}"
-
-
-def _run_again(ran: Mapping[str, Record]) -> Iterator[str]:
+def _run_again(ran: Mapping[str, Step]) -> Iterator[str]:
     """What came of every plan and program on simulated ranks."""
     yield ""
     problems = 0
@@ -99,20 +82,20 @@ def _run_again(ran: Mapping[str, Record]) -> Iterator[str]:
             _try(part)
         except FdtensorError as error:
             problems += 1
-            yield f"{part['kind']} {digest[:12]}: {error.sentence}"
-    plans = sum(part["kind"] == "plan" for part in ran.values())
+            yield f"{part.kind} {digest[:12]}: {error.sentence}"
+    plans = sum(part.kind == "plan" for part in ran.values())
     what = f"{plans} plans and {len(ran) - plans} programs"
     yield f"{what} on simulated ranks: {f'{problems} fail' if problems else 'all run'}"
 
 
-def _try(part: Record) -> None:
+def _try(part: Step) -> None:
     """Runs a plan or a program; raises where it does not, or moves a tensor wrongly."""
-    if part["kind"] == "program":
-        program = Program.from_json(part["json"])
+    if part.kind == "program":
+        program = Program.from_json(part.json)
         comm = SimulatedComm(program.mesh)
         run(program, [_some(type, comm).local for type in program.in_types], comm)
         return
-    plan = Plan.from_json(part["json"])
+    plan = Plan.from_json(part.json)
     ranks = sorted({*plan.src.mesh.order, *plan.dst.mesh.order})
     comm = SimulatedComm(Mesh.from_ranks(ranks, "ranks"))
     before = _some(plan.src, comm)

@@ -241,10 +241,10 @@ def _operand(value: Any) -> bool:
 
 def _operator(function: Any, swapped: bool) -> Callable[..., Any]:
     def compute(x: Any, y: Any) -> Any:
+        if isinstance(y, (np.ndarray, np.generic)):
+            y = torch.as_tensor(y) if isinstance(y, np.ndarray) else y.item()
         if not _operand(y):
             return NotImplemented
-        if isinstance(y, np.generic):
-            y = y.item()
         return _CALL[0](function, y, x) if swapped else _CALL[0](function, x, y)
 
     return compute

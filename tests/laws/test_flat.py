@@ -21,7 +21,7 @@ import torch
 import fdtensor as fd
 from fdtensor import Mesh, connect, distribute, spmd
 from fdtensor.layouts import remembered
-from fdtensor.runtime.control.ledger import KEPT
+from fdtensor.runtime.control.kept import KEPT
 from fdtensor.testing import GlooPool
 from tests.support.depth import times
 

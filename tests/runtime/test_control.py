@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from fdtensor.layouts.errors import CommError
 from fdtensor.runtime.control.behind import put_behind
 from fdtensor.runtime.control.board import Board
-from fdtensor.runtime.control.ledger import KEPT, Ledger
+from fdtensor.runtime.control.kept import KEPT
+from fdtensor.runtime.control.ledger import Ledger
 from fdtensor.runtime.control.posts import Account, Call, Post, account, parting
 from fdtensor.runtime.control.sockets import listening_ports, shut
 from fdtensor.runtime.control.watcher import _compare, _Seen

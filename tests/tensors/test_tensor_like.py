@@ -385,3 +385,17 @@ def test_torch_itself_says_that_it_orders_no_complex_numbers(name):
     x = distribute(torch.ones(4, 3, dtype=torch.complex64), comm.mesh.layout("x"), comm)
     with pytest.raises(RuntimeError, match="omplex"):
         call(getattr(torch, name), x, 0)
+
+
+@pytest.mark.parametrize("name", ["eq", "ne", "lt", "mul", "matmul", "sub", "pow"])
+def test_an_array_of_numpy_is_an_operand_as_a_plain_tensor_is(name):
+    function = getattr(operator, name)
+    mesh = Mesh(x=2)
+    x = distribute(torch.ones(4), mesh.layout("x"), SimulatedComm(mesh))
+    for pair in [(x, np.ones(4)), (np.ones(4), x)]:
+        with pytest.raises(FdtensorError, match="is a plain tensor of shape"):
+            function(*pair)
+    if name != "matmul":
+        for pair in [(x, np.array(2.0)), (np.array(2.0), x)]:
+            expected = function(*(torch.ones(4) if a is x else torch.tensor(2.0) for a in pair))
+            assert torch.equal(function(*pair).full(), expected)

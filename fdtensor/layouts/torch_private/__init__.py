@@ -3,8 +3,6 @@
 `tests/layouts/test_torch_private.py` resolves all, and fails where another file uses such a name.
 """
 
-from __future__ import annotations
-
 from fdtensor.layouts.torch_private.batching import only_batched_ops, unbatched
 from fdtensor.layouts.torch_private.compiling import DYNAMO, as_if_compiling, make_uncompiled
 from fdtensor.layouts.torch_private.distributed import (

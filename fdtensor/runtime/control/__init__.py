@@ -8,6 +8,7 @@ file defines one thing, in this order:
     causes     what an error says to other ranks, and whether it came from the network
     posts      what a rank says of itself when something has gone wrong, and the one error of all
     board      where posts hang: keys in a store
+    kept       the last calls of a ledger
     ledger     the calls of a rank on a set of ranks, with a rolling fingerprint
     agreement  how the ranks of a ledger compare what they are about to do
     flight     the last calls of a rank as a file

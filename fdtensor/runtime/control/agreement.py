@@ -32,10 +32,12 @@ def agree(ledger: Ledger, about: str, digest: str, mistake: str | None) -> None:
         error = _disagreement(ledger, about, digest, mistake)
     except BaseException as problem:
         raise ledger.failure(problem)  # noqa: B904 - the same error, unless the network failed
-    ledger.end()
     if error is not None:
+        ledger.plane.record()
+        ledger.end()
         ledger.renewed()
         raise error
+    ledger.end()
 
 
 def pooled(ledger: Ledger, about: str, numbers: Sequence[int]) -> list[list[int]]:

@@ -17,7 +17,8 @@ from fdtensor.plans.fused import Fused
 from fdtensor.plans.planner import Plan
 from fdtensor.programs.program import Program
 from fdtensor.runtime.comm import refuse_no_comm
-from fdtensor.runtime.control.ledger import KEPT, Ledger
+from fdtensor.runtime.control.kept import Entry
+from fdtensor.runtime.control.ledger import Ledger
 from fdtensor.runtime.control.places import line_of
 from fdtensor.runtime.control.posts import Ran, described
 
@@ -30,44 +31,41 @@ FOLDER = "FDTENSOR_CALLS"
 def flight_record(rank: int, ledgers: Sequence[Ledger]) -> dict[str, Any]:
     """The last calls of a rank, on each set of ranks, in order.
 
-    A call has its number, the fingerprint up to it, its name, where it was, what it receives at
-    most, and when it began and ended, in seconds since 1970. `ran` has each plan and program once.
+    Those since the last error are a set of their own, after those before it. A call has its number,
+    the fingerprint up to it, its name, where it was, what it receives at most, and when it began
+    and ended, in seconds since 1970. `ran` has each plan and program once.
     """
     ran: dict[str, Any] = {}
     sets = []
     for ledger in ledgers:
-        records = filter(None, ledger.records)
-        calls = [_call(ledger, record, ran) for record in sorted(records, key=lambda r: r[0])]
-        facts = {"ranks": ledger.ranks, "errors": ledger.epoch, "failed": ledger.failed}
-        sets.append({**facts, "calls": calls})
+        ended = (ledger.epoch - 1, True, ledger.before)
+        for epoch, failed, entries in (ended, (ledger.epoch, ledger.failed, ledger.entries())):
+            calls = [_call(entry, ran) for entry in entries]
+            facts = {"ranks": ledger.ranks, "errors": epoch, "failed": failed}
+            sets += [{**facts, "calls": calls}] if calls else []
     return {"rank": rank, "sets": sets, "ran": ran}
 
 
-def _call(ledger: Ledger, record: Any, ran: dict[str, Any]) -> dict[str, Any]:
-    number, mark, what, place, began = record
-    ended = ledger.ended[number % KEPT] if number <= ledger.done else None
+def _call(entry: Entry, ran: dict[str, Any]) -> dict[str, Any]:
+    number, mark, what, place, began, ended = entry
     facts = {"number": number, "mark": mark, "what": described(what), "line": line_of(place)}
     facts |= {"began": began, "ended": ended}
-    for part in _parts(what):
-        if isinstance(part, (Plan, Program)):
-            digest = part.digest
-            if digest not in ran:
-                kind = "plan" if isinstance(part, Plan) else "program"
-                ran[digest] = {"kind": kind, "json": _json(part)}
-            facts.setdefault("ran", []).append(digest)
+    for part in what.plans if isinstance(what, Fused) else (what,):
+        if isinstance(part, (Plan, Ran)):
             facts["bytes"] = facts.get("bytes", 0) + part.received_bytes
+            if _is_told(part, ran):
+                facts.setdefault("ran", []).append(part.digest)
     return facts
 
 
-def _parts(what: Any) -> Sequence[Any]:
-    """The plans of a call, or its program if it is still there."""
-    match what:
-        case Fused():
-            return what.plans
-        case Ran():
-            return (what.program(),)
-        case _:
-            return (what,)
+def _is_told(part: Plan | Ran, ran: dict[str, Any]) -> bool:
+    """Puts a plan or a program into `ran`, and whether it is there."""
+    if part.digest not in ran:
+        kind, whole = ("plan", part) if isinstance(part, Plan) else ("program", part.program())
+        if whole is None:
+            return False
+        ran[part.digest] = {"kind": kind, "json": _json(whole)}
+    return True
 
 
 def _json(part: Plan | Program) -> str:
@@ -81,9 +79,10 @@ def dump_calls(comm: Any, folder: str | os.PathLike[str]) -> Path:
     """Writes the last calls of this rank to a file in a folder, and returns its path.
 
     They are the last 2,048 on each set of ranks: what each call was, where, what it receives, when
-    it began and ended. `python -m fdtensor replay FOLDER` reads the files of all ranks. Ranks write
-    by themselves at an error where the variable FDTENSOR_CALLS names a folder. Raises `CommError`
-    on simulated ranks, which have one process, and cannot part.
+    it began and ended, and the plans that ran, with the programs that are still there.
+    `python -m fdtensor replay FOLDER` reads the files of all ranks. Ranks write by themselves at an
+    error where the variable FDTENSOR_CALLS names a folder. Raises `CommError` on simulated ranks,
+    which have one process, and cannot part.
 
     >>> import tempfile
     >>> def calls(folder):

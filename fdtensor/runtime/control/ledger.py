@@ -19,6 +19,7 @@ from fdtensor.layouts.torch_private import current_graph_task
 from fdtensor.runtime.control.behind import catch_up
 from fdtensor.runtime.control.board import Board
 from fdtensor.runtime.control.causes import is_noted, is_of_network, note, told_of
+from fdtensor.runtime.control.kept import KEPT, Entry, Record, entries
 from fdtensor.runtime.control.places import caller, line_of, raised_at, running
 from fdtensor.runtime.control.posts import (
     Call,
@@ -32,18 +33,12 @@ from fdtensor.runtime.control.posts import (
 if TYPE_CHECKING:
     from fdtensor.runtime.control.plane import Plane
 
-__all__ = ["KEPT", "Ledger", "Record"]
+__all__ = ["Ledger"]
 
 T = TypeVar("T")
 
-KEPT = 2048
-"""How many calls are kept."""
-
 SHOWN = 32
-"""How many of them a post has."""
-
-Record = tuple[int, int, Any, Any, float]
-"""A call: its number, the fingerprint up to it, what it was, the user's place, when it began."""
+"""How many of the last calls a post has."""
 
 
 class Ledger:
@@ -54,8 +49,8 @@ class Ledger:
     """
 
     __slots__ = (
-        "__weakref__", "alarmed", "behind", "board", "done", "ended", "epoch", "failed", "mark",
-        "met", "name", "number", "plane", "ranks", "records", "stop", "thread", "whole",
+        "__weakref__", "alarmed", "before", "behind", "board", "done", "ended", "epoch", "failed",
+        "mark", "met", "name", "number", "plane", "ranks", "records", "stop", "thread", "whole",
     )  # fmt: skip
 
     def __init__(self, ranks: tuple[int, ...], name: str, plane: Plane) -> None:
@@ -66,7 +61,8 @@ class Ledger:
         """The thread that makes the calls."""
         self.whole = 0
         """The calls of all epochs together."""
-        self.epoch = -1
+        self.epoch, self.before = -1, list[Entry]()
+        """`before`: the last calls of the epoch before this one."""
         self.behind: list[Ledger] = []
         """Those that have failed, and come before the next call of this one."""
         self._begin_epoch()
@@ -273,12 +269,12 @@ class Ledger:
 
     def calls(self, most: int) -> Sequence[Call]:
         """The last calls, in order."""
-        first = max(1, self.number - most + 1)
-        records = [self.records[n % KEPT] for n in range(first, self.number + 1)]
-        return [
-            Call(number, mark, described(what), line_of(place))
-            for number, mark, what, place, _ in filter(None, records)
-        ]
+        last = self.entries()[-most:]
+        return [Call(n, mark, described(w), line_of(at)) for n, mark, w, at, *_ in last]
+
+    def entries(self) -> list[Entry]:
+        """The last calls of this epoch, in order, each with when it ended."""
+        return entries(self.records, self.ended, self.done)
 
     # --- after errors ------------------------------------------------------------------------
 
@@ -296,5 +292,5 @@ class Ledger:
 
     def renewed(self) -> None:
         """Begins anew: all ranks have raised the same error, and know it."""
-        self.whole += self.number
+        self.whole, self.before = self.whole + self.number, self.entries()
         self._begin_epoch()

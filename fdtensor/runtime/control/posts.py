@@ -46,6 +46,7 @@ class Ran:
     digest: str
     mesh: Mesh
     sends: bool
+    received_bytes: int
     program: Callable[[], Program | None] = attrs.field(eq=False, repr=False)
     """The program, while somebody else has it."""
 
@@ -54,7 +55,8 @@ class Ran:
         """The record of a program."""
         moves = [str(step.collective) for step in program.collectives[:4]]
         text = program.name + (f": {_some(moves, len(program.collectives))}" if moves else "")
-        return cls(text, program.digest, program.mesh, bool(moves), ref(program))
+        facts = program.digest, program.mesh, bool(moves), program.received_bytes
+        return cls(text, *facts, ref(program))
 
     def __str__(self) -> str:
         return self.text

@@ -19,7 +19,8 @@ from weakref import WeakKeyDictionary, ref
 
 import attrs
 
-from fdtensor.runtime.control.ledger import KEPT, Ledger
+from fdtensor.runtime.control.kept import KEPT
+from fdtensor.runtime.control.ledger import Ledger
 
 if TYPE_CHECKING:
     from fdtensor.runtime.control.plane import Plane
