@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
 from math import prod
@@ -21,6 +22,7 @@ __all__ = [
     "Full",
     "Graph",
     "Var",
+    "gives_view",
     "is_view",
     "op_by_name",
     "op_named",
@@ -168,8 +170,14 @@ class Graph:
 
 def is_view(call: Call) -> bool:
     """Whether a call is a view: its result has the elements of its operand."""
-    returns = schema_of(call.op).returns
-    return len(call.ins) == 1 and bool(returns) and returns[0].alias_info is not None
+    return len(call.ins) == 1 and gives_view(call.op)
+
+
+@functools.lru_cache(maxsize=4096)
+def gives_view(op: OpOverload) -> bool:
+    """Whether what an op returns is in the memory of an operand."""
+    returns = schema_of(op).returns
+    return bool(returns) and returns[0].alias_info is not None
 
 
 def name_of(index: int) -> str:

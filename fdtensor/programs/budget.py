@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import attrs
 import numpy as np
@@ -13,7 +13,7 @@ from fdtensor.plans.cost import CostModel
 from fdtensor.programs.buckets import BUCKET_BYTES
 from fdtensor.programs.bundles import bundled
 from fdtensor.programs.loops import has_loops
-from fdtensor.programs.memory import lines_of, local_bytes
+from fdtensor.programs.memory import least_held, lines_of, local_bytes
 from fdtensor.programs.program import Program
 from fdtensor.programs.rematerialize import fitted
 from fdtensor.programs.remerge import merged
@@ -53,29 +53,43 @@ def cheapest_within(
     `assemble` is `assembled` without its `choosing`, `packed` and `holding`. Raises `TraceError`
     where none fits.
     """
-    least, program = 1 << 63, None
     fitting: list[Program] = []
+    least: dict[Program, int] = {}
+    """What is known to do for each program that was tried; 0 where none was looked for."""
     free = any(isinstance(type, FreeType) for type in types)
     for dearer, bucket_bytes, held in _attempts(free):
         choosing = attrs.evolve(cost, copy=cost.copy / dearer)
         how = {"choosing": choosing, "holding": held / cost.bandwidth, "packed": False}
         program = bundled(assemble(**how), bucket_bytes)
-        fits, peak = _within(program, max_bytes)
+        if program in least:  # other prices often choose the same
+            continue
+        least[program] = 0
+        if least_held(lines_of(program, program.busiest_ranks)) > max_bytes:
+            continue
+        fits, least[program] = _within(program, max_bytes)
         if fits is not None:
             fitting.append(fits)
             if program.peak_bytes <= max_bytes or (not free and _is_quick(fits, program)):
                 break
-        least = min(least, peak)
     if fitting:
         return min(fitting, key=lambda program: timeline(program, cost).seconds)
-    assert program is not None
+    raise _nothing_fits(least, max_bytes)
+
+
+def _nothing_fits(least: Mapping[Program, int], max_bytes: int) -> TraceError:
+    """The error where none of these programs fits; `least` is 0 where it is not known."""
+    some = [peak for peak in least.values() if peak]
+    program = min(least, key=lambda p: least_held(lines_of(p, p.busiest_ranks)))
+    if not least[program]:
+        some.append(_within(program, 0)[1])
+    known = min(some)
     given = sum(local_bytes(type, program.busiest_ranks) for type in program.in_types)
     looped = "Or compute the steps of a loop again: torch.utils.checkpoint in the step of fd.scan."
-    raise TraceError(
+    return TraceError(
         f"{program.name} does not fit in {max_bytes} bytes per rank: "
-        f"the least that is known to do is {least}.",
+        f"the least that is known to do is {known}.",
         inputs=f"{np.max(given)} bytes per rank",
-        hint=f"Cut the inputs over more ranks, or write max_bytes={least}."
+        hint=f"Cut the inputs over more ranks, or write max_bytes={known}."
         + (f" {looped}" if has_loops(program.eqns) else ""),
     )
 
@@ -101,7 +115,7 @@ def _within(program: Program, max_bytes: int) -> tuple[Program | None, int]:
         return program if peak <= max_bytes else None, peak
     some = [lines]
     if peak > max_bytes:
-        each = [fitted(lines, int(share * max_bytes), program.cost) for share in SHARES]
+        each = fitted(lines, [int(share * max_bytes) for share in SHARES], program.cost)
         some = [merged(tighter, max_bytes) for tighter, most in each if most <= max_bytes]
         if not some:
             return None, min(most for _, most in each)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -10,13 +10,13 @@ import attrs
 from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.record import Record
 from fdtensor.layouts.torch_private import OpOverload
-from fdtensor.ops.graph import Call, Var, is_view, op_by_name, tensors_in
+from fdtensor.ops.graph import Call, Var, gives_view, op_by_name, substituted, tensors_in
 from fdtensor.ops.notation.reshape import RESHAPES
 from fdtensor.ops.saved_values import ALIAS
 from fdtensor.plans.collectives import Collective, Slice, Step, is_local
 from fdtensor.plans.search import same_everywhere
 
-__all__ = ["Eqn", "Together", "is_part_line", "is_said", "is_view_line", "parts"]
+__all__ = ["Eqn", "Together", "is_part_line", "is_said", "is_view_line", "parts", "renamed"]
 
 
 @attrs.frozen(eq=False)
@@ -60,10 +60,12 @@ class Eqn:
     outs: tuple[Var | None, ...]
     note: str = ""
 
-    @property
-    def ins(self) -> tuple[Var, ...]:
-        """The values that it reads, in order."""
-        return tuple(tensors_in((self.args, self.kwargs)))
+    ins: tuple[Var, ...] = attrs.field(init=False, eq=False, repr=False)
+    """The values that it reads, in order."""
+
+    def __attrs_post_init__(self) -> None:
+        ins = tuple(tensors_in((self.args, self.kwargs)))
+        object.__setattr__(self, "ins", ins)  # computed once: it is read very often
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -90,7 +92,17 @@ def is_view_line(eqn: Eqn) -> bool:
     """Whether a line is a view: an op that moves no elements, or a step that only says so."""
     if isinstance(eqn.op, Step):
         return is_said(eqn.op)
-    return not isinstance(eqn.op, (Step, Together)) and (eqn.op in RESHAPES or is_view(eqn.call))
+    if isinstance(eqn.op, Together):
+        return False
+    return eqn.op in RESHAPES or (len(eqn.ins) == 1 and gives_view(eqn.op))
+
+
+def renamed(eqn: Eqn, name: Mapping[Var, Var]) -> Eqn:
+    """The line with other operands; itself where they are the same."""
+    if not any(v in name for v in eqn.ins):
+        return eqn
+    args, kwargs = substituted((eqn.args, eqn.kwargs), lambda v: name.get(v, v))
+    return attrs.evolve(eqn, args=args, kwargs=kwargs)
 
 
 def is_said(step: Step) -> bool:

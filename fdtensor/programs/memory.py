@@ -6,7 +6,7 @@ caller's and stay; other memory is freed after the last line that reads a value 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -17,6 +17,7 @@ from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Var
 from fdtensor.ops.loop_ops import ENTRY, LOOP_IN, LOOP_OUT, WITH_ENTRY
+from fdtensor.ops.saved_values import ALIAS
 from fdtensor.plans.collectives import Step
 from fdtensor.programs.eqn import Eqn, Together, is_view_line, parts
 from fdtensor.programs.loops import loops_among
@@ -32,13 +33,16 @@ LARGE_BLOCK = 2**40
 __all__ = [
     "Bytes",
     "Lines",
+    "Usage",
     "buffer_bytes",
     "bytes_held",
+    "least_held",
     "lines_of",
     "lives",
     "local_bytes",
     "owners",
     "sizes",
+    "usage_of",
 ]
 
 
@@ -119,18 +123,68 @@ def lives(lines: Lines, owner: Sequence[int]) -> dict[int, list[int]]:
     return ends
 
 
+@attrs.frozen(eq=False)
+class Usage:
+    """What memory the values of some lines are in, when it is held, and how much of it there is."""
+
+    owner: Sequence[int]
+    """For each value the number of the one whose memory it is in."""
+    sizes: Mapping[int, Bytes]
+    """For each memory its bytes on each rank."""
+    lives: Mapping[int, Sequence[int]]
+    """For each memory, the lines that make it and read it; -1 for inputs, the last for outputs."""
+    held: Bytes
+    """The bytes that each rank holds while each line runs: a row for each line."""
+
+
+def usage_of(lines: Lines) -> Usage:
+    """What memory these lines use."""
+    owner = owners(lines)
+    size_of, times = sizes(lines, owner), lives(lines, owner)
+    return Usage(owner, size_of, times, _held(lines, owner, size_of, times))
+
+
 def bytes_held(lines: Lines) -> Bytes:
     """The bytes that each of `lines.ranks` holds while each line runs, results and buffers counted.
 
     An array of a row for each line and a column for each rank.
     """
-    count = len(lines.eqns)
+    return usage_of(lines).held
+
+
+def least_held(lines: Lines) -> int:
+    """The bytes without which no order of these lines runs, whatever is made again.
+
+    Those of the inputs, and of what the line with the most reads and gives, on the rank with most.
+    """
     owner = owners(lines)
     size_of = sizes(lines, owner)
+    given = sum([local_bytes(lines.types[v], lines.ranks) for v in lines.inputs])
+    most = np.zeros(len(lines.ranks), np.int64)
+    ends = [*lines.eqns, Eqn(ALIAS, tuple(dict.fromkeys(lines.outs)), (), ())]
+    for eqn in ends:
+        if isinstance(eqn.op, Together):  # its steps may run one after the other
+            continue
+        own: dict[int, Bytes] = {}
+        for v in (*eqn.ins, *eqn.outs):
+            if v is not None and owner[v.index] not in lines.inputs:
+                memory, size = owner[v.index], local_bytes(lines.types[v.index], lines.ranks)
+                size = np.minimum(size, size_of[memory])  # views may overlap, as those of unfold
+                own[memory] = np.maximum(own.get(memory, size), size)
+        most = np.maximum(most, sum(own.values(), np.zeros_like(most)))
+    return int(np.max(given + most))
+
+
+def _held(
+    lines: Lines,
+    owner: Sequence[int],
+    size_of: Mapping[int, Bytes],
+    times: Mapping[int, Sequence[int]],
+) -> Bytes:
+    count = len(lines.eqns)
     kind = np.result_type(np.int64, *(size.dtype for size in size_of.values()))
     change = np.zeros((count + 2, len(lines.ranks)), kind)
     waits = _waits(lines)
-    times = lives(lines, owner)
     last = {v: ends[-1] for v, ends in times.items()}
     for i, wait in waits.items():
         eqn = lines.eqns[i]

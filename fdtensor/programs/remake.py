@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import attrs
 
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.ops.graph import Var, substituted
+from fdtensor.ops.graph import Var
 from fdtensor.ops.saved_values import ALIAS
 from fdtensor.plans.cost import CostModel
 from fdtensor.plans.planner import plan
-from fdtensor.programs.eqn import Eqn, Together
+from fdtensor.programs.eqn import Eqn, Together, renamed
 from fdtensor.programs.memory import Lines
 
 __all__ = ["Drop", "parts_of", "remade"]
@@ -75,7 +75,7 @@ class _Writer:
         for i, eqn in enumerate(self.lines.eqns):
             for drop in late.get(i, ()):
                 self.name |= self._again(drop)
-            self.eqns.append(_renamed(eqn, self.name))
+            self.eqns.append(renamed(eqn, self.name))
             for drop in early.get(i, ()):
                 self._cut(drop)
         for drop in late.get(len(self.lines.eqns), ()):
@@ -112,11 +112,5 @@ class _Writer:
                 read = {**self.name, **made}
                 made |= {v: self._new(self.types[v.index]) for v in part.outs if v is not None}
                 outs = tuple(None if v is None else made[v] for v in part.outs)
-                self.eqns.append(attrs.evolve(_renamed(part, read), outs=outs))
+                self.eqns.append(attrs.evolve(renamed(part, read), outs=outs))
         return made
-
-
-def _renamed(eqn: Eqn, name: Mapping[Var, Var]) -> Eqn:
-    """The line with other operands."""
-    args, kwargs = substituted((eqn.args, eqn.kwargs), lambda v: name.get(v, v))
-    return attrs.evolve(eqn, args=args, kwargs=kwargs)

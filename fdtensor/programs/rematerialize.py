@@ -10,8 +10,9 @@ The greedy order is that of rematerialization in XLA; the recipes follow "Checkm
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -23,7 +24,7 @@ from fdtensor.plans.collectives import Step, is_local
 from fdtensor.plans.cost import CostModel
 from fdtensor.plans.planner import plan
 from fdtensor.programs.eqn import Eqn, Together
-from fdtensor.programs.memory import Lines, bytes_held, lives, owners, sizes
+from fdtensor.programs.memory import Lines, Usage, usage_of
 from fdtensor.programs.remake import Drop, parts_of, remade
 from fdtensor.programs.seconds import line_seconds
 
@@ -39,18 +40,32 @@ PATIENCE = 24
 """How many rounds may go without holding less before it ends."""
 
 
-def fitted(lines: Lines, max_bytes: int, cost: CostModel) -> tuple[Lines, int]:
-    """The lines that hold at most `max_bytes`, or the least that is known; its peak.
+Seconds = dict[tuple[Eqn, tuple[Var, ...]], float]
+"""Of lines with those of their results that are wanted, as far as they are known."""
+
+
+def fitted(lines: Lines, budgets: Sequence[int], cost: CostModel) -> list[tuple[Lines, int]]:
+    """For each budget, the lines that hold no more, or the least that is known; and their peak.
 
     The seconds that are added are few, not always the fewest.
     """
-    for target in (max_bytes, 0):  # a lower peak than the budget may be easier to reach
-        least: tuple[Lines, int] | None = None
-        for shrunk, peak in _shrinking(lines, target, cost):
-            if peak <= max_bytes:
-                return shrunk, peak
-            if least is None or peak < least[1]:
-                least = shrunk, peak
+    anyhow = _shrinking(lines, 0, cost)  # a low peak may be easier to reach than a budget
+    each: list[tuple[Lines, int]] = []
+    for budget in budgets:
+        anyhow, lower = itertools.tee(anyhow)
+        several = itertools.chain(_shrinking(lines, budget, cost), lower)
+        each.append(_first_within(several, budget))
+    return each
+
+
+def _first_within(some: Iterable[tuple[Lines, int]], budget: int) -> tuple[Lines, int]:
+    """The first lines with a peak within a budget, else those with the least."""
+    least: tuple[Lines, int] | None = None
+    for lines, peak in some:
+        if peak <= budget:
+            return lines, peak
+        if least is None or peak < least[1]:
+            least = lines, peak
     assert least is not None
     return least
 
@@ -58,13 +73,15 @@ def fitted(lines: Lines, max_bytes: int, cost: CostModel) -> tuple[Lines, int]:
 def _shrinking(lines: Lines, max_bytes: int, cost: CostModel) -> Iterator[tuple[Lines, int]]:
     """The lines with more and more values that are made again, and how much they hold."""
     least, tries = math.inf, 0
+    seconds: Seconds = {}
     while tries < PATIENCE:
-        held = bytes_held(lines).max(1)
+        usage = usage_of(lines)
+        held = usage.held.max(1)
         yield lines, int(held.max())
         excess = float(np.maximum(held - max_bytes, 0).sum())
         tries = 0 if excess < least else tries + 1
         least = min(least, excess)
-        drops = _Moment(lines, max_bytes, cost).drops()
+        drops = _Moment(lines, usage, max_bytes, cost, seconds).drops()
         if not drops:
             return
         lines = remade(lines, drops, cost)
@@ -73,15 +90,14 @@ def _shrinking(lines: Lines, max_bytes: int, cost: CostModel) -> Iterator[tuple[
 class _Moment:
     """The line at which most is held, and what might be freed while it runs."""
 
-    def __init__(self, lines: Lines, max_bytes: int, cost: CostModel) -> None:
-        self.lines, self.cost = lines, cost
-        self.owner = owners(lines)
-        self.lives = lives(lines, self.owner)
-        self.sizes = sizes(lines, self.owner)
-        by_rank = bytes_held(lines)
-        held = by_rank.max(1)
+    def __init__(
+        self, lines: Lines, usage: Usage, max_bytes: int, cost: CostModel, seconds: Seconds
+    ) -> None:
+        self.lines, self.cost, self.seconds = lines, cost, seconds
+        self.owner, self.lives, self.sizes = usage.owner, usage.lives, usage.sizes
+        held = usage.held.max(1)
         self.line = int(held.argmax())
-        self.place = int(by_rank[self.line].argmax())
+        self.place = int(usage.held[self.line].argmax())
         self.rank = lines.ranks[self.place]
         self.too_much = int(held[self.line]) - max_bytes
         self.full = [0, *accumulate(int(h > max_bytes) for h in held)]
@@ -150,8 +166,8 @@ class _Moment:
                     sources.add(other)
                 else:
                     stack.append(u)
-        again = tuple((i, tuple(wanted[i])) for i in sorted(wanted))
-        seconds = sum(self._seconds(i, outs) for i, outs in again)
+        again = tuple([(i, tuple(wanted[i])) for i in sorted(wanted)])
+        seconds = sum([self._seconds(i, outs) for i, outs in again])
         return Drop(owner, before, at, again, frozenset(sources), seconds, size)
 
     def _operands(self, line: int, v: Var) -> Sequence[Var]:
@@ -162,9 +178,13 @@ class _Moment:
         times = self.lives[owner]
         return owner in self.lines.inputs or times[0] < at <= times[-1]
 
-    def _seconds(self, line: int, outs: Sequence[Var]) -> float:
-        parts = parts_of(self.lines.eqns[line], outs)
-        return sum(line_seconds(self.lines.types, part, self.cost) for part in parts)
+    def _seconds(self, line: int, outs: tuple[Var, ...]) -> float:
+        key = self.lines.eqns[line], outs
+        known = self.seconds.get(key)
+        if known is None:
+            types, parts = self.lines.types, parts_of(*key)
+            known = self.seconds[key] = sum([line_seconds(types, p, self.cost) for p in parts])
+        return known
 
     def _shards(self, owner: int, before: int, at: int, size: int) -> Iterator[Drop]:
         """A replicated value, kept in blocks along one axis and gathered again."""

@@ -7,23 +7,22 @@ from collections.abc import Hashable
 import attrs
 import numpy as np
 
-from fdtensor.ops.graph import Var, substituted
-from fdtensor.programs.eqn import Eqn, Together, is_view_line
-from fdtensor.programs.memory import Lines, bytes_held, lives, local_bytes, owners
+from fdtensor.ops.graph import Var
+from fdtensor.programs.eqn import Eqn, Together, is_view_line, renamed
+from fdtensor.programs.memory import Lines, local_bytes, usage_of
 
 __all__ = ["merged"]
 
 
 def merged(lines: Lines, max_bytes: int) -> Lines:
     """The lines without those that an earlier one repeats, where its results may wait for them."""
-    owner = owners(lines)
-    times = lives(lines, owner)
-    held = bytes_held(lines)
+    usage = usage_of(lines)
+    owner, times, held = usage.owner, dict(usage.lives), np.array(usage.held)
     first: dict[Hashable, int] = {}
     name: dict[Var, Var] = {}
     out: list[Eqn | None] = []
     for i, line in enumerate(lines.eqns):
-        eqn = _renamed(line, name)
+        eqn = renamed(line, name)
         out.append(eqn)
         if is_view_line(eqn) or isinstance(eqn.op, Together) or not eqn.ins:
             continue
@@ -52,8 +51,3 @@ def merged(lines: Lines, max_bytes: int) -> Lines:
 def _gives(eqn: Eqn, other: Eqn) -> bool:
     """Whether a line has all results of another."""
     return all(b is None or a is not None for a, b in zip(eqn.outs, other.outs, strict=True))
-
-
-def _renamed(eqn: Eqn, name: dict[Var, Var]) -> Eqn:
-    args, kwargs = substituted((eqn.args, eqn.kwargs), lambda v: name.get(v, v))
-    return attrs.evolve(eqn, args=args, kwargs=kwargs)

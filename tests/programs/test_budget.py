@@ -13,7 +13,9 @@ from torch.utils.checkpoint import checkpoint
 from fdtensor import Layout, Mesh, SimulatedComm, TensorType, TraceError, distribute, spmd, trace
 from fdtensor.func import scan
 from fdtensor.layouts.tree import flatten
+from fdtensor.programs.memory import least_held, lines_of
 from fdtensor.programs.program import Program
+from fdtensor.programs.rematerialize import fitted
 from tests.support.depth import times
 from tests.support.programs import CASES, checked, settings_of, traced
 
@@ -35,6 +37,16 @@ def test_a_program_fits_its_budget_and_gives_the_same_or_says_the_least(setting,
         budget = least
     program.verify()
     assert program.peak_bytes <= budget
+
+
+@settings(max_examples=times(20, 400))
+@given(any_setting, st.floats(0, 1))
+def test_nothing_holds_less_than_each_of_its_lines_needs(setting, part):
+    program = traced(setting)
+    lines = lines_of(program, program.busiest_ranks)
+    budgets = [int(part * program.peak_bytes), 0]
+    for _, peak in fitted(lines, budgets, program.cost):
+        assert least_held(lines) <= peak <= program.peak_bytes
 
 
 def told(error: TraceError) -> int:
