@@ -55,7 +55,7 @@ def cheapest_within(
     """
     fitting: list[Program] = []
     least: dict[Program, int] = {}
-    """What is known to do for each program that was tried; 0 where none was looked for."""
+    """What is known to do for each program that was tried; 0 for those that never can."""
     free = any(isinstance(type, FreeType) for type in types)
     for dearer, bucket_bytes, held in _attempts(free):
         choosing = attrs.evolve(cost, copy=cost.copy / dearer)
@@ -64,7 +64,7 @@ def cheapest_within(
         if program in least:  # other prices often choose the same
             continue
         least[program] = 0
-        if least_held(lines_of(program, program.busiest_ranks)) > max_bytes:
+        if _least_held(program) > max_bytes:
             continue
         fits, least[program] = _within(program, max_bytes)
         if fits is not None:
@@ -77,12 +77,12 @@ def cheapest_within(
 
 
 def _nothing_fits(least: Mapping[Program, int], max_bytes: int) -> TraceError:
-    """The error where none of these programs fits; `least` is 0 where it is not known."""
-    some = [peak for peak in least.values() if peak]
-    program = min(least, key=lambda p: least_held(lines_of(p, p.busiest_ranks)))
-    if not least[program]:
-        some.append(_within(program, 0)[1])
-    known = min(some)
+    """The error where none of these programs fits; `least` is 0 for those that never can."""
+    known = min([peak for peak in least.values() if peak], default=1 << 63)
+    program, *_ = programs = sorted(least, key=_least_held)
+    for other in programs:
+        if not least[other] and _least_held(other) < known:
+            known = min(known, _within(other, 0)[1])
     given = sum(local_bytes(type, program.busiest_ranks) for type in program.in_types)
     looped = "Or compute the steps of a loop again: torch.utils.checkpoint in the step of fd.scan."
     return TraceError(
@@ -92,6 +92,10 @@ def _nothing_fits(least: Mapping[Program, int], max_bytes: int) -> TraceError:
         hint=f"Cut the inputs over more ranks, or write max_bytes={known}."
         + (f" {looped}" if has_loops(program.eqns) else ""),
     )
+
+
+def _least_held(program: Program) -> int:
+    return least_held(lines_of(program, program.busiest_ranks))
 
 
 def _is_quick(fits: Program, program: Program) -> bool:
