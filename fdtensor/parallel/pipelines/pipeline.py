@@ -62,9 +62,10 @@ def pipeline(
     the layouts of `params`. What the axes of a mesh cut is cut by those of the same name on the
     next one.
     `schedule` is "gpipe", "1f1b", "interleaved" (stages go round the meshes: `meshes=[m0, m1, m0,
-    m1]`) or "zero_bubble". Part i has every `microbatches`-th row of the batch from row i on, so
-    that no row moves. Parameters in shards are gathered once for all parts, and gradients are
-    reduced once. The other options are those of `spmd`; `max_bytes` is for the programs of a stage.
+    m1]`, and `microbatches` is a multiple of how many there are) or "zero_bubble". Part i has every
+    `microbatches`-th row of the batch from row i on, so that no row moves. Parameters in shards are
+    gathered once for all parts, and gradients are reduced once. The other options are those of
+    `spmd`; `max_bytes` is for the programs of a stage.
     Stages that draw random numbers, as dropout does, need `step(params, x, target, key=key)`: for
     part p, stage i draws from `fold_in(fold_in(key, i), p)`, and the loss as the last one.
     Meshes have no rank in common. Raises `TraceError` for stages that do not fit.
