@@ -12,7 +12,7 @@ from fdtensor.layouts.json_fields import Malformed, items, parsed, real, record,
 from fdtensor.layouts.kinds import is_dict
 from fdtensor.runtime.control.posts import Call, Post
 
-__all__ = ["CallSet", "Recorded", "Step", "read_record"]
+__all__ = ["CallSet", "RankRecord", "Stored", "read_record"]
 
 
 @attrs.frozen
@@ -25,13 +25,17 @@ class CallSet:
 
     ranks: tuple[int, ...]
     errors: int
-    calls: Sequence[Call]
+    calls: tuple[Call, ...]
     seconds: Mapping[int, float | None]
+
+    @property
+    def last(self) -> int:
+        """The number of the last call; 0 where there is none."""
+        return self.calls[-1].number if self.calls else 0
 
     def post(self, rank: int) -> Post:
         """What the rank says of itself."""
-        calls = tuple(self.calls)
-        return Post(rank, "waiting", calls[-1].number if calls else 0, calls=calls)
+        return Post(rank, "waiting", self.last, calls=self.calls)
 
     def told(self, number: int) -> str:
         """A call in words: what it was, where, and how long it took."""
@@ -40,12 +44,12 @@ class CallSet:
                 seconds = self.seconds[number]
                 took = "not ended" if seconds is None else f"{1e3 * seconds:.1f} ms"
                 return f"{call.text}, {took}"
-        last = self.calls[-1].number if self.calls else 0
-        return f"not there: the last is call {last}" if number > last else "no longer kept"
+        late = number > self.last
+        return f"not there: the last is call {self.last}" if late else "no longer kept"
 
 
 @attrs.frozen
-class Step:
+class Stored:
     """A plan or a program that a rank ran, as JSON."""
 
     kind: str
@@ -53,21 +57,21 @@ class Step:
 
 
 @attrs.frozen
-class Recorded:
+class RankRecord:
     """The calls of a rank on each set of ranks, and what they ran, by fingerprint."""
 
     rank: int
     sets: Sequence[CallSet]
-    ran: Mapping[str, Step]
+    ran: Mapping[str, Stored]
 
 
-def read_record(path: Path) -> Recorded:
+def read_record(path: Path) -> RankRecord:
     """The record in a file. Raises `CommError` where it is none."""
     try:
         rank, sets, ran = record(parsed(path.read_text()), "it", "rank", "sets", "ran")
         if not is_dict(ran):
             raise Malformed("'ran' is not an object")
-        return Recorded(
+        return RankRecord(
             whole(rank, "'rank'"),
             [_set(part) for part in items(sets, "'sets'")],
             {digest: _step(part) for digest, part in ran.items()},
@@ -85,7 +89,7 @@ def _set(value: object) -> CallSet:
     each = [_call(call) for call in items(calls, "'calls'")]
     some = tuple(whole(rank, "a rank") for rank in items(ranks, "'ranks'"))
     seconds = {call.number: took for call, took in each}
-    return CallSet(some, whole(errors, "'errors'"), [call for call, _ in each], seconds)
+    return CallSet(some, whole(errors, "'errors'"), tuple([call for call, _ in each]), seconds)
 
 
 def _call(value: object) -> tuple[Call, float | None]:
@@ -100,9 +104,9 @@ def _call(value: object) -> tuple[Call, float | None]:
     return Call(whole(number, "'number'"), whole(mark, "'mark'"), *texts), took
 
 
-def _step(value: object) -> Step:
+def _step(value: object) -> Stored:
     kind, text = record(value, "a plan or a program", "kind", "json")
-    return Step(_text(kind, "'kind'"), _text(text, "'json'"))
+    return Stored(_text(kind, "'kind'"), _text(text, "'json'"))
 
 
 def _text(value: object, where: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fdtensor.inspect.records import CallSet, Step, read_record
+from fdtensor.inspect.records import CallSet, Stored, read_record
 from fdtensor.layouts.errors import CommError, FdtensorError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
@@ -43,11 +43,13 @@ def replayed(folder: str | os.PathLike[str]) -> Text:
         )
     records = [read_record(path) for path in paths]
     lines = [f"records of {_named([record.rank for record in records])}"]
-    epochs = {(s.ranks, s.errors): s for record in records for s in record.sets}
-    for ranks, errors in sorted(epochs):
-        own = {r.rank: s for r in records for s in r.sets if (s.ranks, s.errors) == (ranks, errors)}
-        last = (ranks, errors + 1) not in epochs
-        lines += _told_of(ranks, "since the last error" if last and errors else "", own)
+    epochs: dict[tuple[tuple[int, ...], int], dict[int, CallSet]] = {}
+    for record in records:
+        for own in record.sets:
+            epochs.setdefault((own.ranks, own.errors), {})[record.rank] = own
+    for (ranks, errors), sets in sorted(epochs.items()):
+        is_last = errors > 0 and (ranks, errors + 1) not in epochs
+        lines += _told_of(ranks, " since the last error" if is_last else "", sets)
     ran = {digest: part for record in records for digest, part in record.ran.items()}
     return Text("\n".join([*lines, *_run_again(ran)]))
 
@@ -63,7 +65,7 @@ def _told_of(ranks: tuple[int, ...], when: str, sets: Mapping[int, CallSet]) -> 
     else:
         said = "they agree" if least == last else f"they agree up to call {least}"
         first, end = max(least, last - AROUND), last
-    yield f"\n{_named(ranks)}, {last} calls{when and ' '}{when}: {said}"
+    yield f"\n{_named(ranks)}, {last} calls{when}: {said}"
     for n in range(max(first, 1), min(end, last) + 1):
         groups: dict[str, list[int]] = {}
         for rank, own in sets.items():
@@ -73,7 +75,7 @@ def _told_of(ranks: tuple[int, ...], when: str, sets: Mapping[int, CallSet]) -> 
             yield f"  {mark} call {n:<5} {_named(some)}: {text}"
 
 
-def _run_again(ran: Mapping[str, Step]) -> Iterator[str]:
+def _run_again(ran: Mapping[str, Stored]) -> Iterator[str]:
     """What came of every plan and program on simulated ranks."""
     yield ""
     problems = 0
@@ -88,7 +90,7 @@ def _run_again(ran: Mapping[str, Step]) -> Iterator[str]:
     yield f"{what} on simulated ranks: {f'{problems} fail' if problems else 'all run'}"
 
 
-def _try(part: Step) -> None:
+def _try(part: Stored) -> None:
     """Runs a plan or a program; raises where it does not, or moves a tensor wrongly."""
     if part.kind == "program":
         program = Program.from_json(part.json)

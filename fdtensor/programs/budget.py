@@ -79,10 +79,11 @@ def cheapest_within(
 def _nothing_fits(least: Mapping[Program, int], max_bytes: int) -> TraceError:
     """The error where none of these programs fits; `least` is 0 for those that never can."""
     known = min([peak for peak in least.values() if peak], default=1 << 63)
-    program, *_ = programs = sorted(least, key=_least_held)
-    for other in programs:
-        if not least[other] and _least_held(other) < known:
-            known = min(known, _within(other, 0)[1])
+    needs = {program: _least_held(program) for program, peak in least.items() if not peak}
+    for program in sorted(needs, key=needs.__getitem__):
+        if needs[program] < known:
+            known = min(known, _within(program, 0)[1])
+    *_, program = least
     given = sum(local_bytes(type, program.busiest_ranks) for type in program.in_types)
     looped = "Or compute the steps of a loop again: torch.utils.checkpoint in the step of fd.scan."
     return TraceError(

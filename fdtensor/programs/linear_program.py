@@ -66,7 +66,7 @@ class Solver:
 
         self.count = len(program.costs)
         self._every = np.arange(self.count, dtype=np.int32)
-        self._found = HighsModelStatus.kOptimal
+        self._optimal = HighsModelStatus.kOptimal
         lp: Any = HighsLp()
         lp.num_col_, lp.num_row_ = self.count, len(program.low)
         lp.col_cost_ = np.array(program.costs) * SCALE
@@ -94,7 +94,7 @@ class Solver:
     def solve(self) -> Solved | None:
         """The solution of the least cost; None where there is none."""
         self._highs.run()
-        if self._highs.getModelStatus() != self._found:
+        if self._highs.getModelStatus() != self._optimal:
             return None
         solution = self._highs.getSolution()
         cost = self._highs.getInfo().objective_function_value / SCALE

@@ -17,7 +17,6 @@ from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Var
 from fdtensor.ops.loop_ops import ENTRY, LOOP_IN, LOOP_OUT, WITH_ENTRY
-from fdtensor.ops.saved_values import ALIAS
 from fdtensor.plans.collectives import Step
 from fdtensor.programs.eqn import Eqn, Together, is_view_line, parts
 from fdtensor.programs.loops import loops_among
@@ -161,14 +160,14 @@ def least_held(lines: Lines) -> int:
     size_of = sizes(lines, owner)
     given = sum([local_bytes(lines.types[v], lines.ranks) for v in lines.inputs])
     most = np.zeros(len(lines.ranks), np.int64)
-    ends = [*lines.eqns, Eqn(ALIAS, tuple(dict.fromkeys(lines.outs)), (), ())]
-    for eqn in ends:
-        if isinstance(eqn.op, Together):  # its steps may run one after the other
-            continue
+    # the steps of a line that has several may run one after the other
+    eqns = [eqn for eqn in lines.eqns if not isinstance(eqn.op, Together)]
+    for values in (*((*eqn.ins, *filter(None, eqn.outs)) for eqn in eqns), lines.outs):
         own: dict[int, Bytes] = {}
-        for v in (*eqn.ins, *eqn.outs):
-            if v is not None and owner[v.index] not in lines.inputs:
-                memory, size = owner[v.index], local_bytes(lines.types[v.index], lines.ranks)
+        for v in values:
+            memory = owner[v.index]
+            if memory not in lines.inputs:
+                size = local_bytes(lines.types[v.index], lines.ranks)
                 size = np.minimum(size, size_of[memory])  # views may overlap, as those of unfold
                 own[memory] = np.maximum(own.get(memory, size), size)
         most = np.maximum(most, sum(own.values(), np.zeros_like(most)))

@@ -49,13 +49,15 @@ def fitted(lines: Lines, budgets: Sequence[int], cost: CostModel) -> list[tuple[
 
     The seconds that are added are few, not always the fewest.
     """
-    anyhow = _shrinking(lines, 0, cost)  # a low peak may be easier to reach than a budget
-    each: list[tuple[Lines, int]] = []
-    for budget in budgets:
-        anyhow, lower = itertools.tee(anyhow)
-        several = itertools.chain(_shrinking(lines, budget, cost), lower)
-        each.append(_first_within(several, budget))
-    return each
+    paths: dict[int, Iterator[tuple[Lines, int]]] = {}
+
+    def shrinking(target: int) -> Iterator[tuple[Lines, int]]:
+        path = paths.get(target) or _shrinking(lines, target, cost)
+        paths[target], path = itertools.tee(path)  # walked once, as far as any budget needs it
+        return path
+
+    # a low peak may be easier to reach than a budget
+    return [_first_within(itertools.chain(shrinking(b), shrinking(0)), b) for b in budgets]
 
 
 def _first_within(some: Iterable[tuple[Lines, int]], budget: int) -> tuple[Lines, int]:

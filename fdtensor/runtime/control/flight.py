@@ -38,8 +38,9 @@ def flight_record(rank: int, ledgers: Sequence[Ledger]) -> dict[str, Any]:
     ran: dict[str, Any] = {}
     sets = []
     for ledger in ledgers:
-        ended = (ledger.epoch - 1, True, ledger.before)
-        for epoch, failed, entries in (ended, (ledger.epoch, ledger.failed, ledger.entries())):
+        before = ledger.epoch - 1, True, ledger.before
+        since = ledger.epoch, ledger.failed, ledger.entries()
+        for epoch, failed, entries in (before, since):
             calls = [_call(entry, ran) for entry in entries]
             facts = {"ranks": ledger.ranks, "errors": epoch, "failed": failed}
             sets += [{**facts, "calls": calls}] if calls else []
@@ -53,13 +54,13 @@ def _call(entry: Entry, ran: dict[str, Any]) -> dict[str, Any]:
     for part in what.plans if isinstance(what, Fused) else (what,):
         if isinstance(part, (Plan, Ran)):
             facts["bytes"] = facts.get("bytes", 0) + part.received_bytes
-            if _is_told(part, ran):
+            if _stored(part, ran):
                 facts.setdefault("ran", []).append(part.digest)
     return facts
 
 
-def _is_told(part: Plan | Ran, ran: dict[str, Any]) -> bool:
-    """Puts a plan or a program into `ran`, and whether it is there."""
+def _stored(part: Plan | Ran, ran: dict[str, Any]) -> bool:
+    """Puts a plan or a program into `ran`; False for a program that nobody has any more."""
     if part.digest not in ran:
         kind, whole = ("plan", part) if isinstance(part, Plan) else ("program", part.program())
         if whole is None:

@@ -113,7 +113,7 @@ class Groups:
         with _MAKING:
             if old is not None:
                 free_group(old)
-                del old
+                del old  # it closes its ports before those of the new one are told apart
             before = listening_ports()
             make_group(group.ranks, name, self.store, self.seconds, group.backend)
             if group.turn:

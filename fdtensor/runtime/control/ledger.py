@@ -61,8 +61,9 @@ class Ledger:
         """The thread that makes the calls."""
         self.whole = 0
         """The calls of all epochs together."""
-        self.epoch, self.before = -1, list[Entry]()
-        """`before`: the last calls of the epoch before this one."""
+        self.epoch = -1
+        self.before: list[Entry] = []
+        """The last calls of the epoch before this one."""
         self.behind: list[Ledger] = []
         """Those that have failed, and come before the next call of this one."""
         self._begin_epoch()
@@ -292,5 +293,6 @@ class Ledger:
 
     def renewed(self) -> None:
         """Begins anew: all ranks have raised the same error, and know it."""
-        self.whole, self.before = self.whole + self.number, self.entries()
+        self.whole += self.number
+        self.before = self.entries()
         self._begin_epoch()
