@@ -142,9 +142,10 @@ class ProblemBuilder:
 
     def _options(self, i: int, call: Call) -> tuple[Option, ...]:
         """The options of a call; those of calls that are alike are built once."""
-        if self.like is not None:
-            return tuple(self._built(i, call))
         key = self._look(i, call)
+        if self.like is not None:
+            past = self.like.calls[i]
+            key = key, past.key, past.note.blocks if isinstance(past.note, Body) else None
         known = self.known.get(key)
         if known is None:
             known = self.known[key] = tuple(self._built(i, call))
