@@ -14,7 +14,7 @@ import optree
 import torch
 
 from fdtensor.layouts.callsite import user_line, user_line_of, warn_user
-from fdtensor.layouts.errors import FallbackWarning, FdtensorError, TraceError
+from fdtensor.layouts.errors import FallbackWarning, FdtensorError, IndexRangeError, TraceError
 from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import argument, flatten, paths, unflatten
@@ -176,7 +176,7 @@ def _failure(
     spec: optree.PyTreeSpec,
     types: Sequence[TensorType | FreeType | None],
     error: Exception,
-) -> TraceError:
+) -> TraceError | IndexRangeError:
     """The error for a function that fails on full tensors of these types."""
     facts = {name: t for name, t in zip(_names(spec), types, strict=True) if t is not None}
     text, line = first_sentence(error), _line_of(error)
@@ -188,7 +188,8 @@ def _failure(
             hint="Where torch.cond or while_loop stands in f, write fd.spmd(torch.func.grad(f)), "
             "in which f gets tensors of torch, and not fd.func.grad(f).",
         )
-    return TraceError(
+    kind = IndexRangeError if isinstance(error, IndexError) else TraceError
+    return kind(
         f"{name_of(f)} fails on these types: {text}.",
         **facts,
         line=line,

@@ -130,6 +130,14 @@ def test_a_place_out_of_range_is_told_as_it_was_written():
         spmd(lambda x, j: x.narrow(1, j, 6))(X_CUT, J)
 
 
+@pytest.mark.parametrize("f", [lambda x: x[99], lambda x: x.select(0, 9), lambda x: x.sum(7)])
+def test_a_number_out_of_range_is_an_index_error_as_in_torch(f):
+    for g in (f, spmd(f)):
+        with pytest.raises(IndexError, match="fails on these types") as error:
+            g(X_CUT)
+        assert isinstance(error.value, IndexRangeError)
+
+
 def test_a_slice_between_places_is_told_how_to_write_it():
     with pytest.raises(DataDependentError) as error:
         spmd(lambda x, j: x[j * 2 : (j + 1) * 2])(X_CUT, J)
