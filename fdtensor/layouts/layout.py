@@ -42,8 +42,7 @@ def _mesh(value: object) -> Mesh:
 
 
 def _placements(value: object) -> tuple[Placement, ...]:
-    placements: tuple[Any, ...] = tuple(value) if is_iterable(value) else (value,)
-    return tuple(map(_placement, placements))
+    return tuple(map(_placement, value if is_iterable(value) else (value,)))
 
 
 def _placement(value: object) -> Placement:
@@ -147,11 +146,8 @@ class Layout(Record):
     @property
     def partial(self) -> dict[str, ReduceOp]:
         """The axes with pending terms and their reduce op."""
-        return {
-            axis: placement.reduce_op
-            for axis, placement in zip(self.mesh.axes, self.placements, strict=True)
-            if isinstance(placement, Partial)
-        }
+        pairs = zip(self.mesh.axes, self.placements, strict=True)
+        return {axis: p.reduce_op for axis, p in pairs if isinstance(p, Partial)}
 
     @property
     def overlaps(self) -> bool:
@@ -171,6 +167,11 @@ class Layout(Record):
         if not isinstance(placement, (Replicate, Partial)) and placement.dim in order:
             order[placement.dim] += (axis,)
         return Layout(self.mesh, placements, order)
+
+    def reduced(self) -> Layout:
+        """The same layout with Replicate for Partial."""
+        places = [Replicate() if isinstance(p, Partial) else p for p in self.placements]
+        return Layout(self.mesh, places, self.order)
 
     def split(self, axis: str, dim: int) -> Layout:
         """This layout with `axis` cutting `dim` further: its innermost cut."""

@@ -134,10 +134,7 @@ class TensorType(Record):
 
     def cotangent(self) -> TensorType:
         """The type of a derivative with respect to this: the same, with Replicate for Partial."""
-        layout = self.layout
-        for axis in layout.partial:
-            layout = layout.placed(axis, Replicate())
-        return self.with_layout(layout)
+        return self.with_layout(self.layout.reduced())
 
     def __repr__(self) -> str:
         return f"TensorType({self.shape!r}, {self.dtype!r}, {self.layout!r})"

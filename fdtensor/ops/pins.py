@@ -136,8 +136,9 @@ def _constrained(x: Any, layout: Any) -> Any:
     refuse_no_tensor(x)
     if not recording():
         return x
-    whole = TensorType(tuple(x.shape), x.dtype, layout)
-    return _Constrain.apply(x, layout, whole.cotangent().layout)
+    if not any(isinstance(size, torch.SymInt) for size in x.shape):  # else at each size
+        TensorType(tuple(x.shape), x.dtype, layout)  # raises where it cannot be
+    return _Constrain.apply(x, layout, layout.reduced())
 
 
 def _moves(node: Any) -> bool:

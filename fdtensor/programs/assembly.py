@@ -57,6 +57,8 @@ class Origin:
     """The arguments of the function, with the number of the input in place of each tensor."""
     constraints: Constraints = UNCONSTRAINED
     """What the choice kept to."""
+    seen: tuple[TensorType, ...] = ()
+    """The types of the results for the caller, where some are on other meshes."""
 
 
 def assembled(

@@ -9,13 +9,12 @@ from typing import Any
 
 import optree
 
-from fdtensor.layouts.errors import FdtensorError, TraceError
+from fdtensor.layouts.errors import FdtensorError
 from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Ragged, Spans
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.ops.pins import pinned
 from fdtensor.plans.cost import CostModel
 from fdtensor.programs.arguments import arguments_of
 from fdtensor.programs.as_if import as_in
@@ -23,6 +22,7 @@ from fdtensor.programs.asked import asked_of, constraints_of
 from fdtensor.programs.assembly import assembled
 from fdtensor.programs.budget import cheapest_within
 from fdtensor.programs.ends import Wanted, numbered
+from fdtensor.programs.meshes import graph_on, mesh_with, on_mesh, seen_by_caller, wants_on
 from fdtensor.programs.options import Options
 from fdtensor.programs.program import Program
 from fdtensor.programs.recording import Recorded, name_of
@@ -51,13 +51,13 @@ def program_of(
     where they do not follow from the options.
     """
     types = types if repeats is None else as_in(repeats.in_types, types)
-    known = [t for t in types if t is not None]
     if wants is None:
         wants = asked_of(it.graph, f, spec, types, it.out_tree, it.statics, options, repeats)
-    _refuse_other_mesh([*wants, *map(pinned, it.graph.calls)], mesh)
+    mesh = mesh_with(mesh, it.graph, wants)
+    known = [on_mesh(mesh, t) for t in types if t is not None]
     assemble = functools.partial(
         assembled,
-        *(it.graph, mesh, known, wants, cost),
+        *(graph_on(mesh, it.graph), mesh, known, wants_on(mesh, it.graph, wants), cost),
         name=name_of(f),
         regather=options.regather,
         on_missing_rule=options.on_missing_rule,
@@ -66,7 +66,8 @@ def program_of(
         repeats=repeats,
         arguments=arguments_of(f, spec, numbered(types)),
     )
-    return assemble() if budget is None else cheapest_within(assemble, budget, cost, known)
+    program = assemble() if budget is None else cheapest_within(assemble, budget, cost, known)
+    return seen_by_caller(program, types, wants)
 
 
 def program_like(
@@ -82,14 +83,3 @@ def program_like(
 
 def _is_of_any_size(layout: Layout) -> bool:
     return not any(isinstance(p, (Ragged, Spans)) for p in layout.placements)
-
-
-def _refuse_other_mesh(layouts: Sequence[Wanted], mesh: Mesh) -> None:
-    for layout in layouts:
-        if isinstance(layout, Layout) and layout.mesh is not mesh:
-            raise TraceError(
-                "a layout of out_layouts or constrain is on another mesh than the arguments.",
-                arguments=mesh,
-                layout=layout.mesh,
-                hint="A traced function runs on one mesh; redistribute before or after it.",
-            )

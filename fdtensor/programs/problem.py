@@ -143,13 +143,9 @@ class ProblemBuilder:
     def _options(self, i: int, call: Call) -> tuple[Option, ...]:
         """The options of a call; those of calls that are alike are built once."""
         key = self._look(i, call)
-        if self.like is not None:
-            past = self.like.calls[i]
-            key = key, past.key, past.note.blocks if isinstance(past.note, Body) else None
-        known = self.known.get(key)
-        if known is None:
-            known = self.known[key] = tuple(self._built(i, call))
-        return known
+        if key not in self.known:
+            self.known[key] = tuple(self._built(i, call))
+        return self.known[key]
 
     def _look(self, i: int, call: Call) -> Hashable:
         """What the options of a call depend on."""
@@ -161,8 +157,10 @@ class ProblemBuilder:
         ins = tuple([tuple(self.domain[v]) for v in call.ins])
         past = tuple([choice.calls[i] for choice in self.before.values()])
         cuts = [tuple([c.placements.get(v) for c in self.before.values()]) for v in call.ins]
-        often = self.cost_of(call) is not self.cost
-        return CallKey.of(call), tuple(sides), ins, past, tuple(cuts), i in self.whole, often
+        like = None if self.like is None else self.like.calls[i]
+        repeated = like and (like.key, getattr(like.note, "blocks", None))
+        rest = i in self.whole, self.cost_of(call) is not self.cost, repeated
+        return CallKey.of(call), tuple(sides), ins, past, tuple(cuts), rest
 
     def _built(self, i: int, call: Call) -> list[Option]:
         graph = self.graph

@@ -10,7 +10,6 @@ import attrs
 import optree
 import torch
 
-from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.expected import no_mesh
 from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.mesh import Mesh
@@ -25,11 +24,12 @@ from fdtensor.programs.as_if import Scale, at_scale
 from fdtensor.programs.closed_over import closing, given_all, given_besides
 from fdtensor.programs.dynamic import Dynamic, Recording
 from fdtensor.programs.from_recorded import program_like, program_of
+from fdtensor.programs.meshes import one_mesh
 from fdtensor.programs.options import Choosing, OnMissingRule, Options
 from fdtensor.programs.program import Program
 from fdtensor.programs.recording import TENSOR, name_of, recorded, refuse_no_function
 
-__all__ = ["Traced", "is_typed", "one_mesh", "trace", "traced", "type_of"]
+__all__ = ["Traced", "is_typed", "trace", "traced", "type_of"]
 
 
 @attrs.frozen(eq=False)
@@ -247,27 +247,3 @@ def _at_scale(
     real = at_scale(types, options.as_if)
     blanks = [None if t is leaf else leaf for t, leaf in zip(types, leaves, strict=True)]
     return again(f, spec, blanks, real, attrs.evolve(options, as_if=None), packed=packed).program
-
-
-def one_mesh(types: Sequence[TensorType | FreeType], mesh: Mesh | None = None) -> Mesh:
-    """The mesh that all types are on, and `mesh` where there is one."""
-    given = [] if mesh is None else [mesh]
-    meshes = [*dict.fromkeys([*given, *(t.mesh for t in types if isinstance(t, TensorType))])]
-    if not meshes and types:
-        raise TraceError(
-            "the layouts of all arguments are free, and no mesh is given to choose them on.",
-            arguments=", ".join(map(str, types)),
-            hint="Write trace(f, ..., mesh=mesh), or give one argument a layout.",
-        )
-    if not meshes:
-        raise TraceError(
-            "no argument is a DTensor or a TensorType, so there is no mesh to run on.",
-            hint="Pass at least one: trace(f, TensorType(shape, dtype, layout)).",
-        )
-    if len(meshes) > 1:
-        raise TraceError(
-            f"the arguments are on {len(meshes)} meshes, a traced function runs on one.",
-            **{f"mesh {i}": m for i, m in enumerate(meshes)},
-            hint="Redistribute them to one mesh first.",
-        )
-    return meshes[0]

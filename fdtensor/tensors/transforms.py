@@ -19,9 +19,10 @@ from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.tree import flatten, unflatten
 from fdtensor.ops.pins import stacked_along
 from fdtensor.ops.transparent import recording
+from fdtensor.programs.meshes import one_mesh
 from fdtensor.programs.program import Program
 from fdtensor.programs.recording import name_of, refuse_no_function
-from fdtensor.programs.tracer import is_typed, one_mesh, type_of
+from fdtensor.programs.tracer import is_typed, type_of
 from fdtensor.tensors.calls.function import Spmd
 from fdtensor.tensors.calls.functions import MadeOf
 from fdtensor.tensors.calls.inlined import as_records, as_tensors

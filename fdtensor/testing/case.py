@@ -10,7 +10,6 @@ import attrs
 import torch
 
 from fdtensor.layouts.errors import TraceError
-from fdtensor.layouts.placement import Replicate
 from fdtensor.layouts.tree import argument, flatten, paths, unflatten
 from fdtensor.programs.options import OnMissingRule, Options
 from fdtensor.programs.recording import name_of
@@ -208,9 +207,7 @@ def _terms(x: DTensor[Any]) -> int:
 def _settled(x: DTensor[Any]) -> DTensor[Any]:
     """The value without pending terms."""
     layout = x.layout
-    for axis in layout.partial:
-        layout = layout.placed(axis, Replicate())
-    return x.redistribute(layout) if layout != x.layout else x
+    return x.redistribute(layout.reduced()) if layout.partial else x
 
 
 def _weights(tensor: torch.Tensor, seed: int) -> torch.Tensor:

@@ -373,9 +373,10 @@ OTHER_MESH = """\
 the arguments are on 2 meshes, a traced function runs on one.
 
   mesh 0: Mesh(dp=2, tp=2)
-  mesh 1: Mesh(tp=4)
+  mesh 1: Mesh(tp=2)
 
-Redistribute them to one mesh first."""
+Redistribute to one mesh before: only those of the same ranks are taken as one, where the axes of \
+each are products of axes that they could share."""
 
 NO_PREFIX = """\
 out_layouts is no prefix of what the function returns.
@@ -411,8 +412,8 @@ build modules outside, or on the meta device."""
 
 
 def other():
-    """A matrix on another mesh of the same Comm."""
-    return distribute(X, Mesh(tp=4).layout("tp"), COMM)
+    """A matrix on a mesh of half of the ranks."""
+    return distribute(X, Mesh(tp=2).layout("tp"), COMM)
 
 
 REFUSED = {

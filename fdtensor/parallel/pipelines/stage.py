@@ -16,10 +16,11 @@ from fdtensor.ops.graph import Var
 from fdtensor.ops.precision import HALVES, ROUNDED, wide_of
 from fdtensor.ops.random_key import key_type
 from fdtensor.plans.cost import CostModel
+from fdtensor.programs.meshes import one_mesh
 from fdtensor.programs.options import Options
 from fdtensor.programs.program import Program
 from fdtensor.programs.timeline import timeline
-from fdtensor.programs.tracer import Traced, one_mesh, traced, type_of
+from fdtensor.programs.tracer import Traced, traced, type_of
 from fdtensor.tensors.calls.phases import Cut, Phase, phases
 from fdtensor.tensors.calls.vjp import joint
 from fdtensor.tensors.owed import Collecting

@@ -15,8 +15,8 @@ from fdtensor.layouts.torch_private import transforms_active
 from fdtensor.layouts.tree import argument, paths
 from fdtensor.ops.random_bits.keys import AnyKey
 from fdtensor.ops.random_key import key_type
+from fdtensor.programs.meshes import one_mesh
 from fdtensor.programs.options import EVERY_CALL, Check, Options
-from fdtensor.programs.tracer import one_mesh
 from fdtensor.runtime.comm import speaker
 from fdtensor.runtime.interpreter import digest_of
 from fdtensor.tensors.calls.replicas import replica

@@ -24,6 +24,7 @@ from fdtensor.runtime.runner import runner_of
 from fdtensor.tensors.calls.adjoint import Adjoint
 from fdtensor.tensors.calls.family import Family
 from fdtensor.tensors.calls.key import tracking
+from fdtensor.tensors.calls.mesh_orders import Values, between
 from fdtensor.tensors.calls.moment import Moment
 from fdtensor.tensors.calls.python_state import Reads
 from fdtensor.tensors.calls.text import shown
@@ -74,15 +75,18 @@ class Entry:
         """The same, ready to run, once all ranks agree on it; they fail together if one differs."""
         assert self.first is not None
         closed = read(self.closed, reads) if self.closed else []
-        values = [leaf.local for leaf in (*leaves, *closed) if isinstance(leaf, DTensor)]
-        admit(self.first, self.comm, self.first.in_types, values, check)
+        tensors = [leaf for leaf in (*leaves, *closed) if isinstance(leaf, DTensor)]
+        program, values = self.first, [x.local for x in tensors]
+        enter = between(self.comm, [x.mesh for x in tensors], program.mesh, into=True)
+        admit(program, self.comm, program.in_types, enter(values) if enter else values, check)
         if self.is_agreed:
             return self
         if self.both is not None:
             go = self.both.runner(self.comm)
         else:
-            go = runner_of(self.first, self.comm, self.donated)
-        return attrs.evolve(self, go=go, is_agreed=True)
+            go = runner_of(program, self.comm, self.donated)
+        leave = between(self.comm, [t.mesh for t in self.types], program.mesh, into=False)
+        return attrs.evolve(self, go=_chained(enter, go, leave), is_agreed=True)
 
     def result(self, outs: Sequence[Any], comm: Any) -> Any:
         """The result of the function, with these values."""
@@ -101,6 +105,14 @@ class Entry:
         for i in self.traced.leaves:
             tensors[i] = tensors[i].detach().requires_grad_()
         return tensors[0] if self.traced.bare else self.traced.result(tensors)
+
+
+def _chained(enter: Values | None, go: Values, leave: Values | None) -> Values:
+    """The function of what enters it, whose results leave it."""
+    if enter is None and leave is None:
+        return go
+    first, last = enter or list, leave or list
+    return lambda values: last(go(first(values)))
 
 
 def _reduces(eqn: Eqn) -> bool:
@@ -174,7 +186,8 @@ def _adjoint(
 def entry_of(program: Traced, both: Adjoint | None, comm: Any) -> Entry:
     """The entry of a call that runs this program, or both halves."""
     first = program.program if both is None else both.forward  # so ranks agree on gradients too
-    types, asked = program.program.out_types, program.program.origin.wants
+    origin = program.program.origin
+    types, asked = origin.seen or program.program.out_types, origin.wants
     pairs = enumerate(zip(types, asked, strict=True))
     owing = tuple([i for i, (t, want) in pairs if want is None and t.layout.partial])
     return Entry(

@@ -18,10 +18,10 @@ from fdtensor.layouts.tree import flatten, unflatten
 from fdtensor.ops.graph import Full
 from fdtensor.ops.randomness import Drawing
 from fdtensor.plans.local_tensors import empty
+from fdtensor.programs.meshes import one_mesh
 from fdtensor.programs.options import Options
 from fdtensor.programs.out_layouts import as_arguments, asked_layouts, resolved
 from fdtensor.programs.recording import name_of
-from fdtensor.programs.tracer import one_mesh
 from fdtensor.runtime.comm import inside
 from fdtensor.tensors.dtensor import DTensor, is_dtensor
 

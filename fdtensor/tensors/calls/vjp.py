@@ -17,6 +17,7 @@ from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.torch_private import OpOverload
 from fdtensor.layouts.tree import flatten, unflatten
+from fdtensor.programs.meshes import on_mesh
 from fdtensor.programs.options import Like, Options
 from fdtensor.programs.program import Program
 from fdtensor.programs.recording import TENSOR, filled, name_of
@@ -73,7 +74,7 @@ def joint(
     where `every` one is to have it. Results beside the `ends` have no cotangent.
     """
     function = weakly(f)
-    known, outs = [t for t in types if t is not None], primal.program.out_types
+    known, outs = _known(types, primal), primal.program.out_types
     through = tuple(i for i, t in enumerate(outs) if _smooth(t) and (ends is None or i in ends))
     read = range(len(known)) if every else _read_for(primal.program, through)
     wanted = tuple(i for i, t in enumerate(known) if tracked[i] and _smooth(t) and i in read)
@@ -111,6 +112,11 @@ def _either(program: Callable[..., Traced], joined: Callable[..., Any]) -> tuple
         return program(both := joined(by_autograd)), both
 
 
+def _known(types: Sequence[TensorType | None], primal: Traced) -> list[TensorType]:
+    """The types of tensors, as they are seen on the mesh of a program that takes them."""
+    return [on_mesh(primal.program.mesh, t) for t in types if t is not None]
+
+
 def adjoint(
     f: Callable[..., Any],
     both: Joint | None,
@@ -126,7 +132,7 @@ def adjoint(
     """
     if both is None:
         return None
-    whole, known = both.whole, [t for t in types if t is not None]
+    whole, known = both.whole, _known(types, primal)
     outs = primal.program.out_types
 
     def pulled(values: Sequence[Any], cts: Sequence[Any], comm: Any) -> Sequence[Any]:
