@@ -65,7 +65,8 @@ def _slice_backward(at, grad, input_sizes, dim, start, end, step):
 @on("slice_backward", local=_slice_backward, contiguous=True)
 def slice_backward(grad, input_sizes, dim, start, end, step):
     """`out[start + i * step] = grad[i]`, and 0 elsewhere"""
-    yield (R,), S(dim % len(input_sizes))
+    if len(_range(input_sizes[dim], start, end, step)) < input_sizes[dim]:  # else rows mix
+        yield (R,), S(dim % len(input_sizes))
     for (whole,), sliced in _sliced(input_sizes, dim, start, end, step):
         yield (sliced,), whole
 
