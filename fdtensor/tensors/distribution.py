@@ -33,6 +33,7 @@ from fdtensor.tensors.admission import (
     vacant,
 )
 from fdtensor.tensors.dtensor import DTensor
+from fdtensor.tensors.einops import tell_einops
 from fdtensor.tensors.given import Given
 from fdtensor.tensors.scattered import scattered
 from fdtensor.tensors.traced_dtensor import TracedDTensor
@@ -60,6 +61,7 @@ def from_local(
     tensor([1, 2, 3])
     """
     refuse_no_comm(comm)
+    tell_einops()
     if isinstance(type, FreeType):
         raise type.unchosen()
     if not isinstance(type, TensorType):
@@ -131,6 +133,7 @@ def distribute(
     {'x': DTensor(f32[4@x,2] on Mesh(x=2)), 'step': 3}
     """
     refuse_no_comm(comm)
+    tell_einops()
     given = Given.of(tensor, layout, src_rank is not None)
     for wanted, name in zip(given.layouts, given.names, strict=True):
         if not isinstance(wanted, Layout):

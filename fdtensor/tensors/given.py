@@ -77,13 +77,18 @@ def _is_array(leaf: object) -> bool:
     return isinstance(leaf, (torch.Tensor, np.ndarray)) or hasattr(leaf, "__dlpack__")
 
 
+def _copied(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    """A tensor of an array, which may be reversed or of another byte order."""
+    return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), order="C"))
+
+
 def _tensor(leaf: Any) -> Any:
     """An array as a tensor; anything else as it is."""
     if isinstance(leaf, torch.Tensor) or is_dtensor(leaf) or not _is_array(leaf):
         return leaf
     try:
-        return torch.tensor(leaf) if isinstance(leaf, np.ndarray) else torch.from_dlpack(leaf)
-    except (TypeError, BufferError, RuntimeError) as error:
+        return _copied(leaf) if isinstance(leaf, np.ndarray) else torch.from_dlpack(leaf)
+    except (TypeError, ValueError, BufferError, RuntimeError) as error:
         raise LayoutError(
             f"an array of {getattr(leaf, 'dtype', 'no dtype')} is no tensor of torch.",
             error=error,

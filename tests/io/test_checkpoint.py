@@ -729,6 +729,21 @@ def test_one_layout_for_all_loads_numbers_whole(tmp_path):
         load_checkpoint(tmp_path / "a", {**wanted, "of_w": {"step": rows, "average": rows}}, comm)
 
 
+def test_names_that_lead_to_a_value_and_to_others_are_refused_for_one_layout(tmp_path):
+    mesh = Mesh(x=2)
+    comm, rows = SimulatedComm(mesh), mesh.layout("x")
+    x = distribute(torch.arange(4), rows, comm)
+    save_checkpoint({"r": {0: x, "0": {"a": x}}}, tmp_path / "a", comm)
+    with pytest.raises(CheckpointError) as error:
+        load_checkpoint(tmp_path / "a", rows, comm)
+    assert str(error.value) == (
+        "a checkpoint has a value and a dict in one place.\n\n  place: r.0\n  below: a\n\n"
+        "Dicts with keys such as 0 and '0' are so: load by a pytree like the saved one."
+    )
+    like = {"r": {0: rows, "0": {"a": rows}}}
+    assert load_checkpoint(tmp_path / "a", like, comm)["r"]["0"]["a"].full().equal(x.full())
+
+
 def test_random_keys_are_stored_as_their_words(tmp_path):
     """In a dict, a list and a tuple; torch reads them as tensors."""
     comm = SimulatedComm(LINE)

@@ -411,7 +411,7 @@ class Exported:
 def test_a_pytree_is_distributed_by_a_prefix_of_layouts(all_types, data):
     comm = SimulatedComm(Mesh(a=2, b=2))
     full = [full_tensor(type, i) for i, type in enumerate(all_types)]
-    kinds = [data.draw(st.sampled_from(["torch", "numpy", "dlpack"])) for _ in full]
+    kinds = [data.draw(st.sampled_from(KINDS)) for _ in full]
     given = [_as_given(t, kind) for t, kind in zip(full, kinds, strict=True)]
     tree = {"a": given, "b": (given[0], 3, "text", None)}
     layouts = {"a": [t.layout for t in all_types], "b": all_types[0].layout}
@@ -424,13 +424,18 @@ def test_a_pytree_is_distributed_by_a_prefix_of_layouts(all_types, data):
 
 
 def _as_given(tensor, kind):
-    if kind == "numpy" and tensor.dtype in NUMPYS:
-        return tensor.numpy()
+    if kind in ("numpy", "reversed", "swapped") and tensor.dtype in NUMPYS:
+        array = tensor.numpy()
+        if kind == "swapped":
+            return array.astype(array.dtype.newbyteorder(">"))
+        back = (slice(None, None, -1),) * array.ndim
+        return array[back].copy()[back] if kind == "reversed" else array
     if kind == "dlpack" and tensor.dtype in NUMPYS and tensor.dtype != torch.bool:
         return Exported(tensor)
     return tensor
 
 
+KINDS = ("torch", "numpy", "reversed", "swapped", "dlpack")
 NUMPYS = (torch.float32, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool)
 
 

@@ -4,6 +4,8 @@ import ast
 import operator
 import warnings
 
+import einops
+import einops.layers.torch
 import numpy as np
 import optree
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
+from fdtensor import func
 from fdtensor.layouts.errors import FdtensorError, NotTorchError, ValueTreeError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tree import flatten
@@ -210,9 +213,25 @@ def test_a_module_takes_dtensors_by_its_tensors_alone_where_it_has_none():
         torch.nn.Linear(4, 2, dtype=torch.float64)(X)
 
 
-def test_functions_of_others_go_through():
-    einops = pytest.importorskip("einops")
-    same(einops.rearrange(X, "a (b c) -> b a c", c=2), einops.rearrange(A, "a (b c) -> b a c", c=2))
+EINOPS = {
+    "rearrange": lambda x: einops.rearrange(x, "a (b c) -> b a c", c=2),
+    "rearrange a list": lambda x: einops.rearrange([x, x + 1], "n a b -> a n b"),
+    "reduce": lambda x: einops.reduce(x, "a (b c) -> a b", "max", c=2),
+    "mean": lambda x: einops.reduce(x, "a b -> ()", "mean"),
+    "repeat": lambda x: einops.repeat(x, "a b -> b (a r)", r=3),
+    "einsum": lambda x: einops.einsum(x, x, "a b, a c -> b c"),
+    "pack": lambda x: einops.pack([x, x[0]], "* b")[0],
+    "unpack": lambda x: einops.unpack(x, [[2], []], "* b")[0],
+    "layer": lambda x: einops.layers.torch.Rearrange("a b -> b a")(x),
+}
+
+
+@pytest.mark.parametrize("f", EINOPS.values(), ids=EINOPS)
+def test_functions_of_einops_take_dtensors(f):
+    same(f(X), f(A))
+    same(spmd(f)(X), f(A))
+    own = func.grad(lambda x: f(x * x).sum())(X)
+    same(own, torch.func.grad(lambda x: f(x * x).sum())(A))
 
 
 def test_it_is_still_no_tensor():

@@ -38,8 +38,9 @@ def load_checkpoint(
     `Layout` for a tensor of any shape and dtype, a DTensor or a tensor for one like it, a random
     key for a key, anything else for an object. A `Layout`, or a function that gives one for the
     name and `Stored` of a tensor, may stand for all entries below its place, of which tensors
-    without dims stay whole: a single one gives the whole checkpoint, nested as it was saved. Each
-    rank reads the pieces that have parts of its blocks, each once.
+    without dims stay whole: a single one gives the whole checkpoint, in lists and in dicts with
+    strings for keys, as torch's state dicts are; what was empty is not there. Each rank reads the
+    pieces that have parts of its blocks, each once.
 
     All tensors are new. Raises one `CheckpointError` on all ranks, before anything is read, for
     whatever is missing, of another shape or dtype, or, where `strict`, left over; and for pieces

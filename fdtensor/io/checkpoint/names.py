@@ -14,6 +14,7 @@ import attrs
 import optree
 import torch
 
+from fdtensor.layouts.errors import CheckpointError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten
@@ -56,17 +57,26 @@ def with_words(leaf: Leaf) -> Leaf:
     return attrs.evolve(leaf, value=leaf.value.tensor()) if isinstance(leaf.value, Key) else leaf
 
 
-def nested(values: Sequence[tuple[Path, Any]]) -> Any:
+def nested(values: Sequence[tuple[Path, Any]], at: Path = ()) -> Any:
     """Dicts and lists that have these values at these keys; a value alone, without keys, itself.
 
-    As in torch, an entry of a list that has no value is None.
+    As in torch, an entry of a list that has no value is None. Raises `CheckpointError` for a value
+    whose keys lead to others as well.
     """
     if len(values) == 1 and not values[0][0]:
         return values[0][1]
+    if not all(path for path, _ in values):
+        below = sorted(joined(path) for path, _ in values if path)
+        raise CheckpointError(
+            "a checkpoint has a value and a dict in one place.",
+            place=joined(at),
+            below=", ".join(below),
+            hint="Dicts with keys such as 0 and '0' are so: load by a pytree like the saved one.",
+        )
     groups: dict[str | int, list[tuple[Path, Any]]] = {}
     for path, value in values:
         groups.setdefault(path[0], []).append((path[1:], value))
-    entries = {key: nested(group) for key, group in groups.items()}
+    entries = {key: nested(group, (*at, key)) for key, group in groups.items()}
     if entries and all(isinstance(key, int) for key in entries):
         return [entries.get(i) for i in range(max(entries) + 1)]  # type: ignore[operator]
     return entries

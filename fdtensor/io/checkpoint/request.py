@@ -87,6 +87,8 @@ def request(like: Any, contents: Contents, comm: Comm[Any], strict: bool, where:
     faults.wrong += [f"{name} is asked for twice" for name, n in counts.items() if n > 1]
     faults.extra = [name for name in contents if name not in asked]
     faults.refuse(strict, where)
+    for place in places:
+        nested(place)  # raises where names lead to a value and to others
     return Request(asked, spec, places, keys)
 
 
