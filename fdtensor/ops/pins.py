@@ -106,8 +106,9 @@ def constrain(x: Any, layout: Any) -> Any:
     """`x`, whose layout is pinned where a function is traced; elsewhere just `x`.
 
     The cotangent of `x` is pinned to the same layout, with Replicate for Partial. `x` may be a
-    pytree, and `layout` one for all or a pytree of layouts that is a prefix of it. DTensors are
-    redistributed, everywhere.
+    pytree, and `layout` one for all or a pytree of layouts that is a prefix of it. A layout may be
+    on another mesh of the same ranks than the arguments of the function, where the axes of both are
+    products of axes that they could share. DTensors are redistributed, everywhere.
 
     >>> mesh = Mesh(x=2)
     >>> x = TensorType((4, 6), torch.float32, mesh.layout("x"))
