@@ -35,21 +35,38 @@ def lowered(
 
     As a graph from the blocks of the inputs to those of the outputs that are read.
     """
+    return _at(CallKey.of(call), ins, outs, coord, device)
+
+
+def _at(
+    key: CallKey,
+    ins: Sequence[TensorType],
+    outs: Sequence[TensorType | None],
+    coord: Coord,
+    device: str = "cpu",
+) -> Graph:
     before = tuple((t.shape, t.box(coord)) for t in ins)
     after = tuple(None if t is None else (t.shape, t.box(coord)) for t in outs)
     dtypes = tuple(t.dtype for t in ins), tuple(t.dtype for t in outs if t is not None)
-    return _lowered(CallKey.of(call), before, after, dtypes, device)
+    return _lowered(key, before, after, dtypes, device)
 
 
 def lowered_on_all(
     call: Call, ins: Sequence[TensorType], outs: Sequence[TensorType | None], mesh: Mesh
-) -> list[Graph]:
+) -> Sequence[Graph]:
     """`lowered` for each rank, in the order of the mesh: one graph for those that do the same."""
+    return _on_all(CallKey.of(call), tuple(ins), tuple(outs), mesh)
+
+
+@remembered(4096)
+def _on_all(
+    key: CallKey, ins: tuple[TensorType, ...], outs: tuple[TensorType | None, ...], mesh: Mesh
+) -> Sequence[Graph]:
     types = [*ins, *[t for t in outs if t is not None]]
     coords = list(mesh.indices(mesh.axes))
     if all(is_even(normalized(t), range(t.ndim)) for t in types):
-        first = lowered(call, ins, outs, coords[0])
-        if first is lowered(call, ins, outs, coords[-1]):
+        first = _at(key, ins, outs, coords[0])
+        if first is _at(key, ins, outs, coords[-1]):
             return [first] * len(coords)
     graphs: dict[Coord, Graph] = {}
     whole = Replicate, Partial
@@ -58,7 +75,7 @@ def lowered_on_all(
     places = [tuple([coord[i] for i in cuts]) for coord in coords]
     for place, coord in zip(places, coords, strict=True):
         if place not in graphs:
-            graphs[place] = lowered(call, ins, outs, coord)
+            graphs[place] = _at(key, ins, outs, coord)
     return [graphs[place] for place in places]
 
 
