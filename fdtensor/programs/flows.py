@@ -84,13 +84,15 @@ def solved_by_flows(
     price: Price,
     share: Callable[[int], bool],
     whole: bool = True,
+    kept: list[IntegerProgram] | None = None,
 ) -> Picked:
     """The number of an option for each node; nodes of one class take the same one.
 
     `first` has the class of each node, as the number of its first one. Not `whole` the relaxation
-    alone is solved.
+    alone is solved. A program with the same constraints among those that are `kept` is gone on
+    with; this one is the next.
     """
-    model = IntegerProgram()
+    model, kept = IntegerProgram(), [] if kept is None else kept
     many = Counter(first)
     picks = {
         n: [
@@ -118,7 +120,8 @@ def solved_by_flows(
                 pairs = product(makers, takers)
                 prices[look] = {(p, q): price(values.v, p, q, use) for p, q in pairs}
             _flow(model, makers, takers, _Moving(prices[look], use, times, several))
-    solution = model.solve(whole)
+    solution = model.solve(whole, kept.pop() if kept else None)
+    kept.append(model)
     best = {n: int(np.argmax(solution.x[pick])) for n, pick in picks.items()}
     return Picked([best[n] for n in first], solution.whole)
 
@@ -163,7 +166,7 @@ def _flow(
         if moving.moves is None:
             for x in options:
                 model.costs[x] += seconds
-        elif seconds:
+        elif p != q:
             key = (p, q, moving.use)
             if key not in moving.moves:
                 moving.moves[key] = model.variable(seconds)

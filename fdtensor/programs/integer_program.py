@@ -53,21 +53,28 @@ class IntegerProgram(LinearProgram):
     def __init__(self) -> None:
         super().__init__()
         self.whole: list[bool] = []
+        self.solver: Solver | None = None
 
     def variable(self, cost: float, whole: bool = False) -> int:
         """The column of a new variable of at least 0, which is 0 or 1 if `whole`."""
         self.whole.append(whole)
         return super().variable(cost)
 
-    def solve(self, whole: bool = True) -> Solution:
+    def solve(self, whole: bool = True, before: IntegerProgram | None = None) -> Solution:
         """The variables of the least cost; of a large program, of a cost near it.
 
         The relaxation is mostly whole as it is; where it is not, branches of it are solved. In a
         large program groups of alternatives are rounded step by step instead, and the result is
         searched for better ones window by window, as a search of all may take minutes. Without
-        `whole` the solution is that of the relaxation.
+        `whole` the solution is that of the relaxation. Of one with the same constraints that was
+        solved `before` the solver goes on where it was.
         """
-        search = self._search()
+        if before is not None and before.solver is not None and self.like(before):
+            self.solver = before.solver
+            self.solver.reprice(self.costs)
+        else:
+            self.solver = Solver(self)
+        search = self._search(self.solver)
         relaxed = search.least()
         apart = search.apart(relaxed.x)
         if not apart or not whole:
@@ -79,14 +86,14 @@ class IntegerProgram(LinearProgram):
             best = search.branched(relaxed)
         return Solution((best or search.least(whole=True)).x, True)
 
-    def _search(self) -> _Search:
+    def _search(self, solver: Solver) -> _Search:
         ends = [*self.starts[1:], len(self.columns)]
         groups = [
             np.array(self.columns[start:end])
             for start, end, low in zip(self.starts, ends, self.low, strict=True)
             if low == 1
         ]
-        return _Search(Solver(self), np.array(self.whole), groups)
+        return _Search(solver, np.array(self.whole), groups)
 
 
 class _Bounds:

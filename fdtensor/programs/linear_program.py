@@ -47,6 +47,11 @@ class LinearProgram:
         self.costs.append(cost)
         return len(self.costs) - 1
 
+    def like(self, other: LinearProgram) -> bool:
+        """Whether it has the same constraints on as many variables as another one."""
+        sides = ((x.starts, x.columns, x.values, x.low, x.high) for x in (self, other))
+        return len(self.costs) == len(other.costs) and next(sides) == next(sides)
+
     def constraint(self, terms: Sequence[tuple[int, float]], low: float, high: float) -> int:
         """The number of a new row: `low <= sum(value * x[column]) <= high`."""
         self.starts.append(len(self.columns))

@@ -16,6 +16,7 @@ from typing import Any
 from fdtensor.layouts.kinds import is_tuple
 from fdtensor.layouts.placement import StridedShard
 from fdtensor.programs.flows import Picked, solved_by_flows
+from fdtensor.programs.integer_program import IntegerProgram
 from fdtensor.programs.nodes import Node, Option, Price
 from fdtensor.programs.repeats import classes
 
@@ -31,6 +32,7 @@ def cheapest(
     share: Callable[[int], bool],
     inner: Collection[int] = (),
     whole: bool = True,
+    kept: list[IntegerProgram] | None = None,
 ) -> Picked:
     """The number of an option for each node: together they take the least time.
 
@@ -40,7 +42,7 @@ def cheapest(
     what the relaxation of an integer program takes most of each node.
     """
     merged = contracted(nodes, inner)
-    picked = _solved([node for node, _ in merged], price, share, whole)
+    picked = _solved([node for node, _ in merged], price, share, whole, kept)
     options = [0] * len(nodes)
     for (_, members), pick in zip(merged, picked.options, strict=True):
         for n, option in members[pick]:
@@ -119,7 +121,11 @@ def _in_runs(placements: Iterable[Any]) -> bool:
 
 
 def _solved(
-    nodes: Sequence[Node], price: Price, share: Callable[[int], bool], whole: bool
+    nodes: Sequence[Node],
+    price: Price,
+    share: Callable[[int], bool],
+    whole: bool,
+    kept: list[IntegerProgram] | None,
 ) -> Picked:
     if all(len(node.options) == 1 for node in nodes):
         return Picked([0] * len(nodes), True)
@@ -128,7 +134,7 @@ def _solved(
     first: Sequence[int] = range(len(nodes))
     if len(nodes) >= MANY:
         first = classes(nodes, lambda v: (price.kind(v), share(v)))
-    return solved_by_flows(nodes, first, price, share, whole)
+    return solved_by_flows(nodes, first, price, share, whole, kept)
 
 
 def _best_of_all(nodes: Sequence[Node], price: Price, share: Callable[[int], bool]) -> list[int]:
