@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import takewhile
-from math import prod
+from math import isqrt, prod
 from typing import Any
 
 import attrs
@@ -18,6 +18,7 @@ from fdtensor.layouts.placement import (
     Partial,
     Placement,
     Ragged,
+    Shard,
     Spans,
     StridedShard,
 )
@@ -168,7 +169,11 @@ def _renamed(x: Placements, names: Mapping[str, str]) -> Placements:
 def _essential(
     shape: tuple[int, ...], mesh: Mesh, src: Placements, dst: Placements
 ) -> tuple[tuple[int, ...], Placements, Placements]:
-    """The same move of a tensor with fewer dims: those between the cut ones are merged."""
+    """The same move of a tensor with fewer dims: those between the cut ones are merged.
+
+    Where blocks are even, the sizes that it has are as few as there are: bytes alone count, and
+    whether blocks are in one piece.
+    """
     dims = sorted({x.dim for x in (*src, *dst) if isinstance(x, Cut)})
     if any(isinstance(x, Partial) for x in (*src, *dst)) and all(n % mesh.size for n in shape):
         return shape, src, dst  # what is pending is reduced in blocks of a dim, here uneven ones
@@ -178,6 +183,7 @@ def _essential(
         sizes += [prod(shape[start:d]), shape[d]]
         start = d + 1
     sizes.append(prod(shape[start:]))
+    sizes = _plain_sizes(sizes, mesh, (*src, *dst)) or sizes
 
     def moved(x: Placement) -> Placement:
         return attrs.evolve(x, dim=1 + 2 * dims.index(x.dim)) if isinstance(x, Cut) else x
@@ -189,6 +195,33 @@ def _essential(
         return Nested(each, tuple([(1 + 2 * dims.index(d), axes) for d, axes in x.order]))
 
     return tuple(sizes), placed(src), placed(dst)
+
+
+def _plain_sizes(sizes: Sequence[int], mesh: Mesh, ends: Sequence[Placement]) -> list[int] | None:
+    """Sizes of as many bytes, the first cut dim as large as can be; None where they may tell.
+
+    `sizes` are of cut dims, each between two that are not.
+    """
+    cuts = [x for x in ends if isinstance(x, Cut)]
+    if not cuts or not all(isinstance(x, Shard) for x in cuts) or 0 in sizes:
+        return None
+    several = mesh.ndim > 1
+    if any(n % mesh.size for n in sizes[1::2]) or (several and any(map(_is_pending, ends))):
+        return None
+    least = [mesh.size if d % 2 else _factor(n) for d, n in enumerate(sizes)]
+    least[-1] = 1
+    least[1] *= prod(sizes) // prod(least)
+    return least
+
+
+def _is_pending(x: Placement) -> bool:
+    return isinstance(x, Partial)
+
+
+@remembered(4096)
+def _factor(n: int) -> int:
+    """The least factor of a number that is not 1, where it has one."""
+    return next((k for k in range(2, isqrt(n) + 1) if n % k == 0), n)
 
 
 @remembered(1 << 17)

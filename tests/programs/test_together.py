@@ -22,7 +22,7 @@ from fdtensor import (
     trace,
 )
 from fdtensor.ops.graph import Full
-from fdtensor.plans.cost import NCCL, overlapped, seconds
+from fdtensor.plans.cost import GLOO, NCCL, overlapped, seconds
 from fdtensor.programs.moves import IMPOSSIBLE, about_seconds, move_seconds
 from tests.bench.choice_cases import CASES
 
@@ -122,3 +122,28 @@ def test_a_move_that_all_axes_make_takes_what_its_plan_takes(move):
         got = move_seconds(full, mesh, src, dst, NCCL, None)
         assert got == pytest.approx(due, rel=0.5, abs=2e-9)
         assert got < IMPOSSIBLE
+
+
+@st.composite
+def even_moves(draw):
+    """A move whose blocks are even: of pending sums along one axis, else along one or two."""
+    counts = draw(st.lists(st.sampled_from([2, 3, 4]), min_size=1, max_size=2))
+    mesh = Mesh(**{f"a{i}": n for i, n in enumerate(counts)})
+    sizes = st.sampled_from([1, 2, 3, 8, 35]).map(lambda n: n * mesh.size)
+    shape = tuple(draw(st.lists(sizes, min_size=1, max_size=4)))
+    after = [Replicate(), *map(Shard, range(len(shape)))]
+    before = [*after, Partial("sum")] if mesh.ndim == 1 else after
+    src, dst = (tuple(draw(st.sampled_from(x)) for _ in counts) for x in (before, after))
+    return Full(shape, draw(st.sampled_from([torch.float32, torch.int8]))), mesh, src, dst
+
+
+@given(move=even_moves(), cost=st.sampled_from([NCCL, GLOO]))
+def test_even_moves_of_as_many_bytes_take_what_their_plans_take(move, cost):
+    full, mesh, src, dst = move
+    moving = [p != q for p, q in zip(src, dst)]
+    dims = [p.dim for side in (src, dst) for p in side if isinstance(p, Shard)]
+    if all(moving) and len({*dims}) == len(dims):
+        layouts = [Layout(mesh, side) for side in (src, dst)]
+        steps = plan(TensorType(full.shape, full.dtype, layouts[0]), layouts[1], cost=cost).steps
+        due = sum(seconds(step, overlapped(cost)) for step in steps)
+        assert move_seconds(full, mesh, src, dst, cost, None) == pytest.approx(due, abs=2e-9)
