@@ -7,7 +7,7 @@ runs once; what does, and is not needed for a step, comes after it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -95,17 +95,19 @@ def times(program: Program) -> tuple[int, ...]:
 def in_loops(eqns: Sequence[Eqn], outs: Sequence[Var]) -> tuple[Eqn, ...]:
     """The lines of a program in an order in which those of each loop stand together.
 
-    Raises `TraceError` where a value of a step is read outside of its loop.
+    Without moves that no line reads. Raises `TraceError` where a value of a step is read outside of
+    its loop.
     """
-    eqns = list(eqns)
-    return tuple(_ordered(_read(eqns, outs), set(outs)) if has_loops(eqns) else eqns)
+    if not has_loops(eqns):
+        return tuple(_read(eqns, outs, lambda eqn: bool(eqn.steps)))
+    return tuple(_ordered(_read(eqns, outs, lambda eqn: bool(eqn.outs)), set(outs)))
 
 
-def _read(eqns: Sequence[Eqn], outs: Iterable[Var]) -> list[Eqn]:
-    """The lines without those that make what no line reads."""
+def _read(eqns: Sequence[Eqn], outs: Iterable[Var], left_out: Callable[[Eqn], bool]) -> list[Eqn]:
+    """The lines without those that make what no line reads, and that may be left out."""
     needed, lines = set(outs), list[Eqn]()
     for eqn in reversed(eqns):
-        if not eqn.outs or not needed.isdisjoint(_made(eqn)):
+        if not left_out(eqn) or not needed.isdisjoint(_made(eqn)):
             lines.append(eqn)
             needed.update(eqn.ins)
     return lines[::-1]

@@ -122,13 +122,17 @@ def wants_on(mesh: Mesh, graph: Graph, wants: Sequence[Wanted]) -> list[Wanted]:
 def seen_by_caller(program: Program, types: Iterable[object], wants: Sequence[Wanted]) -> Program:
     """The program of a caller who gave arguments of these types and asked for these layouts.
 
-    Results come on the mesh of what was asked of them, or of the first argument, where the same
-    blocks have a layout there.
+    Results come in the layout that was asked for, else on the mesh of the first argument, where the
+    same blocks have a layout there.
     """
     first = next((t.mesh for t in types if isinstance(t, TensorType)), program.mesh)
-    meshes = [want.mesh if isinstance(want, Layout) else first for want in wants]
-    pairs = zip(program.out_types, meshes, strict=True)
-    seen = tuple([seen_on(type, mesh) or type for type, mesh in pairs])
+    pairs = zip(program.out_types, wants, strict=True)
+    seen = tuple(
+        [
+            type.with_layout(want) if isinstance(want, Layout) else seen_on(type, first) or type
+            for type, want in pairs
+        ]
+    )
     if seen == program.out_types:
         return program
     return attrs.evolve(program, origin=attrs.evolve(program.origin, seen=seen))

@@ -71,6 +71,23 @@ def test_results_come_on_the_mesh_of_the_first_argument_or_of_their_like():
     assert program.mesh.axes == ("edp", "dp_0", "tp")
 
 
+@pytest.mark.parametrize("placement", [Shard(0), Partial("sum")])
+def test_a_result_has_the_layout_that_was_asked_for_on_axes_of_one_rank_too(placement):
+    mesh = Mesh(ep=8, one=1)
+    x = distribute(X, DENSE.layout("dp"), COMM)
+    asked = fd.Layout(mesh, [Replicate(), placement])
+    out = spmd(lambda x: x * 2, out_layouts=asked)(x)
+    assert out.layout is asked
+    assert out.full().equal(X * 2)
+
+
+def test_a_pin_that_nothing_reads_moves_nothing():
+    at = ALL.layout(None, "all")
+    program = fd.trace(lambda x: fd.constrain(x, at), type_on(DENSE, "dp"))
+    assert not program.eqns
+    assert "nothing is sent" in program.explain()
+
+
 def test_the_program_is_on_a_given_mesh_where_that_will_do():
     program = fd.trace(lambda x: fd.constrain(x, ALL.layout("all")) + 1, type_on(DENSE, "dp"))
     assert program.mesh is DENSE

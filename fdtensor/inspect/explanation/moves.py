@@ -39,8 +39,8 @@ def move_lines(program: Program) -> list[str]:
     for spent, eqn in sorted(sent, key=lambda move: -move[0])[:MOST]:
         assert isinstance(eqn.op, (Step, Together))
         values = [v for v in eqn.outs if v is not None]
-        made_by, read_by = [makers[v] for v in values], [r for v in values for r in readers[v]]
-        ends = f"{_some(made_by)} -> {_some(read_by)}"
+        read_by = [reader for v in values for reader in readers.get(v, ())]
+        ends = f"{_some([makers[v] for v in values])} -> {_some(read_by)}"
         call = f"{_values(values)} = {eqn.op.collective} {_values(eqn.ins)}"
         rows.append((call, microseconds(spent), bytes_text(most_received(eqn.steps)), ends))
     return [title, *columns(rows, "<>><")]
