@@ -32,6 +32,7 @@ from fdtensor.ops.graph import Call, Full, Graph, Var, pruned
 from fdtensor.ops.loop_values import with_kept_values, without_dead_carries
 from fdtensor.ops.lost_writes import lost_writes
 from fdtensor.ops.randomness import Numbers, without_rejection
+from fdtensor.ops.region import no_region
 from fdtensor.ops.saved_values import with_saved_values
 from fdtensor.ops.sizes import Sizes
 from fdtensor.ops.transparent import ALONE, needs_values, transparent
@@ -116,7 +117,7 @@ def _run(
 
     And the values of these afterwards: new ones where it has written.
     """
-    with ALONE, contextlib.ExitStack() as stack:
+    with ALONE, no_region(), contextlib.ExitStack() as stack:
         if not of_caller:
             stack.enter_context(neutral())
         grad = torch.is_grad_enabled()

@@ -15,7 +15,7 @@ from fdtensor.layouts.placement import Cut
 from fdtensor.layouts.torch_private import maps_around
 from fdtensor.ops.transparent import recording
 
-__all__ = ["pin_of_region", "region"]
+__all__ = ["no_region", "pin_of_region", "region"]
 
 
 _LAYOUT: ContextVar[Layout | None] = ContextVar("region", default=None)
@@ -29,7 +29,8 @@ def region(layout: Layout) -> Generator[None]:
     So are the values inside of ops of torch that consist of others. Left out are values of fewer
     dims than the layout cuts, such as scalars. The innermost region counts, and `constrain` of one
     value before it. What a backward computes is pinned where the backward runs in
-    the region alone. Elsewhere than in a traced function nothing happens, as with `constrain`.
+    the region alone. Elsewhere than in a traced function nothing happens, as with `constrain`: not
+    around a call of one either.
     Raises `TraceError` inside of a `torch.func.vmap`, where values have one more dim.
 
     >>> mesh = Mesh(x=2)
@@ -57,6 +58,17 @@ def region(layout: Layout) -> Generator[None]:
             layout=layout,
             hint="Pin single values there: constrain(x, layout).",
         )
+    with _pinning(layout):
+        yield
+
+
+def no_region() -> contextlib.AbstractContextManager[None]:
+    """A context of what is recorded: a region around that is none of its own."""
+    return _pinning(None)
+
+
+@contextlib.contextmanager
+def _pinning(layout: Layout | None) -> Generator[None]:
     token = _LAYOUT.set(layout)
     try:
         yield
