@@ -52,7 +52,8 @@ def run(plan: Any, value: Any, comm: Any, *, check: Check | None = None) -> Any:
     collective too: autograd tracks the values of all ranks or of none. A rank outside of the source
     takes part with an empty tensor, which requires grad where the values of the others do.
 
-    A program takes a sequence of values, in the order of its `inputs`, and gives a list. It has no
+    A program takes a sequence of values, in the order of its `inputs`, and gives a list. They are
+    of its `in_types` and `out_types`, on its mesh, whatever meshes it was traced for. It has no
     derivative of its own: trace the gradient into it, or use `spmd`. Fused plans take a value each
     and give a list too.
 
