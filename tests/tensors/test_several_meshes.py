@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import fdtensor as fd
 from fdtensor import Mesh, Partial, Replicate, Shard, SimulatedComm, TensorType, distribute, spmd
 from fdtensor.collectives import psum
-from fdtensor.errors import TraceError
+from fdtensor.errors import TraceError, ValueTreeError
 
 DENSE, EXPERTS, ALL = Mesh(dp=4, tp=2), Mesh(edp=2, ep=4), Mesh(all=8)
 SWAPPED = Mesh.from_ranks([[0, 4], [1, 5], [2, 6], [3, 7]], ("inner", "outer"))
@@ -107,6 +107,18 @@ def test_a_shard_map_of_another_mesh_stands_inside():
     expected = (blocks + blocks.sum(1, keepdim=True)).reshape(8, 8) + 1
     assert out.full().equal(expected)
     assert out.mesh is DENSE
+    assert (mapped(x * 2) + 1).full().equal(expected)
+    with pytest.raises(ValueTreeError, match="a DTensor on Mesh"):
+        fd.shard_map(routed, mesh=EXPERTS)(x)
+
+
+@pytest.mark.parametrize("of", [torch.nn.functional.layer_norm, torch.nn.functional.rms_norm])
+def test_a_region_around_a_call_pins_nothing_of_it_or_later(of):
+    with fd.region(ALL.layout(None, "all")):
+        around = spmd(lambda x: of(x * 2, (8,)))(distribute(X, DENSE.layout("dp"), COMM))
+    program = fd.trace(lambda x: of(x, (8,)), type_on(DENSE, "dp"))
+    assert around.layout is DENSE.layout("dp")
+    assert program.received_bytes == 0
 
 
 def test_constraints_on_another_mesh_hold_at_all_sizes_of_a_dim():

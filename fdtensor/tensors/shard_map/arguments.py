@@ -31,8 +31,13 @@ OPEN: Any = object()
 """Stands for a layout that is left open."""
 
 
-def checked(leaves: Sequence[Any], where: Sequence[str], mesh: Mesh) -> Comm[Any]:
-    """The Comm of the arguments; raises where they do not fit the mesh or each other."""
+def checked(
+    leaves: Sequence[Any], where: Sequence[str], mesh: Mesh, wanted: Sequence[Any]
+) -> Comm[Any]:
+    """The Comm of the arguments; raises where they do not fit the mesh or each other.
+
+    Those that are `wanted` in a layout may be on another mesh of the same ranks.
+    """
     first = next((leaf for leaf in leaves if is_dtensor(leaf)), None)
     if first is None:
         raise ValueTreeError(
@@ -40,10 +45,10 @@ def checked(leaves: Sequence[Any], where: Sequence[str], mesh: Mesh) -> Comm[Any
             hint="Distribute one of them: distribute(tensor, layout, comm).",
         )
     problems = {}
-    for leaf, name in zip(leaves, where, strict=True):
+    for leaf, name, layout in zip(leaves, where, wanted, strict=True):
         if isinstance(leaf, torch.Tensor):
             problems[name] = "a plain tensor: distribute(tensor, layout, comm) makes a DTensor."
-        elif is_dtensor(leaf) and leaf.mesh is not mesh:
+        elif is_dtensor(leaf) and not _may_go(leaf.mesh, mesh, layout):
             problems[name] = f"a DTensor on {leaf.mesh!r}: redistribute it to this mesh."
         elif is_dtensor(leaf) and leaf.comm is not first.comm:
             problems[name] = f"a DTensor on another Comm: {leaf.comm!r}."
@@ -54,6 +59,10 @@ def checked(leaves: Sequence[Any], where: Sequence[str], mesh: Mesh) -> Comm[Any
             hint="Give it DTensors on its mesh and on one Comm, and Python values.",
         )
     return first.comm
+
+
+def _may_go(own: Mesh, mesh: Mesh, layout: Any) -> bool:
+    return own is mesh or (layout is not OPEN and sorted(own.order) == sorted(mesh.order))
 
 
 def refuse_captured(f: Callable[..., Any]) -> None:
@@ -81,9 +90,8 @@ def no_tensor_result(where: str, leaf: object) -> ValueTreeError:
     )
 
 
-def laid_out(leaves: Sequence[Any], spec: Any, ins: Any) -> list[Any]:
+def laid_out(leaves: Sequence[Any], wanted: Sequence[Any]) -> list[Any]:
     """The arguments in the layouts that the function wants."""
-    wanted = prefixed(ins, spec, len(leaves), "in_layouts", "the arguments")
     out, moving = list(leaves), []
     for i, (leaf, layout) in enumerate(zip(leaves, wanted, strict=True)):
         if is_dtensor(leaf) and layout is not OPEN and layout is not leaf.layout:

@@ -111,9 +111,10 @@ def shard_map(
         if recording() or in_another(args):
             return (mapped_in_trace if recording() else nested)(f, mesh, ins, outs, args)
         leaves, spec = flatten(args, is_leaf=is_dtensor)
-        comm = checked(leaves, paths(spec, "args"), mesh)
+        wanted = prefixed(ins, spec, len(leaves), "in_layouts", "the arguments")
+        comm = checked(leaves, paths(spec, "args"), mesh, wanted)
         refuse_captured(f)
-        leaves = laid_out(leaves, spec, ins)
+        leaves = laid_out(leaves, wanted)
         places = [i for i, leaf in enumerate(leaves) if is_dtensor(leaf)]
         run = _Run(f, mesh, outs, leaves, spec, places)
         values = [leaves[i].to_local() for i in places]
