@@ -73,6 +73,9 @@ def saved_as(x: Any, layout: Layout) -> Any:
         raise no_layout(layout)
     if not recording():
         return x
+    of_record = getattr(type(x), "saved_as", None)
+    if of_record is not None:  # a DTensor of a function that is traced
+        return of_record(x, layout)
     refuse_no_tensor(x)
     TensorType(tuple(x.shape), x.dtype, layout)  # raises where the layout does not fit
     return _SavedAs.apply(x, layout)

@@ -15,6 +15,7 @@ from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.pins import constrain
+from fdtensor.ops.saved_as import saved_as
 from fdtensor.programs.closed_over import full_of
 from fdtensor.programs.failure_hints import INSIDE
 from fdtensor.tensors.dtensor import DTensor, in_traces
@@ -69,6 +70,9 @@ class TracedDTensor(DTensor[Any]):
         layout = to.layout if isinstance(to, TensorType) else to
         pinned = constrain(self.traced, layout)
         return TracedDTensor(pinned, self._mesh, TensorType(self.shape, self.dtype, layout))
+
+    def saved_as(self, layout: Layout) -> TracedDTensor:
+        return TracedDTensor(saved_as(self.traced, layout), self._mesh, self.type)
 
     def full(self) -> torch.Tensor:
         return constrain(self.traced, self._mesh.layout())

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fdtensor import func
 from fdtensor.layouts.errors import LayoutError, TraceError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
@@ -260,6 +261,17 @@ def test_a_result_that_is_marked_is_the_value():
     x = distribute(X, LINE.layout("tp"), comm)
     y, z = spmd(lambda x: (saved_as(x, LINE.layout()), saved_as(x.sin(), LINE.layout()).t()))(x)
     close([y.full(), z.full()], [X, X.sin().t()])
+
+
+def test_a_dtensor_of_a_function_with_a_transform_around_is_saved_so_too():
+    x = distribute(X, LINE.layout(), SimulatedComm(LINE))
+
+    def loss(x):
+        return (saved_as(x.tanh(), LINE.layout("tp")) ** 2).sum()
+
+    close([func.grad(loss)(x).full()], [torch.func.grad(loss)(X)])
+    marked = [str(eqn) for eqn in func.grad(loss).trace(x).eqns if "kept" in str(eqn)]
+    assert len(marked) == 1
 
 
 def test_what_is_no_layout_is_refused():
