@@ -37,6 +37,24 @@ class Fault:
 
 FAULTS = (
     Fault(
+        "values of all ranks stay in the order of another mesh",
+        "return comm.value([held[rank] for rank in dst])",
+        "return value",
+        "tensors/test_several_meshes.py",
+    ),
+    Fault(
+        "a region around a call pins what is recorded",
+        "with ALONE, no_region(), contextlib.ExitStack() as stack:",
+        "with ALONE, contextlib.ExitStack() as stack:",
+        "tensors/test_several_meshes.py",
+    ),
+    Fault(
+        "moves of other bytes have one price",
+        "least[1] *= prod(sizes) // prod(least)",
+        "least[1] *= 1 + prod(sizes) // prod(least)",
+        "programs/test_together.py",
+    ),
+    Fault(
         "what nothing reads gets a gradient of zeros",
         "if tracked[i] and _smooth(t) and i in read)",
         "if tracked[i] and _smooth(t))",
