@@ -593,7 +593,14 @@ def test_an_exchange_runs_beside_what_does_not_read_it():
     mesh = Mesh(dp=4)
     x = typed((63, 65), "dp", mesh=mesh)
     columns = mesh.layout(None, "dp")
-    program = trace(lambda x, y: (constrain(x, columns), torch.tanh(y)), x, x, cost=GLOO)
+    asked = columns, None
+    program = trace(
+        lambda x, y: (constrain(x.clone(), columns), torch.tanh(y)),
+        x,
+        x,
+        cost=GLOO,
+        out_layouts=asked,
+    )
     moved, computed = timeline(program, GLOO).lines
     assert moved.eqn.is_collective
     assert (moved.start, moved.stop) == (0.0, program.seconds)
