@@ -39,6 +39,8 @@ class Picked:
     options: list[int]
     whole: bool
     """Whether they are the best, not what the relaxation takes most of each node."""
+    program: IntegerProgram | None = None
+    """What was solved for them; None where it took none."""
 
 
 @attrs.frozen
@@ -84,15 +86,14 @@ def solved_by_flows(
     price: Price,
     share: Callable[[int], bool],
     whole: bool = True,
-    kept: list[IntegerProgram] | None = None,
+    before: IntegerProgram | None = None,
 ) -> Picked:
     """The number of an option for each node; nodes of one class take the same one.
 
     `first` has the class of each node, as the number of its first one. Not `whole` the relaxation
-    alone is solved. A program with the same constraints among those that are `kept` is gone on
-    with; this one is the next.
+    alone is solved. Where one with the same constraints was solved `before`, it goes on from there.
     """
-    model, kept = IntegerProgram(), [] if kept is None else kept
+    model = IntegerProgram()
     many = Counter(first)
     picks = {
         n: [
@@ -120,10 +121,9 @@ def solved_by_flows(
                 pairs = product(makers, takers)
                 prices[look] = {(p, q): price(values.v, p, q, use) for p, q in pairs}
             _flow(model, makers, takers, _Moving(prices[look], use, times, several))
-    solution = model.solve(whole, kept.pop() if kept else None)
-    kept.append(model)
+    solution = model.solve(whole, before)
     best = {n: int(np.argmax(solution.x[pick])) for n, pick in picks.items()}
-    return Picked([best[n] for n in first], solution.whole)
+    return Picked([best[n] for n in first], solution.whole, model)
 
 
 def _grouped(pick: Sequence[int], placements: Sequence[P]) -> dict[P, list[int]]:
@@ -166,7 +166,7 @@ def _flow(
         if moving.moves is None:
             for x in options:
                 model.costs[x] += seconds
-        elif p != q:
+        elif seconds or p != q:  # of no cost too: other prices keep the constraints then
             key = (p, q, moving.use)
             if key not in moving.moves:
                 moving.moves[key] = model.variable(seconds)

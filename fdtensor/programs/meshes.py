@@ -85,11 +85,7 @@ def on_mesh(mesh: Mesh, type: TensorType) -> TensorType: ...
 def on_mesh(mesh: Mesh, type: FreeType) -> FreeType: ...
 
 
-@overload
-def on_mesh(mesh: Mesh, type: None) -> None: ...
-
-
-def on_mesh(mesh: Mesh, type: TensorType | FreeType | None) -> TensorType | FreeType | None:
+def on_mesh(mesh: Mesh, type: TensorType | FreeType) -> TensorType | FreeType:
     """A type as it is seen on a mesh; raises `TraceError` where no layout there has its blocks."""
     if not isinstance(type, TensorType):
         return type

@@ -205,17 +205,13 @@ def _plain_sizes(sizes: Sequence[int], mesh: Mesh, ends: Sequence[Placement]) ->
     cuts = [x for x in ends if isinstance(x, Cut)]
     if not cuts or not all(isinstance(x, Shard) for x in cuts) or 0 in sizes:
         return None
-    several = mesh.ndim > 1
-    if any(n % mesh.size for n in sizes[1::2]) or (several and any(map(_is_pending, ends))):
+    pending = any(isinstance(x, Partial) for x in ends)
+    if any(n % mesh.size for n in sizes[1::2]) or (pending and mesh.ndim > 1):
         return None
     least = [mesh.size if d % 2 else _factor(n) for d, n in enumerate(sizes)]
     least[-1] = 1
     least[1] *= prod(sizes) // prod(least)
     return least
-
-
-def _is_pending(x: Placement) -> bool:
-    return isinstance(x, Partial)
 
 
 @remembered(4096)

@@ -32,22 +32,23 @@ def cheapest(
     share: Callable[[int], bool],
     inner: Collection[int] = (),
     whole: bool = True,
-    kept: list[IntegerProgram] | None = None,
+    before: IntegerProgram | None = None,
 ) -> Picked:
     """The number of an option for each node: together they take the least time.
 
     A move is paid once for all nodes that need it where `share(v)`, else by each of them.
     Nodes come in the order of the data. Values in `inner` may as well move before the node that
     makes them: where one node alone reads such a value, both become one. Not `whole` they may be
-    what the relaxation of an integer program takes most of each node.
+    what the relaxation of an integer program takes most of each node. The `program` of what was
+    picked `before`, by other prices, is gone on from.
     """
     merged = contracted(nodes, inner)
-    picked = _solved([node for node, _ in merged], price, share, whole, kept)
+    picked = _solved([node for node, _ in merged], price, share, whole, before)
     options = [0] * len(nodes)
     for (_, members), pick in zip(merged, picked.options, strict=True):
         for n, option in members[pick]:
             options[n] = option
-    return Picked(options, picked.whole)
+    return Picked(options, picked.whole, picked.program)
 
 
 Members = list[tuple[tuple[int, int], ...]]
@@ -125,7 +126,7 @@ def _solved(
     price: Price,
     share: Callable[[int], bool],
     whole: bool,
-    kept: list[IntegerProgram] | None,
+    before: IntegerProgram | None,
 ) -> Picked:
     if all(len(node.options) == 1 for node in nodes):
         return Picked([0] * len(nodes), True)
@@ -134,7 +135,7 @@ def _solved(
     first: Sequence[int] = range(len(nodes))
     if len(nodes) >= MANY:
         first = classes(nodes, lambda v: (price.kind(v), share(v)))
-    return solved_by_flows(nodes, first, price, share, whole, kept)
+    return solved_by_flows(nodes, first, price, share, whole, before)
 
 
 def _best_of_all(nodes: Sequence[Node], price: Price, share: Callable[[int], bool]) -> list[int]:

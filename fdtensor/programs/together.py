@@ -30,7 +30,7 @@ from fdtensor.programs.choice import (
     total_seconds,
 )
 from fdtensor.programs.choices import Body, Choice, Choices, Constraints, Nesting
-from fdtensor.programs.integer_program import IntegerProgram
+from fdtensor.programs.flows import Picked
 from fdtensor.programs.mixtures import nodes_of
 from fdtensor.programs.nestings import in_orders, reordering
 from fdtensor.programs.nodes import Node, Option
@@ -87,13 +87,14 @@ class _Problem:
         inner = inner_values(graph)
         least = None if near is None else LeastPrices(prices, moves_near(nodes, near))
         known = least is None  # until then the relaxation tells which moves to price
-        kept: list[IntegerProgram] = []
+        picked: Picked | None = None
 
         def shared(v: int) -> bool:
             return v not in again
 
         while True:
-            picked = cheapest(nodes, least or prices, shared, inner, known, kept)
+            before = picked and picked.program
+            picked = cheapest(nodes, least or prices, shared, inner, known, before)
             taken = [node.options[k] for node, k in zip(nodes, picked.options, strict=True)]
             known = least is None or least.knew(moves_of(nodes, taken))
             if known and picked.whole:

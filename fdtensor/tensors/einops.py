@@ -1,6 +1,7 @@
 """`tell_einops`: einops takes a DTensor as it takes a tensor of torch, whose methods it calls.
 
-It asks the subclasses of its backend whether a tensor is theirs: one for DTensors is among them.
+It asks the subclasses of its backend that are alive whether a tensor is theirs: one for DTensors,
+which `tell_einops` keeps, is among them.
 """
 
 from __future__ import annotations

@@ -62,7 +62,8 @@ def graphs(draw):
         nodes.append(Node(tuple(ins), tuple(outs), tuple(options)))
     kinds = {v: draw(st.integers(0, v)) for v in range(values)}
     moves = [(kind, p, q) for kind in set(kinds.values()) for p in "RSP" for q in "RSP"]
-    prices = {move: 0.0 if move[1] == move[2] else draw(seconds) for move in moves}
+    others_move = draw(st.booleans())  # other axes, where this one does not
+    prices = {m: draw(seconds) if m[1] != m[2] or others_move else 0.0 for m in moves}
     shared = draw(st.sets(st.integers(0, values - 1)))
     return nodes, Table(prices, kinds), lambda v: v in shared
 
@@ -89,6 +90,15 @@ def test_a_move_that_two_need_is_paid_once(solve):
     price = Table({(0, p, q): 3.0 * (p != q) for p in "RS" for q in "RS"}, {0: 0})
     assert solve(nodes, price, always).options == [0, 0, 0]
     assert solve(nodes, price, lambda v: False).options == [0, 1, 1]
+
+
+@pytest.mark.parametrize("solve", [cheapest, apart])
+def test_what_stays_along_an_axis_is_paid_where_other_axes_move_it(solve):
+    maker = Node((), (0,), (Option((), ("R",), 0.0), Option((), ("S",), 0.0)))
+    reader = Node((0,), (), (Option(("R",), (), 0.0), Option(("S",), (), 0.0)))
+    costs = {("R", "R"): 3.0, ("S", "S"): 1.0}
+    price = Table({(0, p, q): costs.get((p, q), 9.0) for p in "RS" for q in "RS"}, {0: 0})
+    assert solve([maker, reader, reader], price, always).options == [1, 1, 1]
 
 
 TP = Mesh(tp=4)
