@@ -16,7 +16,8 @@ from fdtensor.ops.pins import pinned
 from fdtensor.ops.rewrite import rewritten
 from fdtensor.parallel.exported import Exported, Pins
 from fdtensor.parallel.sizes import Sizes, symbols_of
-from fdtensor.plans.cost import NCCL, in_order
+from fdtensor.plans.cost import NCCL
+from fdtensor.plans.cost_parts import in_order
 from fdtensor.programs.assembly import assembled
 from fdtensor.programs.choices import Constraints
 from fdtensor.programs.program import Program

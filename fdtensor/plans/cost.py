@@ -39,10 +39,8 @@ __all__ = [
     "TPU_V5P",
     "CostModel",
     "Link",
-    "in_order",
     "linked",
     "model_of",
-    "overlapped",
     "seconds",
 ]
 
@@ -242,31 +240,6 @@ def _linked(cost: CostModel, mesh: Mesh) -> CostModel:
     named = [(axis, NAMED_LINKS[link]) for axis, link in mesh.links if axis not in own]
     rows = [(axis, link.latency, link.bandwidth) for axis, link in named]
     return attrs.evolve(cost, axes=(*cost.axes, *rows)) if rows else cost
-
-
-HIDDEN = 1 / 16
-"""The part of a launch that is still felt when steps overlap and travel together."""
-
-
-@functools.cache
-def overlapped(cost: CostModel) -> CostModel:
-    """The costs of a step amid a program: most launches and latencies pass behind other work.
-
-    Collectives start early, and small ones of a kind travel together.
-    """
-    return _scaled(cost, HIDDEN)
-
-
-def in_order(cost: CostModel) -> CostModel:
-    """Prices with which a choice feels launches and latencies in full, and nothing else is work."""
-    free = attrs.evolve(cost, copy=1e300, flops=1e300)
-    return _scaled(free, 1 / HIDDEN)
-
-
-def _scaled(cost: CostModel, by: float) -> CostModel:
-    launch = tuple((kind, by * value) for kind, value in cost.launch)
-    axes = tuple((axis, by * latency, bandwidth) for axis, latency, bandwidth in cost.axes)
-    return attrs.evolve(cost, latency=by * cost.latency, launch=launch, axes=axes)
 
 
 @remembered(16384)

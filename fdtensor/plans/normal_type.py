@@ -81,26 +81,47 @@ def normalized(type: TensorType) -> NormalType:
 
 
 def dim_to_cut(
-    type: TensorType, axis: int, wanted: int | None = None, beside: TensorType | None = None
+    type: TensorType,
+    axis: int,
+    wanted: int | None = None,
+    beside: TensorType | None = None,
+    near: bool = True,
 ) -> int:
-    """The dim that `axis` had best cut further: `wanted` if given, else the one with most room.
+    """The dim that `axis` had best cut further: `wanted` if given, else the first that it divides.
 
-    Before that come dims that are cut as in `beside`, whose blocks then meet its blocks only, and
-    dims that the axis divides.
+    Before come dims where each block then lies in one of `beside`, and where it is to be `near`
+    those where it meets fewer of these. Of dims that it does not divide the one with most room is
+    taken.
     """
     if wanted is not None:
         return wanted
     normal, count = normalized(type), type.mesh.sizes[axis]
-    cuts_beside = None if beside is None else normalized(beside).cuts
+    outer = None if beside is None else normalized(beside).cuts
 
-    def room(d: int) -> tuple[bool, bool, int]:
-        ways = prod(n for _, n, _ in normal.cuts[d])
-        plain = all(isinstance(placement, Shard) for _, _, placement in normal.cuts[d])
+    def room(d: int) -> tuple[float, bool, bool, int]:
+        cuts = normal.cuts[d]
+        ways = prod(n for _, n, _ in cuts)
         size = -(-normal.shape[d] // ways)
-        aligned = cuts_beside is not None and cuts_beside[d] == normal.cuts[d] and size >= count
-        return aligned, plain and normal.shape[d] % (ways * count) == 0, size
+        even = _plain(cuts) and normal.shape[d] % (ways * count) == 0
+        fewer, within = 1.0, False
+        if outer is not None and size >= count:
+            within = cuts[: len(outer[d])] == outer[d]
+            if near and even and _plain(outer[d]):
+                blocks = prod(n for _, n, _ in outer[d])
+                fewer = _met(blocks, ways) / _met(blocks, ways * count)
+        return fewer, within, even, 0 if even else size
 
     return max(range(len(normal.shape)), key=lambda d: (*room(d), -d))
+
+
+def _plain(cuts: Sequence[tuple[int, int, Cut]]) -> bool:
+    return all(isinstance(placement, Shard) for _, _, placement in cuts)
+
+
+def _met(blocks: int, ways: int) -> int:
+    """How many of the blocks of a dim one of `ways` equal parts of it meets at most."""
+    even = blocks % ways == 0 or ways % blocks == 0
+    return max(1, blocks // ways) if even else blocks // ways + 2
 
 
 Overlap = tuple[Coord, Intervals]

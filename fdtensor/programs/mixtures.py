@@ -17,7 +17,7 @@ from fdtensor.programs.nested import place_of, shares_dim, ways_of, ways_of_end
 from fdtensor.programs.nodes import Node, OnAxes, Option, Place
 from fdtensor.programs.prices import Prices
 
-__all__ = ["combined", "nodes_of"]
+__all__ = ["combined", "cuts_again", "nodes_of"]
 
 
 def nodes_of(
@@ -41,7 +41,7 @@ def nodes_of(
         nodes.append(Node(tuple(v.index for v in call.ins), outs, options))
     for k in range(len(graph.outs)):
         each = dict.fromkeys(p for c in pool for p in _ends(c, "outs", k, prices, constraints))
-        wanted = sorted(each, key=_cuts_again)  # of equal ones the first is taken
+        wanted = sorted(each, key=cuts_again)  # of equal ones the first is taken
         nodes.append(output_node(graph, k, wanted, constraints, prices))
     return nodes
 
@@ -87,7 +87,7 @@ def _ends(
     return ways_of_end(prices.mesh, places) if given is None else [place_of(given)]
 
 
-def _cuts_again(placements: Sequence[Place]) -> int:
+def cuts_again(placements: Sequence[Place]) -> int:
     """How many axes cut a dim that another one cuts too."""
     dims = [p.dim for p in placements if isinstance(p, Cut)]
     return len(dims) - len(set(dims))

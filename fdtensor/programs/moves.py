@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from itertools import takewhile
-from math import isqrt, prod
+from math import prod
 from typing import Any
 
-import attrs
 import torch
 
 from fdtensor.layouts.errors import FdtensorError, LayoutError
@@ -16,9 +15,7 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import (
     Cut,
     Partial,
-    Placement,
     Ragged,
-    Shard,
     Spans,
     StridedShard,
 )
@@ -26,8 +23,11 @@ from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Full
 from fdtensor.ops.precision import HALVES, is_sum, wide_of
-from fdtensor.plans.cost import LOCAL, CostModel, overlapped, seconds
+from fdtensor.plans.collectives import Step
+from fdtensor.plans.cost import LOCAL, CostModel, seconds
+from fdtensor.plans.cost_parts import overlapped, parted
 from fdtensor.plans.planner import plan
+from fdtensor.programs.by_size import BySize, Line, Placements, Shape, essential, least_shape
 from fdtensor.programs.nested import Nested, layout_at, place_of, shares_dim
 from fdtensor.programs.nodes import Place
 from fdtensor.programs.rounding import stages
@@ -41,9 +41,6 @@ __all__ = [
     "move_seconds",
     "nested_seconds",
 ]
-
-Placements = tuple[Placement, ...]
-"""A placement on each axis of a mesh."""
 
 LEAST = 1e-9
 """The seconds that a move takes besides those of its steps."""
@@ -115,7 +112,7 @@ def _outer(before: Sequence[str], after: Sequence[str], moving: Collection[str])
 
 def _part(
     full: Full, mesh: Mesh, src: Placements, dst: Sequence[Place], moving: Sequence[str]
-) -> tuple[int, ...]:
+) -> Shape:
     """The shape of the block that the axes along which a value does not move leave of it."""
     ends = [x[mesh.axis(a)] for a in moving for x in (src, dst)]
     # a whole dim is cut in these kinds, so that no block of it is
@@ -138,7 +135,7 @@ def _within(layout: Layout, axes: Sequence[str]) -> Placements:
 
 def _priced(
     full: Full,
-    shape: tuple[int, ...],
+    shape: Shape,
     mesh: Mesh,
     axes: Sequence[str],
     ends: Sequence[Placements],
@@ -153,7 +150,12 @@ def _priced(
     names = {a: a if a in known else f"axis{i}" for i, a in enumerate(axes)}
     part = Mesh(**{name: mesh.axis_size(a) for a, name in names.items()})
     src, dst = (_renamed(x, names) for x in ends)
-    return _seconds(*_essential(shape, part, src, dst), full.dtype, part, cost, wide)
+    sizes, src, dst = essential(shape, part, src, dst)
+    least = least_shape(sizes, part, (*src, *dst))
+    if least is None:
+        return _seconds(sizes, src, dst, full.dtype, part, cost, wide)
+    known = _by_size(least, src, dst, full.dtype, part, cost, wide)
+    return known.at(prod(sizes), lambda like: _line(like, src, dst, full.dtype, part, cost, wide))
 
 
 _EXACT = (Ragged, StridedShard, Spans)
@@ -165,64 +167,9 @@ def _renamed(x: Placements, names: Mapping[str, str]) -> Placements:
     return Nested(x, tuple([(d, tuple([names[a] for a in axes])) for d, axes in x.order]))
 
 
-@remembered(65536)
-def _essential(
-    shape: tuple[int, ...], mesh: Mesh, src: Placements, dst: Placements
-) -> tuple[tuple[int, ...], Placements, Placements]:
-    """The same move of a tensor with fewer dims: those between the cut ones are merged.
-
-    Where blocks are even, the sizes that it has are as few as there are: bytes alone count, and
-    whether blocks are in one piece.
-    """
-    dims = sorted({x.dim for x in (*src, *dst) if isinstance(x, Cut)})
-    if any(isinstance(x, Partial) for x in (*src, *dst)) and all(n % mesh.size for n in shape):
-        return shape, src, dst  # what is pending is reduced in blocks of a dim, here uneven ones
-    sizes: list[int] = []
-    start = 0
-    for d in dims:
-        sizes += [prod(shape[start:d]), shape[d]]
-        start = d + 1
-    sizes.append(prod(shape[start:]))
-    sizes = _plain_sizes(sizes, mesh, (*src, *dst)) or sizes
-
-    def moved(x: Placement) -> Placement:
-        return attrs.evolve(x, dim=1 + 2 * dims.index(x.dim)) if isinstance(x, Cut) else x
-
-    def placed(x: Placements) -> Placements:
-        each = tuple(map(moved, x))
-        if not isinstance(x, Nested):
-            return each
-        return Nested(each, tuple([(1 + 2 * dims.index(d), axes) for d, axes in x.order]))
-
-    return tuple(sizes), placed(src), placed(dst)
-
-
-def _plain_sizes(sizes: Sequence[int], mesh: Mesh, ends: Sequence[Placement]) -> list[int] | None:
-    """Sizes of as many bytes, the first cut dim as large as can be; None where they may tell.
-
-    `sizes` are of cut dims, each between two that are not.
-    """
-    cuts = [x for x in ends if isinstance(x, Cut)]
-    if not cuts or not all(isinstance(x, Shard) for x in cuts) or 0 in sizes:
-        return None
-    pending = any(isinstance(x, Partial) for x in ends)
-    if any(n % mesh.size for n in sizes[1::2]) or (pending and mesh.ndim > 1):
-        return None
-    least = [mesh.size if d % 2 else _factor(n) for d, n in enumerate(sizes)]
-    least[-1] = 1
-    least[1] *= prod(sizes) // prod(least)
-    return least
-
-
-@remembered(4096)
-def _factor(n: int) -> int:
-    """The least factor of a number that is not 1, where it has one."""
-    return next((k for k in range(2, isqrt(n) + 1) if n % k == 0), n)
-
-
 @remembered(1 << 17)
 def _seconds(
-    shape: tuple[int, ...],
+    shape: Shape,
     src: Placements,
     dst: Placements,
     dtype: torch.dtype,
@@ -230,15 +177,55 @@ def _seconds(
     cost: CostModel,
     wide: torch.dtype | None,
 ) -> float:
+    steps = _steps(shape, src, dst, dtype, mesh, cost, wide)
+    if steps is None:
+        return IMPOSSIBLE
     visible = overlapped(cost)
+    return sum(seconds(step, visible) for step in steps) + LEAST
+
+
+@remembered(1 << 14)
+def _by_size(smallest: Shape, *move: Hashable) -> BySize:
+    """The seconds of moves that are alike but for their size."""
+    del move
+    return BySize(smallest)
+
+
+def _line(
+    shape: Shape,
+    src: Placements,
+    dst: Placements,
+    dtype: torch.dtype,
+    mesh: Mesh,
+    cost: CostModel,
+    wide: torch.dtype | None,
+) -> Line:
+    steps = _steps(shape, src, dst, dtype, mesh, cost, wide)
+    if steps is None:
+        return Line(IMPOSSIBLE, 0.0)
+    launches, rates = parted(overlapped(cost))
+    each = sum(seconds(step, rates) for step in steps) / prod(shape)
+    return Line(sum(seconds(step, launches) for step in steps) + LEAST, each)
+
+
+def _steps(
+    shape: Shape,
+    src: Placements,
+    dst: Placements,
+    dtype: torch.dtype,
+    mesh: Mesh,
+    cost: CostModel,
+    wide: torch.dtype | None,
+) -> list[Step] | None:
+    """The steps of the plan of a move; None where there is none."""
     try:
         before, after = (TensorType(shape, dtype, layout_at(mesh, x)) for x in (src, dst))
         parts = (
             (plan(before, after, cost=cost),) if wide is None else stages(before, after, wide, cost)
         )
-        return sum(seconds(step, visible) for part in parts for step in part.steps) + LEAST
     except FdtensorError:
-        return IMPOSSIBLE
+        return None
+    return [step for part in parts for step in part.steps]
 
 
 def about_seconds(
@@ -253,7 +240,9 @@ def about_seconds(
     pending, elsewhere = 1, 1
     for n, p, q in zip(sizes, src, dst, strict=True):
         wanted = p if q == "free" else q
-        before /= n if isinstance(p, Cut) else 1
+        # what nobody wants of a whole is sliced away before terms are added
+        sliced = isinstance(wanted, Cut) and not isinstance(p, Partial)
+        before /= n if isinstance(p, Cut) or sliced else 1
         after /= n if isinstance(wanted, Cut) else 1
         if p != wanted:
             pending *= n if isinstance(p, Partial) else 1

@@ -16,7 +16,8 @@ from fdtensor.layouts.placement import Replicate, Shard
 from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.precision import has_pending_sum, is_sum
-from fdtensor.plans.cost import CostModel, overlapped, seconds
+from fdtensor.plans.cost import CostModel, seconds
+from fdtensor.plans.cost_parts import overlapped
 from fdtensor.plans.planner import Plan, plan
 
 __all__ = ["stages"]

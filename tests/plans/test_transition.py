@@ -53,7 +53,7 @@ R, S, P = Replicate(), Shard, Partial
         (
             P("sum"),
             P("max"),
-            ["reduce_scatter[axis=tp dim=1 reduce_op=sum]", "pad[axis=tp dim=1 reduce_op=max]"],
+            ["reduce_scatter[axis=tp dim=0 reduce_op=sum]", "pad[axis=tp dim=0 reduce_op=max]"],
         ),
     ],
     ids=str,

@@ -32,12 +32,13 @@ from fdtensor.programs.assembly import boundaries_of
 from fdtensor.programs.bound.least import bound_of
 from fdtensor.programs.choice import prices_of, problem_of, total_seconds
 from fdtensor.programs.choices import Body, Constraints
+from fdtensor.programs.joint import INNERMOST
 from fdtensor.programs.nested import place_of, ways_of, ways_of_end
 from fdtensor.programs.nodes import Node, Option
 from fdtensor.programs.prices import Prices
 from fdtensor.programs.recording import recorded
 from fdtensor.programs.solver import cheapest
-from fdtensor.programs.together import INNERMOST, chosen_together
+from fdtensor.programs.together import chosen_together
 from fdtensor.programs.tracer import is_typed
 
 SIZES = (256, 512, 1024, 2048, 4096)

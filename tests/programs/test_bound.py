@@ -221,7 +221,7 @@ def test_explain_says_which_values_are_whole_since_they_are_small():
 def test_a_better_choice_on_two_axes_is_met_from_a_worse_one(seed, monkeypatch):
     """Solutions along axes are off there by more than 8 %."""
     best = measured(drawn(seed))
-    monkeypatch.setattr("fdtensor.programs.together.MOST_COMBINED", 0)
+    monkeypatch.setattr("fdtensor.programs.small_graphs.MOST_COMBINED", 0)
     worse = measured(drawn(seed))
     assert worse.chosen > 1.08 * best.chosen
     assert worse.least == pytest.approx(best.chosen, rel=1e-3)

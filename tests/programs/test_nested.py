@@ -13,7 +13,8 @@ from fdtensor import Mesh, Replicate, Shard, TensorType, plan, trace
 from fdtensor.layouts.tree import flatten
 from fdtensor.ops.graph import Full
 from fdtensor.ops.lift import layout_of
-from fdtensor.plans.cost import NCCL, overlapped, seconds
+from fdtensor.plans.cost import NCCL, seconds
+from fdtensor.plans.cost_parts import overlapped
 from fdtensor.programs.assembly import assembled
 from fdtensor.programs.bound.least import bound_of
 from fdtensor.programs.bound.relaxation import Relaxation

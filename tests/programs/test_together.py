@@ -2,6 +2,7 @@
 
 import itertools
 
+import attrs
 import pytest
 import torch
 from hypothesis import given
@@ -14,6 +15,7 @@ from fdtensor import (
     Replicate,
     Shard,
     SimulatedComm,
+    StridedShard,
     TensorType,
     call,
     distribute,
@@ -21,8 +23,11 @@ from fdtensor import (
     plan,
     trace,
 )
+from fdtensor.layouts.placement import Placement
 from fdtensor.ops.graph import Full
-from fdtensor.plans.cost import GLOO, NCCL, overlapped, seconds
+from fdtensor.plans.cost import GLOO, H100, NCCL, seconds
+from fdtensor.plans.cost_parts import overlapped
+from fdtensor.programs import moves as moves_module
 from fdtensor.programs.moves import IMPOSSIBLE, about_seconds, move_seconds
 from tests.bench.choice_cases import CASES
 
@@ -126,24 +131,56 @@ def test_a_move_that_all_axes_make_takes_what_its_plan_takes(move):
 
 @st.composite
 def even_moves(draw):
-    """A move whose blocks are even: of pending sums along one axis, else along one or two."""
+    """A move whose blocks are even, along one axis or two, and sizes of its first dim."""
     counts = draw(st.lists(st.sampled_from([2, 3, 4]), min_size=1, max_size=2))
     mesh = Mesh(**{f"a{i}": n for i, n in enumerate(counts)})
     sizes = st.sampled_from([1, 2, 3, 8, 35]).map(lambda n: n * mesh.size)
     shape = tuple(draw(st.lists(sizes, min_size=1, max_size=4)))
-    after = [Replicate(), *map(Shard, range(len(shape)))]
-    before = [*after, Partial("sum")] if mesh.ndim == 1 else after
+    cuts: list[Placement] = [Shard(d) for d in range(len(shape))]
+    if len(counts) == 1:
+        factors = st.sampled_from([f for f in (2, 3) if not shape[0] % (f * mesh.size)] or [1])
+        cuts.append(StridedShard(0, draw(factors)))
+    before, after = [Replicate(), Partial("sum"), *cuts], [Replicate(), *cuts]
     src, dst = (tuple(draw(st.sampled_from(x)) for _ in counts) for x in (before, after))
-    return Full(shape, draw(st.sampled_from([torch.float32, torch.int8]))), mesh, src, dst
+    many = draw(st.lists(st.sampled_from([1, 2, 5, 64, 4096]), min_size=1, max_size=3))
+    dtype = draw(st.sampled_from([torch.float32, torch.int32]))
+    return [Full((shape[0] * n, *shape[1:]), dtype) for n in many], mesh, src, dst
 
 
-@given(move=even_moves(), cost=st.sampled_from([NCCL, GLOO]))
-def test_even_moves_of_as_many_bytes_take_what_their_plans_take(move, cost):
-    full, mesh, src, dst = move
+@given(move=even_moves(), cost=st.sampled_from([NCCL, GLOO, H100]))
+def test_even_moves_take_what_their_plans_take_whatever_their_size(move, cost):
+    fulls, mesh, src, dst = move
     moving = [p != q for p, q in zip(src, dst)]
-    dims = [p.dim for side in (src, dst) for p in side if isinstance(p, Shard)]
+    dims = [p.dim for side in (src, dst) for p in side if isinstance(p, (Shard, StridedShard))]
     if all(moving) and len({*dims}) == len(dims):
         layouts = [Layout(mesh, side) for side in (src, dst)]
-        steps = plan(TensorType(full.shape, full.dtype, layouts[0]), layouts[1], cost=cost).steps
-        due = sum(seconds(step, overlapped(cost)) for step in steps)
-        assert move_seconds(full, mesh, src, dst, cost, None) == pytest.approx(due, abs=2e-9)
+        for full in fulls:
+            p = plan(TensorType(full.shape, full.dtype, layouts[0]), layouts[1], cost=cost)
+            due = sum(seconds(step, overlapped(cost)) for step in p.steps)
+            got = move_seconds(full, mesh, src, dst, cost, None)
+            assert got == pytest.approx(due, rel=1e-9, abs=2e-9)
+
+
+def test_a_move_of_many_sizes_takes_few_plans(monkeypatch):
+    planned = []
+    monkeypatch.setattr(moves_module, "plan", lambda *a, **k: planned.append(a) or plan(*a, **k))
+    cost = attrs.evolve(NCCL, name="few plans")  # which no other test has asked for
+    ends = (Partial("sum"),), (Replicate(),)
+    for n in (5, 400, 3, 7000, 60, 1):
+        move_seconds(Full((8 * n, 7), torch.float32), Mesh(few=4), *ends, cost, None)
+    assert len(planned) == 3  # at the first size, the least and the largest
+
+
+@given(move=even_moves(), order=st.randoms(use_true_random=False))
+def test_a_price_does_not_depend_on_what_was_asked_before(move, order):
+    fulls, mesh, src, dst = move
+    shuffled = order.sample(fulls, len(fulls))
+    n = next(_apart)
+    one, other = (attrs.evolve(GLOO, name=f"{side} {n}") for side in ("one", "other"))
+    prices = {full: move_seconds(full, mesh, src, dst, one, None) for full in fulls}
+    for full in shuffled:
+        assert move_seconds(full, mesh, src, dst, other, None) == prices[full]
+
+
+_apart = itertools.count()
+"""A number for each example: no two share what is known of their cost models."""

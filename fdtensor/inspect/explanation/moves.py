@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from fdtensor.inspect.explanation.tables import columns, counted, microseconds
 from fdtensor.ops.graph import Var
 from fdtensor.plans.collectives import Step
-from fdtensor.plans.cost import linked, overlapped, seconds
+from fdtensor.plans.cost import linked, seconds
+from fdtensor.plans.cost_parts import overlapped
 from fdtensor.plans.text import bytes_text
 from fdtensor.plans.traffic import most_received
 from fdtensor.programs.program import Program, Together, op_name
