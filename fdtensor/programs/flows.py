@@ -104,7 +104,7 @@ def solved_by_flows(
         if n in many
     }
     for pick in picks.values():
-        model.constraint([(x, 1.0) for x in pick], 1, 1)
+        model.constraint(pick, [], 1, 1)
     prices: dict[Hashable, _Priced] = {}  # by what they depend on
     for values in values_of(nodes, first, as_one=True):
         m, k = values.maker
@@ -156,35 +156,37 @@ def _flow(
 
     `makers` and `takers` are the variables of options by placement.
     """
-    prices = moving.prices
+    prices, alone = moving.prices, moving.moves is None
     if not any(prices.values()):
         return
-
-    def pay(p: Any, q: Any, options: Sequence[int]) -> None:
-        """Adds that the move is paid where one of the options is taken."""
-        seconds = prices[p, q] * moving.times
-        if moving.moves is None:
-            for x in options:
-                model.costs[x] += seconds
-        elif seconds or p != q:  # of no cost too: other prices keep the constraints then
-            key = (p, q, moving.use)
-            if key not in moving.moves:
-                moving.moves[key] = model.variable(seconds)
-            terms = [(moving.moves[key], 1.0), *((x, -1.0) for x in options)]
-            model.constraint(terms, 0, np.inf)
-
     if len(makers) == 1 or len(takers) == 1:
         for p, q in prices:
-            pay(p, q, takers[q] if len(makers) == 1 else makers[p])
+            _pay(model, moving, p, q, takers[q] if len(makers) == 1 else makers[p])
         return
     # of a tie only what stays: large costs would not be exact
     tied = takers.keys() <= makers.keys() and all(s >= IMPOSSIBLE for s in prices.values() if s)
-    flow = {(p, q): model.variable(0.0) for p, q in prices if p == q or not tied}
+    flow = {
+        (p, q): model.variable(seconds * moving.times if alone else 0.0)
+        for (p, q), seconds in prices.items()
+        if p == q or not tied
+    }
     for p, options in makers.items():
-        flows = [(flow[p, q], 1.0) for q in takers if (p, q) in flow]
-        model.constraint(flows + [(x, -1.0) for x in options], 0, 0)
+        model.constraint([flow[p, q] for q in takers if (p, q) in flow], options, 0, 0)
     for q, options in takers.items():
-        flows = [(flow[p, q], 1.0) for p in makers if (p, q) in flow]
-        model.constraint(flows + [(x, -1.0) for x in options], 0, 0)
-    for (p, q), y in flow.items():
-        pay(p, q, [y])
+        model.constraint([flow[p, q] for p in makers if (p, q) in flow], options, 0, 0)
+    if not alone:
+        for (p, q), y in flow.items():
+            _pay(model, moving, p, q, [y])
+
+
+def _pay(model: IntegerProgram, moving: _Moving, p: Any, q: Any, options: Sequence[int]) -> None:
+    """Adds that a move is paid where one of the options is taken."""
+    seconds = moving.prices[p, q] * moving.times
+    if moving.moves is None:
+        for x in options:
+            model.costs[x] += seconds
+    elif seconds or p != q:  # of no cost too: other prices keep the constraints then
+        key = (p, q, moving.use)
+        if key not in moving.moves:
+            moving.moves[key] = model.variable(seconds)
+        model.constraint([moving.moves[key]], options, 0, np.inf)

@@ -52,12 +52,13 @@ class LinearProgram:
         sides = ((x.starts, x.columns, x.values, x.low, x.high) for x in (self, other))
         return len(self.costs) == len(other.costs) and next(sides) == next(sides)
 
-    def constraint(self, terms: Sequence[tuple[int, float]], low: float, high: float) -> int:
-        """The number of a new row: `low <= sum(value * x[column]) <= high`."""
+    def constraint(self, plus: Sequence[int], minus: Sequence[int], low: float, high: float) -> int:
+        """The number of a new row: `low <= sum(x[plus]) - sum(x[minus]) <= high`."""
         self.starts.append(len(self.columns))
-        for column, value in terms:
-            self.columns.append(column)
-            self.values.append(value)
+        self.columns += plus
+        self.columns += minus
+        self.values += [1.0] * len(plus)
+        self.values += [-1.0] * len(minus)
         self.low.append(low)
         self.high.append(high)
         return len(self.low) - 1

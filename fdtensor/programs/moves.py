@@ -236,7 +236,17 @@ def about_seconds(
     Terms are added by their owners, who then send the result; else a rank receives what it wants
     but for the part that it holds. It is a hundred times as fast to ask as `move_seconds`.
     """
-    before, after = float(full.nbytes), float(full.nbytes)
+    part = _moved(tuple(sizes), src, tuple(dst))
+    if not part:
+        return 0.0
+    launch, bandwidth = fastest(cost)
+    return part * full.nbytes / bandwidth + launch
+
+
+@remembered(1 << 15)
+def _moved(sizes: tuple[int, ...], src: Placements, dst: tuple[Place, ...]) -> float:
+    """About the least bytes that a rank receives, for each byte of the full value."""
+    before, after = 1.0, 1.0
     pending, elsewhere = 1, 1
     for n, p, q in zip(sizes, src, dst, strict=True):
         wanted = p if q == "free" else q
@@ -248,13 +258,8 @@ def about_seconds(
             pending *= n if isinstance(p, Partial) else 1
             elsewhere *= n if isinstance(p, Cut) else 1
     if pending > 1:
-        moved = before * (1 - 1 / pending) + max(0.0, after - before / pending)
-    else:
-        moved = after * (1 - 1 / elsewhere)
-    if not moved:
-        return 0.0
-    launch, bandwidth = fastest(cost)
-    return moved / bandwidth + launch
+        return before * (1 - 1 / pending) + max(0.0, after - before / pending)
+    return after * (1 - 1 / elsewhere)
 
 
 @remembered(64)

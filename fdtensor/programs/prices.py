@@ -105,16 +105,16 @@ class LeastPrices:
 
     def __init__(self, prices: Prices, known: Iterable[Move]) -> None:
         self.prices = prices
-        self.known = set(map(self._of_kind, known))
-
-    def _of_kind(self, move: Move) -> Hashable:
-        return self.prices.kind(move[0]), *move[1:]
+        self._kinds: dict[int, Hashable] = {}
+        self._known: dict[Hashable, set[tuple[Placements, tuple[Place, ...]]]] = {}
+        """The moves of values of a kind that have their own prices."""
+        self.knew(known)
 
     def __call__(
         self, v: int, src: Placements, dst: tuple[Place, ...], use: object = None
     ) -> float:
         """The seconds that moving value `v` takes, or takes at least."""
-        if src == dst or self._of_kind((v, src, dst)) in self.known or v in self.prices.light:
+        if src == dst or v in self.prices.light or (src, dst) in self._known_of(v):
             return self.prices(v, src, dst, use)
         if v in self.prices.tied:
             return IMPOSSIBLE
@@ -124,13 +124,22 @@ class LeastPrices:
 
     def kind(self, v: int) -> Hashable:
         """What the prices of a value depend on."""
-        return self.prices.kind(v)
+        if v not in self._kinds:
+            self._kinds[v] = self.prices.kind(v)
+        return self._kinds[v]
+
+    def _known_of(self, v: int) -> set[tuple[Placements, tuple[Place, ...]]]:
+        return self._known.setdefault(self.kind(v), set())
 
     def knew(self, moves: Iterable[Move]) -> bool:
         """Whether all these moves had their own prices; from now on they do."""
-        before = len(self.known)
-        self.known |= {self._of_kind(move) for move in moves if move[1] != move[2]}
-        return len(self.known) == before
+        knew = True
+        for v, src, dst in moves:
+            known = self._known_of(v)
+            if src != dst and (src, dst) not in known:
+                knew = False
+                known.add((src, dst))
+        return knew
 
 
 def moves_of(nodes: Sequence[Node], taken: Sequence[Option]) -> Iterator[Move]:

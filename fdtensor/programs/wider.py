@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from itertools import islice, product
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 
@@ -34,11 +34,10 @@ MOST_COMBINATIONS = 512
 """How many combinations of a call are compared at most: rows of an axis that cost most are left."""
 
 
-@attrs.frozen(eq=False)
-class _Combination:
+class _Combination(NamedTuple):
     """A row on each axis, and what it takes, once for its operands and once with its readers."""
 
-    along: Mapping[str, Option]
+    rows: tuple[Option, ...]
     ins: tuple[tuple[Place, ...], ...]
     outs: tuple[Placements, ...]
     seconds: float
@@ -202,8 +201,10 @@ def _more(
     for order in (sorted(fresh, key=lambda c: c.given), sorted(fresh, key=lambda c: c.read)):
         composed = (c for c in order if id(c) in best or _composes(c, graph, call, now.prices))
         best |= {id(c): c for c in islice(composed, MORE)}
-    order = now.prices.mesh.axes
-    options = [Option(c.ins, c.outs, c.seconds, OnAxes(c.along, order)) for c in best.values()]
+    order, options = now.prices.mesh.axes, list[Option]()
+    for c in best.values():
+        along = dict(zip(order, c.rows, strict=True))
+        options.append(Option(c.ins, c.outs, c.seconds, OnAxes(along, order)))
     return (*node.options, *options)
 
 
@@ -231,7 +232,7 @@ def _combinations(
         seconds = work.seconds(part for part, _ in (*before, *after))
         given = seconds + sum(move for _, move in before)
         read = given + sum(move for _, move in after)
-        yield _Combination(dict(zip(axes, rows, strict=True)), ins, outs, seconds, given, read)
+        yield _Combination(rows, ins, outs, seconds, given, read)
 
 
 def _side(
@@ -250,5 +251,5 @@ def _beside(now: _Now, node: Node, axis: int, option: Option) -> float:
 
 def _composes(c: _Combination, graph: Graph, call: Call, prices: Prices) -> bool:
     """Whether the rows of a combination hold together; pins have none."""
-    rows = {axis: option.note for axis, option in c.along.items()}
+    rows = {axis: row.note for axis, row in zip(prices.mesh.axes, c.rows, strict=True)}
     return None not in rows.values() and lifted(call, prices.mesh, rows, graph.types) is not None

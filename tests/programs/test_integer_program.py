@@ -28,14 +28,14 @@ def program_of(costs, both, tied):
     program = IntegerProgram()
     picks = [[program.variable(c * 1e-6, whole=len(cs) > 1) for c in cs] for cs in costs]
     for pick in picks:
-        program.constraint([(x, 1.0) for x in pick], 1, 1)
+        program.constraint(pick, [], 1, 1)
     for (a, b), prices in both.items():
         for i, j in product(range(len(costs[a])), range(len(costs[b]))):
             y = program.variable(prices[i][j] * 1e-6)  # at least both - 1
-            program.constraint([(y, 1.0), (picks[a][i], -1.0), (picks[b][j], -1.0)], -1, np.inf)
+            program.constraint([y], [picks[a][i], picks[b][j]], -1, np.inf)
     for a, b in tied:  # the same option of both
         for x, y in zip(picks[a], picks[b], strict=True):
-            program.constraint([(x, 1.0), (y, -1.0)], 0, 0)
+            program.constraint([x], [y], 0, 0)
     return program, picks
 
 

@@ -54,7 +54,7 @@ class Relaxation:
             for c, numbers in active.items()
         }
         for xs in self.picks.values():
-            self.program.constraint([(x, 1.0) for x in xs], 1.0, 1.0)
+            self.program.constraint(xs, [], 1.0, 1.0)
         self.gives: dict[_Taker, dict[int, int]] = {}
         """The row of each site at which a value is made."""
         self.flows: dict[_Taker, dict[tuple[int, int], int]] = {}
@@ -89,16 +89,14 @@ class Relaxation:
             at = g, (n, i)
             self.flows[at] = flow
             self.gives[at] = {
-                p: self.program.constraint(
-                    [(flow[p, q], 1.0) for q in takers] + _minus(xs), 0.0, 0.0
-                )
+                p: self.program.constraint([flow[p, q] for q in takers], xs, 0.0, 0.0)
                 for p, xs in makers.items()
             }
             for q, xs in takers.items():
-                self.program.constraint([(flow[p, q], 1.0) for p in makers] + _minus(xs), 0.0, 0.0)
+                self.program.constraint([flow[p, q] for p in makers], xs, 0.0, 0.0)
             if together:
                 self.bears[at] = {
-                    pq: self.program.constraint([(x, 1.0), (paid[pq], -1.0)], -np.inf, 0.0)
+                    pq: self.program.constraint([x], [paid[pq]], -np.inf, 0.0)
                     for pq, x in flow.items()
                 }
 
@@ -175,7 +173,3 @@ class Relaxation:
         made = self.worth[list(rows.values())] / every
         borne = {pq: -float(self.worth[row]) / every for pq, row in bears.items()}
         return Known(np.array(list(rows)), made, borne)
-
-
-def _minus(xs: Sequence[int]) -> list[tuple[int, float]]:
-    return [(x, -1.0) for x in xs]
