@@ -70,7 +70,7 @@ def _cut_once(
         places = sorted((p for p in product(*alone) if cuts_again(p) < many), key=cuts_again)
         for option in output_node(joint.graph, k, places, joint.constraints, joint.nested).options:
             other = [*taken[: first + k], option, *taken[first + k + 1 :]]
-            if joint.seconds(nodes, other) <= seconds:
+            if joint.seconds(nodes, other) <= seconds * (1 + 1e-9):
                 taken = other
                 break
     return taken
