@@ -157,14 +157,23 @@ class Relaxation:
         return [(g, *pq) for g, pq, y in each if x[y] > 1e-9]
 
     def near(self) -> list[tuple[int, int, int]]:
-        """The moves that begin or end where one of those used does.
+        """The moves that may replace one of those used: they begin or end there and take no longer.
 
         Solutions that take as long differ in one place alone: asked for one by one they are many.
         """
-        used = self.used()
-        begin, end = {(g, p) for g, p, _ in used}, {(g, q) for g, _, q in used}
-        every = ((g, p, q) for (g, _), flow in self.flows.items() for p, q in flow)
-        return [(g, p, q) for g, p, q in every if (g, p) in begin or (g, q) in end]
+        begin: dict[tuple[int, int], float] = {}
+        end: dict[tuple[int, int], float] = {}
+        for g, p, q in self.used():
+            seconds = float(self.moves[g].seconds[p, q])
+            begin[g, p] = max(seconds, begin.get((g, p), 0.0))
+            end[g, q] = max(seconds, end.get((g, q), 0.0))
+        near: list[tuple[int, int, int]] = []
+        for (g, _), flow in self.flows.items():
+            for p, q in flow:
+                most = max(begin.get((g, p), -1.0), end.get((g, q), -1.0))
+                if self.moves[g].seconds[p, q] <= most:
+                    near.append((g, p, q))
+        return near
 
     def known(self, g: int, taker: tuple[int, int]) -> Known:
         """What the solution knows of one of these values, for one of the nodes that take it."""
