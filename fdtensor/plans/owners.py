@@ -32,7 +32,7 @@ def cut_like(
     """`type` cut further by `axes`.
 
     First come the axes that cut the source, in its order and on the same dim: their ranks hold
-    terms of these very blocks. The others cut where there is room.
+    terms of these very blocks. The others cut as `dim_to_cut` says.
     """
     same = src.mesh is type.mesh
     dims = {i: d for d, cuts in enumerate(normalized(src).cuts) for i, _, _ in cuts} if same else {}

@@ -188,9 +188,9 @@ def _reducing(src: TensorType, dst: TensorType, cost: CostModel) -> Iterator[Ste
         return
     owned = owners(moves)
     yield (*_one(src, owned, cost), *_moving(owned, dst, cost))
-    anywhere = owners(moves, near=False)
-    if anywhere is not owned:
-        yield (*_one(src, anywhere, cost), *_moving(anywhere, dst, cost))
+    even = owners(moves, near=False)
+    if even is not owned:  # more ranks talk, and each receives as much
+        yield (*_one(src, even, cost), *_moving(even, dst, cost))
     if owned is not dst:  # two terms for two ranks: each may as well reduce for itself
         yield _one(src, dst, cost)
     spread = owners(moves, spread=True)

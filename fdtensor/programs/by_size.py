@@ -26,8 +26,8 @@ Shape = tuple[int, ...]
 DIGITS = 12
 """The significant digits that are kept: lines of the same plan are then equal."""
 
-FAR = 1 << 40
-"""How many times as many elements as the smallest tensor the largest one has."""
+MOST = 1 << 44
+"""About how many elements the largest tensor has."""
 
 
 def _rounded(x: float) -> float:
@@ -62,9 +62,10 @@ class BySize:
 
     def at(self, size: int, line: Callable[[Shape], Line]) -> float:
         """The seconds of a tensor with so many elements; `line` says that of a shape."""
-        times, known = -(-size // prod(self._smallest)), self._times
+        smallest, known = prod(self._smallest), self._times
+        times = -(-size // smallest)
         if known and not known[0] <= times <= known[-1]:
-            self._line(FAR if times > known[-1] else 1, line)
+            self._line(max(1, MOST // smallest) if times > known[-1] else 1, line)
         i = bisect_left(self._times, times)
         around = [self._lines[t] for t in self._times[max(i - 1, 0) : i + 1]]
         if len(around) == 2 and around[0] == around[1]:

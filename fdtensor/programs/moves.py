@@ -152,10 +152,10 @@ def _priced(
     src, dst = (_renamed(x, names) for x in ends)
     sizes, src, dst = essential(shape, part, src, dst)
     least = least_shape(sizes, part, (*src, *dst))
-    if least is None:
+    if least is None or wide is not None:  # it is rounded where that is best, by other prices
         return _seconds(sizes, src, dst, full.dtype, part, cost, wide)
-    known = _by_size(least, src, dst, full.dtype, part, cost, wide)
-    return known.at(prod(sizes), lambda like: _line(like, src, dst, full.dtype, part, cost, wide))
+    known = _by_size(least, src, dst, full.dtype, part, cost)
+    return known.at(prod(sizes), lambda like: _line(like, src, dst, full.dtype, part, cost))
 
 
 _EXACT = (Ragged, StridedShard, Spans)
@@ -198,9 +198,8 @@ def _line(
     dtype: torch.dtype,
     mesh: Mesh,
     cost: CostModel,
-    wide: torch.dtype | None,
 ) -> Line:
-    steps = _steps(shape, src, dst, dtype, mesh, cost, wide)
+    steps = _steps(shape, src, dst, dtype, mesh, cost, None)
     if steps is None:
         return Line(IMPOSSIBLE, 0.0)
     launches, rates = parted(overlapped(cost))
