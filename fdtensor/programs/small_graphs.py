@@ -8,12 +8,13 @@ from math import prod
 
 import attrs
 
+from fdtensor.layouts.placement import Cut
 from fdtensor.programs.bound.effort import CHOICE
 from fdtensor.programs.choices import Choices
 from fdtensor.programs.ends import output_node
 from fdtensor.programs.joint import Joint
 from fdtensor.programs.mixtures import cuts_again, nodes_of
-from fdtensor.programs.nodes import Node, Option
+from fdtensor.programs.nodes import Node, Option, Place
 
 __all__ = ["Searched", "searched"]
 
@@ -22,6 +23,9 @@ MOST_COMBINED = 1500
 
 EXACT = 1e-4
 """The part of the seconds in which what is best may err."""
+
+LAST = 1 << 10
+"""In the order of dims, after all of them."""
 
 
 @attrs.frozen(eq=False)
@@ -57,6 +61,11 @@ def _combinations(along: Sequence[Sequence[Node]]) -> int:
     return sum(prod(len(node.options) for node in alone) for alone in zip(*along, strict=True))
 
 
+def _in_order(places: Sequence[Place]) -> tuple[int, ...]:
+    """What sorts places: few cut a dim again, and the axes cut the dims in turn."""
+    return cuts_again(places), *(p.dim if isinstance(p, Cut) else LAST for p in places)
+
+
 def _cut_once(
     joint: Joint, nodes: Sequence[Node], taken: Sequence[Option], seconds: float
 ) -> Sequence[Option]:
@@ -67,7 +76,7 @@ def _cut_once(
         if not is_open or not many:
             continue
         alone = [dict.fromkeys(o.ins[0] for o in joint.rows[a][first + k].options) for a in axes]
-        places = sorted((p for p in product(*alone) if cuts_again(p) < many), key=cuts_again)
+        places = sorted((p for p in product(*alone) if cuts_again(p) < many), key=_in_order)
         for option in output_node(joint.graph, k, places, joint.constraints, joint.nested).options:
             other = [*taken[: first + k], option, *taken[first + k + 1 :]]
             if joint.seconds(nodes, other) <= seconds * (1 + 1e-9):
