@@ -15,11 +15,9 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Cut, Partial, Placement, Shard, StridedShard
 from fdtensor.layouts.remembered import remembered
 from fdtensor.programs.nested import Nested
+from fdtensor.programs.nodes import Placements
 
-__all__ = ["BySize", "Line", "Placements", "Shape", "essential", "least_shape"]
-
-Placements = tuple[Placement, ...]
-"""A placement on each axis of a mesh."""
+__all__ = ["BySize", "Line", "Shape", "essential", "least_shape"]
 
 Shape = tuple[int, ...]
 

@@ -63,6 +63,11 @@ class Joint:
         }
 
     @functools.cached_property
+    def again(self) -> frozenset[int]:
+        """The values that are moved anew for each use."""
+        return regathered(self.graph) if self.regather else frozenset[int]()
+
+    @functools.cached_property
     def open_outs(self) -> Sequence[bool]:
         """Of each output, whether its layout is free on all axes."""
         ends = zip(*(boundary.outs for boundary in self.boundaries.values()), strict=True)
@@ -76,9 +81,7 @@ class Joint:
         Where `near` is given, most moves are first priced by the bytes they need at least; those
         that a solution uses, or that begin or end where `near` does, are priced as they are.
         """
-        graph = self.graph
-        again = regathered(graph) if self.regather else frozenset[int]()
-        inner = inner_values(graph)
+        again, inner = self.again, inner_values(self.graph)
         least = None if near is None else LeastPrices(prices, moves_near(nodes, near))
         known = least is None  # until then the relaxation tells which moves to price
         picked: Picked | None = None
@@ -98,8 +101,7 @@ class Joint:
 
     def seconds(self, nodes: Sequence[Node], taken: Sequence[Option]) -> float:
         """What options take by the prices of whole moves."""
-        again = regathered(self.graph) if self.regather else frozenset[int]()
-        return total_seconds(nodes, taken, self.nested, again)
+        return total_seconds(nodes, taken, self.nested, self.again)
 
     def search(self, nodes: Sequence[Node], taken: Sequence[Option], choices: Choices) -> Search:
         """The search among all combinations, from what is taken."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import takewhile
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,15 +27,14 @@ from fdtensor.plans.collectives import Step
 from fdtensor.plans.cost import LOCAL, CostModel, seconds
 from fdtensor.plans.cost_parts import overlapped, parted
 from fdtensor.plans.planner import plan
-from fdtensor.programs.by_size import BySize, Line, Placements, Shape, essential, least_shape
+from fdtensor.programs.by_size import BySize, Line, Shape, essential, least_shape
 from fdtensor.programs.nested import Nested, layout_at, place_of, shares_dim
-from fdtensor.programs.nodes import Place
+from fdtensor.programs.nodes import Place, Placements
 from fdtensor.programs.rounding import stages
 
 __all__ = [
     "IMPOSSIBLE",
     "LEAST",
-    "Placements",
     "about_seconds",
     "fastest",
     "move_seconds",
@@ -151,11 +150,23 @@ def _priced(
     part = Mesh(**{name: mesh.axis_size(a) for a, name in names.items()})
     src, dst = (_renamed(x, names) for x in ends)
     sizes, src, dst = essential(shape, part, src, dst)
+    move = _Move(src, dst, full.dtype, part, cost, wide)
     least = least_shape(sizes, part, (*src, *dst))
     if least is None or wide is not None:  # it is rounded where that is best, by other prices
-        return _seconds(sizes, src, dst, full.dtype, part, cost, wide)
-    known = _by_size(least, src, dst, full.dtype, part, cost)
-    return known.at(prod(sizes), lambda like: _line(like, src, dst, full.dtype, part, cost))
+        return _seconds(sizes, move)
+    return _by_size(least, move).at(prod(sizes), lambda shape: _line(shape, move))
+
+
+class _Move(NamedTuple):
+    """A move of a tensor of any shape."""
+
+    src: Placements
+    dst: Placements
+    dtype: torch.dtype
+    mesh: Mesh
+    cost: CostModel
+    wide: torch.dtype | None
+    """The dtype in which what is pending waits, where that is another one."""
 
 
 _EXACT = (Ragged, StridedShard, Spans)
@@ -168,59 +179,39 @@ def _renamed(x: Placements, names: Mapping[str, str]) -> Placements:
 
 
 @remembered(1 << 17)
-def _seconds(
-    shape: Shape,
-    src: Placements,
-    dst: Placements,
-    dtype: torch.dtype,
-    mesh: Mesh,
-    cost: CostModel,
-    wide: torch.dtype | None,
-) -> float:
-    steps = _steps(shape, src, dst, dtype, mesh, cost, wide)
+def _seconds(shape: Shape, move: _Move) -> float:
+    steps = _steps(shape, move)
     if steps is None:
         return IMPOSSIBLE
-    visible = overlapped(cost)
+    visible = overlapped(move.cost)
     return sum(seconds(step, visible) for step in steps) + LEAST
 
 
 @remembered(1 << 14)
-def _by_size(smallest: Shape, *move: Hashable) -> BySize:
-    """The seconds of moves that are alike but for their size."""
+def _by_size(smallest: Shape, move: _Move) -> BySize:
+    """The seconds of a move by the size of the tensor."""
     del move
     return BySize(smallest)
 
 
-def _line(
-    shape: Shape,
-    src: Placements,
-    dst: Placements,
-    dtype: torch.dtype,
-    mesh: Mesh,
-    cost: CostModel,
-) -> Line:
-    steps = _steps(shape, src, dst, dtype, mesh, cost, None)
+def _line(shape: Shape, move: _Move) -> Line:
+    steps = _steps(shape, move)
     if steps is None:
         return Line(IMPOSSIBLE, 0.0)
-    launches, rates = parted(overlapped(cost))
+    launches, rates = parted(overlapped(move.cost))
     each = sum(seconds(step, rates) for step in steps) / prod(shape)
     return Line(sum(seconds(step, launches) for step in steps) + LEAST, each)
 
 
-def _steps(
-    shape: Shape,
-    src: Placements,
-    dst: Placements,
-    dtype: torch.dtype,
-    mesh: Mesh,
-    cost: CostModel,
-    wide: torch.dtype | None,
-) -> list[Step] | None:
+def _steps(shape: Shape, move: _Move) -> list[Step] | None:
     """The steps of the plan of a move; None where there is none."""
+    ends = move.src, move.dst
     try:
-        before, after = (TensorType(shape, dtype, layout_at(mesh, x)) for x in (src, dst))
+        before, after = (TensorType(shape, move.dtype, layout_at(move.mesh, x)) for x in ends)
         parts = (
-            (plan(before, after, cost=cost),) if wide is None else stages(before, after, wide, cost)
+            (plan(before, after, cost=move.cost),)
+            if move.wide is None
+            else stages(before, after, move.wide, move.cost)
         )
     except FdtensorError:
         return None

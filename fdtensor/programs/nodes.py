@@ -9,10 +9,13 @@ import attrs
 
 from fdtensor.layouts.placement import Placement
 
-__all__ = ["Node", "OnAxes", "Option", "Place", "Price"]
+__all__ = ["Node", "OnAxes", "Option", "Place", "Placements", "Price"]
 
 Place = Placement | Literal["free"]
 """A placement, or "free": an operand that no call reads, a result in any but a pending one."""
+
+Placements = tuple[Placement, ...]
+"""A placement on each axis of a mesh."""
 
 
 @attrs.frozen(eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
-from math import prod
+from math import inf, prod
 
 import attrs
 
@@ -24,9 +24,6 @@ MOST_COMBINED = 1500
 EXACT = 1e-4
 """The part of the seconds in which what is best may err."""
 
-LAST = 1 << 10
-"""In the order of dims, after all of them."""
-
 
 @attrs.frozen(eq=False)
 class Searched:
@@ -35,7 +32,7 @@ class Searched:
     choices: Choices
     seconds: float
     proven: bool
-    """Whether none takes less, but for what may err."""
+    """Whether none takes less, up to `EXACT`."""
 
 
 def searched(joint: Joint, start: Choices) -> Searched | None:
@@ -61,9 +58,9 @@ def _combinations(along: Sequence[Sequence[Node]]) -> int:
     return sum(prod(len(node.options) for node in alone) for alone in zip(*along, strict=True))
 
 
-def _in_order(places: Sequence[Place]) -> tuple[int, ...]:
+def _in_order(places: Sequence[Place]) -> tuple[float, ...]:
     """What sorts places: few cut a dim again, and the axes cut the dims in turn."""
-    return cuts_again(places), *(p.dim if isinstance(p, Cut) else LAST for p in places)
+    return cuts_again(places), *(p.dim if isinstance(p, Cut) else inf for p in places)
 
 
 def _cut_once(

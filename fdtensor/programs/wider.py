@@ -21,8 +21,8 @@ from fdtensor.ops.lift import lifted
 from fdtensor.ops.rows import CallKey
 from fdtensor.programs.choices import Constraints
 from fdtensor.programs.ends import open_input, output_node
-from fdtensor.programs.moves import Placements, about_seconds
-from fdtensor.programs.nodes import Node, OnAxes, Option, Place
+from fdtensor.programs.moves import about_seconds
+from fdtensor.programs.nodes import Node, OnAxes, Option, Place, Placements
 from fdtensor.programs.prices import Prices
 
 __all__ = ["wider", "with_options"]

@@ -18,8 +18,7 @@ from fdtensor.plans.cost import CostModel
 from fdtensor.plans.planner import plan
 from fdtensor.programs.assembly import Origin
 from fdtensor.programs.choices import Choice
-from fdtensor.programs.moves import Placements
-from fdtensor.programs.nodes import Node, Option, Place
+from fdtensor.programs.nodes import Node, Option, Place, Placements
 from fdtensor.programs.prices import AxisPrices
 from fdtensor.programs.problem import ProblemBuilder
 from fdtensor.programs.program import Program
