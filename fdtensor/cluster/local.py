@@ -51,7 +51,8 @@ def local_cluster(
     Each rank is a gloo process with `threads` torch threads and the environment of this one and
     `env`. `timeout` is how many seconds a call may take, by default as long as it likes. What ranks
     print comes out where `run` was called, behind their numbers; without `labels`, as it is, on the
-    streams of this process. Linux and macOS.
+    streams of this process. Linux, where ranks are forks of a process that has torch imported, so
+    that a second cluster is there at once; and macOS, where each is a new interpreter.
 
     >>> with local_cluster(2) as ranks:
     ...     print(ranks.run(lambda: connect(Mesh(x=2)).rank))

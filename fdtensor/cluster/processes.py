@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 
 import attrs
 
+from fdtensor.cluster.fork_server import Forked, fork
 from fdtensor.cluster.parcels import search_path
 
 __all__ = ["Worker", "ended", "start", "stop"]
@@ -22,12 +23,15 @@ _BOOT = (
     "from fdtensor.cluster.worker import serve; serve({calls}, {lifeline})"
 )
 
+_FORKS = sys.platform == "linux"
+"""Whether a process with torch imported may be forked: libraries of macOS forbid it."""
+
 
 @attrs.frozen
 class Worker:
     """A process that is a rank: its calls and answers, and a pipe that closes with this process."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     pipe: Connection
     lifeline: Connection
 
@@ -44,26 +48,31 @@ def start(workers: list[Worker], n: int, threads: int, env: Mapping[str, str], c
         "OMP_NUM_THREADS": str(threads),
         **env,
     }
-    output = subprocess.PIPE if catch else None
-    for _ in range(n):
+    for rank in range(n):
         ours, theirs = Pipe()
         child_end, lifeline = Pipe(duplex=False)
         with theirs, child_end:
             fds = [theirs.fileno(), child_end.fileno()]
-            code = _BOOT.format(path=search_path(), calls=fds[0], lifeline=fds[1])
-            process = subprocess.Popen(
-                [sys.executable, "-c", code],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=fds,
-                env=env,
-                start_new_session=True,  # Ctrl-C reaches this process, which stops the others
-            )
+            process = fork(rank, fds, search_path(), env, catch) if _FORKS else None
+            process = process or _interpreter(fds, env, catch)
         workers.append(Worker(process, ours, lifeline))
         for file in (process.stdout, process.stderr):
             if file is not None:
                 os.set_blocking(file.fileno(), False)
+
+
+def _interpreter(fds: list[int], env: Mapping[str, str], catch: bool) -> subprocess.Popen[bytes]:
+    """A new interpreter that serves `fds`; if it cannot start, it says why on its streams."""
+    output = subprocess.PIPE if catch else None
+    return subprocess.Popen(
+        [sys.executable, "-c", _BOOT.format(path=search_path(), calls=fds[0], lifeline=fds[1])],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=fds,
+        env=env,
+        start_new_session=True,  # Ctrl-C reaches this process, which stops the others
+    )
 
 
 def stop(workers: list[Worker], owner: int) -> None:
@@ -82,7 +91,7 @@ def stop(workers: list[Worker], owner: int) -> None:
     workers.clear()
 
 
-def ended(process: subprocess.Popen[bytes]) -> str:
+def ended(process: subprocess.Popen[bytes] | Forked) -> str:
     """How a process ended that has closed its pipe, in a few words."""
     _kill(process)  # no effect on one that is gone
     code = process.wait()
@@ -92,7 +101,7 @@ def ended(process: subprocess.Popen[bytes]) -> str:
     return f"died of {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
+def _kill(process: subprocess.Popen[bytes] | Forked) -> None:
     """Kills a process and what it has started."""
     if process.returncode is None:
         try:

@@ -1,0 +1,101 @@
+"""Tests of cluster: ranks are forks of a server that has torch, and are as new interpreters are."""
+
+import os
+import random
+import signal
+import sys
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+
+import fdtensor as fd
+from fdtensor.cluster import fork_server, processes
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="ranks are forked on Linux alone")
+
+
+@contextmanager
+def ranks(n: int = 2, **options):
+    with fd.LocalCluster(n, timeout=60, **options) as cluster:
+        yield cluster
+
+
+def parents(cluster: fd.LocalCluster) -> list[int]:
+    return cluster.run(os.getppid)
+
+
+def test_a_second_cluster_is_forked_from_the_servers_of_the_first():
+    with ranks() as first, ranks(4) as second:
+        assert len(set(parents(first))) == 2
+        assert parents(second) == parents(first) * 2
+
+
+def test_neighbours_hash_strings_each_in_its_own_way():
+    with ranks() as cluster:
+        hashes = cluster.run(lambda: hash("a name"))
+    assert hashes[0] != hashes[1]
+
+
+def test_ranks_draw_numbers_of_their_own_where_nobody_sets_a_seed():
+    with ranks(4) as cluster:
+        drawn = cluster.run(lambda: (random.random(), np.random.rand(), torch.rand(1).item()))
+    assert [len(set(of_a_kind)) for of_a_kind in zip(*drawn, strict=True)] == [4, 4, 4]
+
+
+def test_a_rank_begins_where_and_as_its_caller_is_at_its_start(monkeypatch, tmp_path):
+    with ranks() as cluster:
+        servers = parents(cluster)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path / "more")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none")
+    with ranks(env={"GLOO_SOCKET_IFNAME": "lo"}) as cluster:
+        assert parents(cluster) == servers
+        assert cluster.run(os.getcwd) == [str(tmp_path)] * 2
+        assert cluster.run(lambda: sys.path[0]) == [str(tmp_path / "more")] * 2
+        assert cluster.run(lambda: os.environ["GLOO_SOCKET_IFNAME"]) == ["lo"] * 2
+        sessions = cluster.run(lambda: os.getsid(0) == os.getpid())
+        assert sessions == [True, True]
+
+
+def test_another_environment_has_servers_of_its_own_and_the_old_end_with_their_ranks():
+    with ranks() as old:
+        servers = parents(old)
+        with ranks(env={"A_VARIABLE": "1"}) as new:
+            assert not set(parents(new)) & set(servers)
+            assert new.run(lambda: os.environ["A_VARIABLE"]) == ["1", "1"]
+        assert parents(old) == servers
+        retired = [server.process for server in fork_server._retired]
+        assert {process.pid for process in retired} >= set(servers)
+    for process in retired:
+        assert process.wait(10) == 0
+
+
+def test_how_a_rank_ended_is_told():
+    with ranks(env={"A_VARIABLE": "1"}) as cluster:
+        with pytest.raises(fd.WorkerError, match="exited with 3"):
+            cluster.run(lambda: cluster.rank or os._exit(3))
+        with pytest.raises(fd.WorkerError, match="died of SIGTERM"):
+            cluster.run(lambda: cluster.rank or os.kill(os.getpid(), signal.SIGTERM))
+
+
+def test_servers_that_were_killed_are_started_anew():
+    with ranks(env={"A_VARIABLE": "1"}) as cluster:
+        servers = parents(cluster)
+        for server in servers:
+            os.kill(server, signal.SIGKILL)
+        assert cluster.run(lambda: 1) == [1, 1], "ranks need no server once they run"
+        assert "up" in repr(cluster) or "ended" in repr(cluster)
+    with ranks(env={"A_VARIABLE": "1"}) as cluster:
+        cluster.run(lambda: 1)  # interpreters of their own, if the servers' end was not known
+    with ranks(env={"A_VARIABLE": "1"}) as cluster:
+        assert not set(parents(cluster)) & set(servers)
+
+
+def test_where_a_fork_is_not_safe_ranks_are_new_interpreters(monkeypatch):
+    monkeypatch.setattr(processes, "_FORKS", False)
+    with ranks() as cluster:
+        assert parents(cluster) == [os.getpid()] * 2
+        with pytest.raises(fd.WorkerError, match="exited with 3"):
+            cluster.run(lambda: cluster.rank or os._exit(3))
