@@ -20,6 +20,7 @@ from tests.support.depth import go_deep, is_deep, spread
 
 torch.set_num_threads(1)  # tensors are tiny: threads would only wait for each other
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # nor have the processes that tests start more
+os.environ["FDTENSOR_CACHE"] = "off"  # each run chooses anew: that is what is tested
 
 settings.register_profile(
     "fast",

@@ -134,10 +134,12 @@ class Joint:
         """The choices, each with what it is one of while the others stay."""
         told: dict[str, Choice] = {}
         for axis, choice in choices.items():
-            others = {a: other for a, other in choices.items() if a != axis}
+            others = {a: choices[a] for a in self.prices.mesh.axes if a != axis}
+            together = len(self.many) > 1
             problem = problem_of(
-                *(self.graph, axis, self.boundaries[axis], others, self.prices),
-                *(self.constraints, 0, True, choice.calls),
+                *(self.graph, axis, self.boundaries[axis], others, self.prices, self.constraints),
+                at_uses=together,
+                taken=choice.calls if together else (),
             )
             told[axis] = attrs.evolve(choice, problem=problem)
         return attrs.evolve(choices, along=told)

@@ -10,12 +10,15 @@ options, near those taken (`wider`), and it is solved again, while that saves ti
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from time import thread_time
 
 import attrs
 
+from fdtensor.layouts.errors import FdtensorError
 from fdtensor.layouts.progress import now
 from fdtensor.ops.graph import Graph
 from fdtensor.programs.boundary import Boundary
+from fdtensor.programs.choice_cache import agree, keep, key_of, recalled
 from fdtensor.programs.choices import Body, Choice, Choices, Constraints
 from fdtensor.programs.joint import Joint
 from fdtensor.programs.mixtures import nodes_of
@@ -30,6 +33,9 @@ __all__ = ["chosen_together"]
 ROUNDS = 3
 """How often calls get more options, near those taken, while that saves time."""
 
+LONG = 0.1
+"""How many seconds of this thread a choice took that is kept on disk."""
+
 ENOUGH = 1e-4
 """The part of the seconds that a round must save for another one."""
 
@@ -41,7 +47,10 @@ def chosen_together(
     constraints: Constraints,
     regather: bool = False,
 ) -> Choices:
-    """The choice on each axis of the mesh: together they take the least time that is known of."""
+    """The choice on each axis of the mesh: together they take the least time that is known of.
+
+    One that took long is kept on disk, and taken from there the next time.
+    """
     joint = Joint(graph, boundaries, prices, constraints, regather)
     mesh = prices.mesh
     now(f"choosing layouts for {len(graph.calls)} calls on {mesh!r}")
@@ -49,6 +58,37 @@ def chosen_together(
     axes = sorted(mesh.axes, key=lambda axis: (-mesh.axis_size(axis), axis))
     if constraints.like is not None:
         return _once(joint, axes)
+    key = None if constraints.pending else key_of(joint)
+    proposed = None if key is None else recalled(key, joint)
+    known = None if proposed is None else _as_proposed(joint, axes, proposed)
+    if known is not None:
+        return known
+    began = thread_time()
+    choices = _chosen(joint, axes)
+    if key is not None and thread_time() - began > LONG:
+        keep(key, choices)
+    return choices
+
+
+def _as_proposed(joint: Joint, axes: Sequence[str], proposed: Choices) -> Choices | None:
+    """The choice that was kept; None where the graph has it no more."""
+    boundaries = {
+        axis: attrs.evolve(boundary, ins=proposed[axis].ins)
+        for axis, boundary in joint.boundaries.items()
+    }
+    constraints = attrs.evolve(joint.constraints, like=proposed)
+    try:
+        choices = _once(attrs.evolve(joint, boundaries=boundaries, constraints=constraints), axes)
+    except FdtensorError:
+        return None
+    if not agree(joint, choices, proposed):
+        return None
+    order = axes if len(joint.many) < 2 else joint.prices.mesh.axes  # as they are listed
+    return joint.told(Choices({axis: choices[axis] for axis in order}, choices.nested))
+
+
+def _chosen(joint: Joint, axes: Sequence[str]) -> Choices:
+    graph, constraints = joint.graph, joint.constraints
     if len(joint.many) < 2:
         return _in_turn(joint, axes)
     first = _once(joint, axes)

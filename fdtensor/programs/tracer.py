@@ -98,6 +98,9 @@ def trace(
     default a test on small tensors may take another program than the real run, since small tensors
     are cheap to gather. The values of other arguments, and so `f`, are to allow both sizes.
     With a function `max_bytes` bounds what the real program holds.
+    Layouts that took more than 0.1 s to choose are kept in `~/.cache/fdtensor`, for later traces of
+    the same calls, sizes and options. With the variable `FDTENSOR_CACHE=off` they are not; it may
+    also name another folder.
     With `choice="follow"` the layouts that were given decide, at any size: what is cut stays cut,
     what is whole stays whole. Where parameters and data are cut over one axis in ways that do not
     meet, the parameters are gathered (as in FSDP) and data are not. Parameters are the arguments

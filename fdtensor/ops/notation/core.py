@@ -211,6 +211,11 @@ def rule(
     return register
 
 
+def has_rules_of_others() -> bool:
+    """Whether a rule was registered outside of this package."""
+    return not all(r.rows.__module__.startswith("fdtensor.") for r in _RULES.values())
+
+
 def _ours(*rules: Rule) -> bool:
     return all(r.rows.__module__.startswith("fdtensor.ops.rules") for r in rules)
 

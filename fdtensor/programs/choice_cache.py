@@ -1,0 +1,180 @@
+"""Choices of layouts kept on disk, so that the second run of a script does not choose again.
+
+A file has the placements that were chosen for one graph, as JSON. Its name is a digest of all that
+the choice depends on: the graph, the mesh, the cost model, the constraints and the versions. What
+is read is data and proposes a choice: it is looked up among the options that the graph has now.
+Where it is not among them, it is made anew; of ragged blocks a few are not.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import tempfile
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from types import NoneType
+from typing import Any, cast
+
+import attrs
+import torch
+
+from fdtensor.layouts.errors import FdtensorError
+from fdtensor.layouts.json_fields import Malformed, parsed
+from fdtensor.layouts.kinds import is_list, is_mapping, is_tuple
+from fdtensor.ops.graph import Graph
+from fdtensor.ops.notation.core import has_rules_of_others, rule_of
+from fdtensor.ops.rows import CallKey
+from fdtensor.ops.saved_values import CONSTRAIN, SAVED
+from fdtensor.programs.choice_text import decode, encode
+from fdtensor.programs.choices import Body, Choices
+from fdtensor.programs.joint import Joint
+from fdtensor.programs.nested import ways_of
+from fdtensor.programs.nodes import Option
+
+__all__ = ["agree", "keep", "key_of", "recalled"]
+
+SWITCH = "FDTENSOR_CACHE"
+"""The variable of the environment that names the folder, or is "off"."""
+
+MOST_BYTES = 1 << 26
+"""What the files may take together; those that were not read for the longest time go first."""
+
+
+class _Unkept(Exception):
+    """Something that a choice depends on and no text can tell."""
+
+
+def key_of(joint: Joint) -> str | None:
+    """The name of a choice; None where it is not kept: rules of others may change unseen."""
+    graph, known = joint.graph, (joint.prices.mesh, joint.prices.cost, joint.constraints)
+    if _folder() is None or has_rules_of_others():
+        return None
+    try:
+        rest = _text((_versions(), *known, dict(joint.boundaries), joint.regather))
+        text = f"{rest}\n{_graph_text(graph)}"
+    except _Unkept:
+        return None
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def keep(key: str, choices: Choices) -> None:
+    """Writes a choice to the folder, or nothing where it cannot be written."""
+    folder = _folder()
+    if folder is None:
+        return
+    text = json.dumps(encode(choices), separators=(",", ":"))
+    with suppress(OSError):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
+            file.write(text)
+        os.replace(file.name, folder / f"{key}.json")
+        _make_room(folder)
+
+
+def recalled(key: str, joint: Joint) -> Choices | None:
+    """The choice of this name, as a proposal for a graph; None where there is none that fits."""
+    folder = _folder()
+    if folder is None:
+        return None
+    path = folder / f"{key}.json"
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            return None
+        os.utime(path)
+        return decode(parsed(path.read_text()), joint.graph, joint.prices.mesh)
+    except (OSError, UnicodeDecodeError, Malformed, FdtensorError):
+        return None
+
+
+def agree(joint: Joint, choices: Choices, proposed: Choices) -> bool:
+    """Whether choices are just those that were proposed, and the order of axes is one there is."""
+    return _has_orders(joint, choices) and all(
+        (own.ins, own.outs) == (other.ins, other.outs)
+        and [_way(o) for o in own.calls] == [_way(o) for o in other.calls]
+        for own, other in zip(choices.values(), [proposed[axis] for axis in choices], strict=True)
+    )
+
+
+def _has_orders(joint: Joint, choices: Choices) -> bool:
+    graph, mesh = joint.graph, joint.prices.mesh
+    for i, order in enumerate(choices.nested.calls if choices.nested else ()):
+        if order == mesh.axes:
+            continue
+        along = {axis: choices[axis].calls[i] for axis in mesh.axes}
+        if order not in [w.order for w in ways_of(graph.calls[i], graph.types, mesh, along, True)]:
+            return False
+    return True
+
+
+def _way(option: Option) -> tuple[Any, ...]:
+    note = option.note
+    return option.key, (note.blocks, note.depth) if isinstance(note, Body) else None
+
+
+def _folder() -> Path | None:
+    named = os.environ.get(SWITCH)
+    if named is not None and named.lower() in ("", "0", "off"):
+        return None
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(named or os.path.join(base, "fdtensor")) / "choices"
+
+
+def _make_room(folder: Path) -> None:
+    """Removes the files that were not read for the longest time, while all take too much."""
+    files: list[tuple[float, int, str]] = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                files.append((entry.stat().st_mtime, entry.stat().st_size, entry.path))
+    total = sum(size for _, size, _ in files)
+    for _, size, path in sorted(files):
+        if total <= MOST_BYTES:
+            return
+        with suppress(OSError):
+            os.unlink(path)
+            total -= size
+
+
+# --- the name ----------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=1)
+def _versions() -> str:
+    """The versions of what chooses: of this package by its files, as it may be a checkout."""
+    root = Path(__file__).parents[1]
+    files = sorted(root.rglob("*.py"))
+    stats = [(path.relative_to(root).as_posix(), path.stat()) for path in files]
+    sizes = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    text = repr((sizes, torch.__version__, version("scipy")))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _graph_text(graph: Graph) -> str:
+    lines = [repr((graph.inputs, [v for v, _ in graph.constants], graph.outs, graph.types))]
+    for call in graph.calls:
+        named = call.op.namespace in ("aten", "prims") or call.op in (CONSTRAIN, SAVED)
+        text = CallKey.of(call).text
+        if not (named or rule_of(call.op)) or " at 0x" in text:
+            raise _Unkept
+        lines.append(f"{call.op.name()}{text}{call.ins}{call.outs}")
+    return "\n".join(lines)
+
+
+def _text(value: object) -> str:
+    """A value as a text that no other one has, the same in every process."""
+    if isinstance(value, (NoneType, bool, int, float, str, range, torch.dtype, torch.device)):
+        return repr(value)
+    if is_tuple(value) or is_list(value):
+        return f"({','.join(map(_text, value))})"
+    if isinstance(value, frozenset):
+        return f"{{{','.join(sorted(map(_text, cast('frozenset[object]', value))))}}}"
+    if is_mapping(value):
+        return f"{{{','.join(sorted(f'{_text(k)}:{_text(v)}' for k, v in value.items()))}}}"
+    if attrs.has(type(value)):
+        fields = [getattr(value, a.name) for a in attrs.fields(type(value))]
+        return f"{type(value).__name__}{_text(fields)}"
+    raise _Unkept
