@@ -327,7 +327,7 @@ f32[8@dp,16]{sum:tp} -> f32[8,16@tp] on Mesh(dp=2, tp=4)
                                               all_gather[axis=dp dim=0]
                                               slice[axis=tp dim=1]
 bound 256 B, reached: n pending terms that k ranks want as one take n + k - 1 transfers
-taken for the fewest bytes"""
+taken for the fewest bytes of all ranks"""
 
 LOCAL = """\
 f32[8,8] -> f32[8@dp,8] on Mesh(dp=2, tp=4)

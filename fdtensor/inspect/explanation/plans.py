@@ -66,6 +66,6 @@ def _why(best: Plan, others: list[Plan]) -> list[str]:
     lines = [f"bound {bytes_text(bound)}, {reached}: {law}"]
     if others:
         same = [way for way in others if way.total_bytes == best.total_bytes]
-        reason = "the least time" if same else "the fewest bytes"
-        lines.append(f"taken for {reason}" + (" among the fewest bytes" if same else ""))
+        reason = "the least time among the fewest bytes" if same else "the fewest bytes"
+        lines.append(f"taken for {reason} of all ranks")
     return lines
