@@ -49,6 +49,18 @@ FAULTS = (
         "tensors/test_several_meshes.py",
     ),
     Fault(
+        "a choice is read for a question with other constraints",
+        "(joint.prices.mesh, joint.prices.cost, joint.constraints)",
+        "(joint.prices.mesh, joint.prices.cost)",
+        "programs/test_choice_cache.py",
+    ),
+    Fault(
+        "a rank that was forked has the random numbers of its neighbour",
+        "    torch.default_generator.seed()\n",
+        "",
+        "cluster/test_fork_server.py",
+    ),
+    Fault(
         "a plan for one size is taken for others",
         "if len(around) == 2 and around[0] == around[1]:",
         "if len(around) == 2:",
