@@ -43,6 +43,9 @@ SWITCH = "FDTENSOR_CACHE"
 MOST_BYTES = 1 << 26
 """What the files may take together; those that were not read for the longest time go first."""
 
+MOST_FILES = 2000
+"""How many there may be."""
+
 
 class _Unkept(Exception):
     """Something that a choice depends on and no text can tell."""
@@ -124,19 +127,19 @@ def _folder() -> Path | None:
 
 
 def _make_room(folder: Path) -> None:
-    """Removes the files that were not read for the longest time, while all take too much."""
+    """Removes the files that were not read for the longest time, while there is too much."""
     files: list[tuple[float, int, str]] = []
     with os.scandir(folder) as entries:
         for entry in entries:
             with suppress(OSError):
                 files.append((entry.stat().st_mtime, entry.stat().st_size, entry.path))
-    total = sum(size for _, size, _ in files)
+    total, count = sum(size for _, size, _ in files), len(files)
     for _, size, path in sorted(files):
-        if total <= MOST_BYTES:
+        if total <= MOST_BYTES and count <= MOST_FILES:
             return
         with suppress(OSError):
             os.unlink(path)
-            total -= size
+            total, count = total - size, count - 1
 
 
 # --- the name ----------------------------------------------------------------------------------

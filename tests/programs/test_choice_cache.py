@@ -178,7 +178,8 @@ def test_a_folder_that_cannot_be_written_keeps_nothing(monkeypatch, tmp_path, ch
     assert len(chosen) == 2
 
 
-def test_files_that_nobody_reads_go_first(monkeypatch, folder):
+@pytest.mark.parametrize("few", [False, True])
+def test_files_that_nobody_reads_go_first(few, monkeypatch, folder):
     mlp()
     (first,) = folder.iterdir()
     mlp(n=65)
@@ -186,7 +187,10 @@ def test_files_that_nobody_reads_go_first(monkeypatch, folder):
     for i, file in enumerate((second, first)):
         os.utime(file, (1000 + i, 1000 + i))
     mlp(n=65)  # reads the second: the first is the older one now
-    monkeypatch.setattr(choice_cache, "MOST_BYTES", 2 * second.stat().st_size)
+    if few:
+        monkeypatch.setattr(choice_cache, "MOST_FILES", 2)
+    else:
+        monkeypatch.setattr(choice_cache, "MOST_BYTES", 2 * second.stat().st_size)
     mlp(n=66)
     assert second.exists()
     assert not first.exists()
