@@ -35,7 +35,7 @@ from fdtensor.programs.joint import Joint
 from fdtensor.programs.nested import ways_of
 from fdtensor.programs.nodes import Option
 
-__all__ = ["agree", "keep", "key_of", "recalled"]
+__all__ = ["agree", "keep", "key_of", "may_end", "recalled"]
 
 SWITCH = "FDTENSOR_CACHE"
 """The variable of the environment that names the folder, or is "off"."""
@@ -91,6 +91,20 @@ def recalled(key: str, joint: Joint) -> Choices | None:
         return decode(parsed(path.read_text()), joint.graph, joint.prices.mesh)
     except (OSError, UnicodeDecodeError, Malformed, FdtensorError):
         return None
+
+
+def may_end(joint: Joint, proposed: Choices) -> bool:
+    """Whether results of which nothing is asked may have the layouts that are proposed."""
+    graph, constraints = joint.graph, joint.constraints
+    for axis, boundary in joint.boundaries.items():
+        choice = proposed[axis]
+        for k, (v, end, p) in enumerate(zip(graph.outs, boundary.outs, choice.outs, strict=True)):
+            tied = constraints.ties.get(k)
+            if tied is not None and p != choice.ins[tied]:
+                return False
+            if end == "free" and not constraints.may_end(graph.types[v.index], p):
+                return False
+    return True
 
 
 def agree(joint: Joint, choices: Choices, proposed: Choices) -> bool:

@@ -65,6 +65,10 @@ def decode(tree: object, graph: Graph, mesh: Mesh) -> Choices:
     choices = {
         axis: _choice(choice, graph, axis) for axis, choice in zip(mesh.axes, along, strict=True)
     }
+    for side in [c.ins for c in choices.values()], [c.outs for c in choices.values()]:
+        for places in zip(*side, strict=True):
+            if "free" not in places:
+                layout_at(mesh, places)  # raises where there is no such layout
     return Choices(choices, None if nested is None else _nesting(nested, graph, mesh, choices))
 
 

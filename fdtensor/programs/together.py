@@ -18,12 +18,12 @@ from fdtensor.layouts.errors import FdtensorError
 from fdtensor.layouts.progress import now
 from fdtensor.ops.graph import Graph
 from fdtensor.programs.boundary import Boundary
-from fdtensor.programs.choice_cache import agree, keep, key_of, recalled
+from fdtensor.programs.choice_cache import agree, keep, key_of, may_end, recalled
 from fdtensor.programs.choices import Body, Choice, Choices, Constraints
 from fdtensor.programs.joint import Joint
 from fdtensor.programs.mixtures import nodes_of
 from fdtensor.programs.nestings import in_orders, reordering
-from fdtensor.programs.nodes import Node, Option
+from fdtensor.programs.nodes import Node, Option, Place
 from fdtensor.programs.prices import Prices
 from fdtensor.programs.small_graphs import Searched, searched
 from fdtensor.programs.wider import wider, with_options
@@ -72,8 +72,10 @@ def chosen_together(
 
 def _as_proposed(joint: Joint, axes: Sequence[str], proposed: Choices) -> Choices | None:
     """The choice that was kept; None where the graph has it no more."""
+    if not may_end(joint, proposed):
+        return None
     boundaries = {
-        axis: attrs.evolve(boundary, ins=proposed[axis].ins)
+        axis: attrs.evolve(boundary, ins=_where_free(boundary.ins, proposed[axis].ins))
         for axis, boundary in joint.boundaries.items()
     }
     constraints = attrs.evolve(joint.constraints, like=proposed)
@@ -85,6 +87,10 @@ def _as_proposed(joint: Joint, axes: Sequence[str], proposed: Choices) -> Choice
         return None
     order = axes if len(joint.many) < 2 else joint.prices.mesh.axes  # as they are listed
     return joint.told(Choices({axis: choices[axis] for axis in order}, choices.nested))
+
+
+def _where_free(given: Sequence[Place], places: Sequence[Place]) -> tuple[Place, ...]:
+    return tuple([p if end == "free" else end for end, p in zip(given, places, strict=True)])
 
 
 def _chosen(joint: Joint, axes: Sequence[str]) -> Choices:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from fdtensor import Mesh, Ragged, TensorType, rule, trace
+from fdtensor import Mesh, Ragged, TensorType, like, rule, trace
 from fdtensor.cost import GLOO, NCCL
 from fdtensor.errors import FdtensorError
 from fdtensor.layouts.json_fields import Malformed, parsed
@@ -248,6 +248,21 @@ def test_a_choice_that_is_dearer_is_read_and_right(folder):
     tree["nested"] = None
     file.write_text(json.dumps(tree))
     assert checked(setting).seconds > first.seconds
+
+
+@pytest.mark.parametrize(("side", "place"), [("ins", "R"), ("outs", "P(sum)"), ("outs", "P(max)")])
+def test_what_is_given_or_not_allowed_is_not_read(side, place, folder, chosen):
+    """A file says that an argument comes in another layout, or that a result is left pending."""
+    x = TensorType((64, 32), torch.float32, MESH.layout("dp"))
+    first = trace(lambda x: x.sum(0), x, out_layouts=like(None))
+    (file,) = folder.iterdir()
+    tree = json.loads(file.read_text())
+    for axis in tree["axes"].values():
+        axis[side] = [place]
+    tree["nested"] = None
+    file.write_text(json.dumps(tree))
+    assert str(trace(lambda x: x.sum(0), x, out_layouts=like(None))) == str(first)
+    assert len(chosen) == 2
 
 
 def test_a_huge_file_is_not_read(monkeypatch, folder, chosen):
