@@ -222,7 +222,7 @@ def test_no_file_breaks_a_program_or_makes_it_wrong(folder):
     files = list(texts)
     for i, text in enumerate(mutants(list(texts.values()), times(60, 2000), seed=7)):
         setting, file = FORGED[i % len(FORGED)], files[i % len(FORGED)]
-        file.write_text(text)
+        file.write_bytes(text.encode(errors="surrogatepass"))
         checked(setting)
         file.write_text(texts[file])
 
