@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from threading import Lock
@@ -42,8 +42,7 @@ So code that has ranks go through a set of names, each in an order of its own, f
 """
 
 _TORCH_IMPORTS = "torch.fx.experimental.symbolic_shapes", "torch.distributed.tensor"
-"""What torch imports for the first op on fake tensors, in 0.8 s: once here, not on each rank."""
-
+"""What torch imports for the first op on fake tensors: by a server, and not on each rank."""
 
 _READ_LATE = "GLOO_SOCKET_IFNAME", "PYTEST_CURRENT_TEST"
 """Variables that nothing reads when it is imported: a rank sets them, and its server may differ."""
@@ -63,17 +62,19 @@ class Forked:
 
     def poll(self) -> int | None:
         """The exit code, or None of a process that runs."""
-        return self.wait() if self.returncode is None and self._end.poll() else self.returncode
-
-    def wait(self) -> int:
-        """The exit code, once the process has ended."""
-        if self.returncode is None:
+        if self.returncode is None and self._end.poll():
             try:
                 self.returncode = self._end.recv()
-            except (EOFError, OSError):
-                self.returncode = -signal.SIGKILL
-            self._end.close()
-        assert self.returncode is not None
+            except (EOFError, OSError):  # the server is gone
+                self.returncode = None if self._runs() else -signal.SIGKILL
+        return self.returncode
+
+    def wait(self) -> int:
+        """The exit code, once the process has ended; after `kill` where the server is gone."""
+        if self.returncode is None:
+            self._end.poll(None)
+            code = self.poll()
+            self.returncode = -signal.SIGKILL if code is None else code
         return self.returncode
 
     def kill(self) -> None:
@@ -81,6 +82,13 @@ class Forked:
         if self.poll() is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
+
+    def _runs(self) -> bool:
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
 
 
 @attrs.frozen(eq=False)
@@ -113,10 +121,12 @@ def fork(
     given = [*fds, *([write for _, write in outputs] or (1, 2)), theirs.fileno()]
     request = pickle.dumps((os.getcwd(), path, {k: env[k] for k in _READ_LATE if k in env}))
     try:
-        with theirs, _lock, suppress(OSError):
-            socket.send_fds(_ready(env)[rank % _SERVERS].requests, [request], given)
-        for _, write in outputs:
-            os.close(write)
+        with ExitStack() as sent:
+            sent.enter_context(theirs)
+            for _, write in outputs:
+                sent.callback(os.close, write)
+            with _lock, suppress(OSError):
+                socket.send_fds(_ready(env)[rank % _SERVERS].requests, [request], given)
         pid = end.recv()
     except BaseException as error:
         for read, _ in outputs:

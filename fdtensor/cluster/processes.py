@@ -48,12 +48,14 @@ def start(workers: list[Worker], n: int, threads: int, env: Mapping[str, str], c
         "OMP_NUM_THREADS": str(threads),
         **env,
     }
+    forks = _FORKS
     for rank in range(n):
         ours, theirs = Pipe()
         child_end, lifeline = Pipe(duplex=False)
         with theirs, child_end:
             fds = [theirs.fileno(), child_end.fileno()]
-            process = fork(rank, fds, search_path(), env, catch) if _FORKS else None
+            process = fork(rank, fds, search_path(), env, catch) if forks else None
+            forks = process is not None
             process = process or _interpreter(fds, env, catch)
         workers.append(Worker(process, ours, lifeline))
         for file in (process.stdout, process.stderr):

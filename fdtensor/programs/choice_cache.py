@@ -26,7 +26,7 @@ from fdtensor.layouts.errors import FdtensorError
 from fdtensor.layouts.json_fields import Malformed, parsed
 from fdtensor.layouts.kinds import is_list, is_mapping, is_tuple
 from fdtensor.ops.graph import Graph
-from fdtensor.ops.notation.core import has_rules_of_others, rule_of
+from fdtensor.ops.notation.core import OF_OTHERS, rule_of
 from fdtensor.ops.rows import CallKey
 from fdtensor.ops.saved_values import CONSTRAIN, SAVED
 from fdtensor.programs.choice_text import decode, encode
@@ -40,6 +40,9 @@ __all__ = ["agree", "keep", "key_of", "may_end", "recalled"]
 SWITCH = "FDTENSOR_CACHE"
 """The variable of the environment that names the folder, or is "off"."""
 
+CHOOSING = "torch", "highspy"
+"""The packages by which a choice may differ: what records a graph, and what solves."""
+
 MOST_BYTES = 1 << 26
 """What the files may take together; those that were not read for the longest time go first."""
 
@@ -52,9 +55,10 @@ class _Unkept(Exception):
 
 
 def key_of(joint: Joint) -> str | None:
-    """The name of a choice; None where it is not kept: rules of others may change unseen."""
+    """The name of a choice; None where it depends on what may change unseen, and is not kept."""
     graph, known = joint.graph, (joint.prices.mesh, joint.prices.cost, joint.constraints)
-    if _folder() is None or has_rules_of_others():
+    # pieces of decompositions are aten ops too
+    if _folder() is None or any(op == "pointwise" or op.namespace == "aten" for op in OF_OTHERS):
         return None
     try:
         rest = _text((_versions(), *known, dict(joint.boundaries), joint.regather))
@@ -162,11 +166,12 @@ def _make_room(folder: Path) -> None:
 @functools.lru_cache(maxsize=1)
 def _versions() -> str:
     """The versions of what chooses: of this package by its files, as it may be a checkout."""
-    root = Path(__file__).parents[1]
-    files = sorted(root.rglob("*.py"))
-    stats = [(path.relative_to(root).as_posix(), path.stat()) for path in files]
-    sizes = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
-    text = repr((sizes, torch.__version__, version("scipy")))
+    root, files = Path(__file__).parents[1], list[tuple[str, int, int]]()
+    for folder, _, names in os.walk(root):
+        for path in (os.path.join(folder, name) for name in names if name.endswith(".py")):
+            stat = os.stat(path)
+            files.append((os.path.relpath(path, root), stat.st_size, stat.st_mtime_ns))
+    text = repr((sorted(files), [version(name) for name in CHOOSING]))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -175,7 +180,8 @@ def _graph_text(graph: Graph) -> str:
     for call in graph.calls:
         named = call.op.namespace in ("aten", "prims") or call.op in (CONSTRAIN, SAVED)
         text = CallKey.of(call).text
-        if not (named or rule_of(call.op)) or " at 0x" in text:
+        known = named or (rule_of(call.op) and call.op not in OF_OTHERS)
+        if not known or " at 0x" in text:
             raise _Unkept
         lines.append(f"{call.op.name()}{text}{call.ins}{call.outs}")
     return "\n".join(lines)

@@ -4,7 +4,9 @@ import os
 import random
 import signal
 import sys
+import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -80,17 +82,40 @@ def test_how_a_rank_ended_is_told():
             cluster.run(lambda: cluster.rank or os.kill(os.getpid(), signal.SIGTERM))
 
 
+def runs(pid: int) -> bool:
+    """Whether a process runs; one that nobody has waited for does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def test_servers_that_were_killed_are_started_anew():
     with ranks(env={"A_VARIABLE": "1"}) as cluster:
         servers = parents(cluster)
         for server in servers:
             os.kill(server, signal.SIGKILL)
         assert cluster.run(lambda: 1) == [1, 1], "ranks need no server once they run"
-        assert "up" in repr(cluster) or "ended" in repr(cluster)
+        assert repr(cluster) == "<local cluster of 2 ranks: up>"
+        pids = cluster.run(os.getpid)
+    limit = time.monotonic() + 10
+    while any(map(runs, pids)):
+        assert time.monotonic() < limit
+        time.sleep(0.01)
     with ranks(env={"A_VARIABLE": "1"}) as cluster:
         cluster.run(lambda: 1)  # interpreters of their own, if the servers' end was not known
     with ranks(env={"A_VARIABLE": "1"}) as cluster:
         assert not set(parents(cluster)) & set(servers)
+
+
+def test_where_no_server_comes_up_ranks_are_new_interpreters_that_say_why(monkeypatch, capfd):
+    started = []
+    start = fork_server._started
+    monkeypatch.setattr(fork_server, "_started", lambda env: started.append(env) or start(env))
+    said = pytest.raises(fd.WorkerError, match="did not start: ranks 0-3 exited with 1")
+    with ranks(4, env={"PYTHONHOME": "/nowhere"}) as cluster, said:
+        cluster.run(os.getpid)
+    assert len(started) == 2, "no more servers than one start takes"
 
 
 def test_where_a_fork_is_not_safe_ranks_are_new_interpreters(monkeypatch):

@@ -4,14 +4,16 @@ import contextlib
 import json
 import os
 import stat
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from torch.library import custom_op
 
-from fdtensor import Mesh, Ragged, TensorType, like, rule, trace
+from fdtensor import Mesh, Ragged, Shard, TensorType, like, rule, trace
 from fdtensor.cost import GLOO, NCCL
 from fdtensor.errors import FdtensorError
 from fdtensor.layouts.json_fields import Malformed, parsed
@@ -33,6 +35,7 @@ kept_anew = settings(
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     """The folder of a test, where all choices are kept, however little time they took."""
+    monkeypatch.setattr(choice_cache, "OF_OTHERS", set())  # other tests register rules
     monkeypatch.setenv("FDTENSOR_CACHE", str(tmp_path))
     monkeypatch.setattr(together, "LONG", -1.0)
     return tmp_path / "choices"
@@ -49,9 +52,9 @@ def chosen(monkeypatch):
     return calls
 
 
-def mlp(mesh=MESH, n=64, f=torch.relu, **options):
-    x = TensorType((n, 32), torch.float32, mesh.layout("dp"))
-    w = TensorType((32, 32), torch.float32, mesh.layout(None, "tp"))
+def mlp(mesh=MESH, n=64, f=torch.relu, dtype=torch.float32, **options):
+    x = TensorType((n, 32), dtype, mesh.layout("dp"))
+    w = TensorType((32, 32), dtype, mesh.layout(None, "tp"))
     return trace(lambda x, w: (f(x @ w) @ w.T).sum(0), x, w, **options)
 
 
@@ -98,6 +101,7 @@ def test_another_question_is_another_choice(chosen):
     mlp()
     asked = [
         lambda: mlp(n=65),
+        lambda: mlp(dtype=torch.float64),
         lambda: mlp(f=torch.tanh),
         lambda: mlp(mesh=Mesh(tp=2, dp=2)),
         lambda: mlp(mesh=Mesh(dp=2, tp=2, links={"dp": "infiniband"})),
@@ -196,11 +200,29 @@ def test_files_that_nobody_reads_go_first(few, monkeypatch, folder):
     assert not first.exists()
 
 
-def test_with_rules_of_others_nothing_is_kept(monkeypatch, folder):
-    monkeypatch.setattr(core, "_RULES", dict(core._RULES))
+def test_what_rules_of_others_decide_is_not_kept(monkeypatch, folder):
+    for registry in ("_RULES", "OF_OTHERS"):
+        monkeypatch.setattr(core, registry, type(getattr(core, registry))(getattr(core, registry)))
+    monkeypatch.setattr(choice_cache, "OF_OTHERS", core.OF_OTHERS)
+    core.OF_OTHERS.clear()
+    tripled = custom_op("test_choice_cache::tripled", lambda x: x * 3, mutates_args=(), schema=ONE)
+    tripled.register_fake(torch.empty_like)
+    rule(tripled)(lambda x: [((Shard(0),), Shard(0))])
+    mlp(f=tripled)
+    assert not folder.exists()
+    mlp(f=torch.relu)
+    assert len(list(folder.iterdir())) == 1
     rule(torch.ops.aten.relu.default)(lambda x: [])
     mlp(f=torch.tanh)
-    assert not folder.exists()
+    assert len(list(folder.iterdir())) == 1
+
+
+ONE = "(Tensor x) -> Tensor"
+
+
+def test_the_versions_are_of_packages_that_every_user_has():
+    needed = [r for r in requires("fdtensor") or () if "extra ==" not in r]
+    assert all(any(r.startswith(name) for r in needed) for name in choice_cache.CHOOSING)
 
 
 def _setting(name: str) -> Setting:

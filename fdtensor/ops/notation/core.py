@@ -139,6 +139,9 @@ class Rule:
 
 _RULES: dict[Any, Rule] = {}
 
+OF_OTHERS: set[Any] = set()
+"""The ops that have a rule from outside of this package, which may change unseen."""
+
 
 def rule(
     *ops: Any,
@@ -206,14 +209,11 @@ def rule(
                         hint="Keep one of them.",
                     )
                 _RULES[overload] = new
+                if not rows.__module__.startswith("fdtensor."):
+                    OF_OTHERS.add(overload)
         return rows
 
     return register
-
-
-def has_rules_of_others() -> bool:
-    """Whether a rule was registered outside of this package."""
-    return not all(r.rows.__module__.startswith("fdtensor.") for r in _RULES.values())
 
 
 def _ours(*rules: Rule) -> bool:
