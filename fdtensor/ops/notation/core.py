@@ -208,12 +208,16 @@ def rule(
                         second=rows.__module__,
                         hint="Keep one of them.",
                     )
-                _RULES[overload] = new
-                if not rows.__module__.startswith("fdtensor."):
-                    OF_OTHERS.add(overload)
+                _keep(overload, new)
         return rows
 
     return register
+
+
+def _keep(overload: Any, new: Rule) -> None:
+    _RULES[overload] = new
+    if not new.rows.__module__.startswith("fdtensor."):
+        OF_OTHERS.add(overload)
 
 
 def _ours(*rules: Rule) -> bool:
