@@ -216,12 +216,13 @@ def rule(
 
 def _keep(overload: Any, new: Rule) -> None:
     _RULES[overload] = new
-    if not new.rows.__module__.startswith("fdtensor."):
+    home = new.rows.__module__ or ""  # None for a function of exec()
+    if not home.startswith("fdtensor."):
         OF_OTHERS.add(overload)
 
 
 def _ours(*rules: Rule) -> bool:
-    return all(r.rows.__module__.startswith("fdtensor.ops.rules") for r in rules)
+    return all((r.rows.__module__ or "").startswith("fdtensor.ops.rules") for r in rules)
 
 
 def _overloads(op: Any) -> list[Any]:
