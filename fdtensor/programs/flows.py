@@ -8,7 +8,7 @@ share their variables, so that a graph of many layers is no larger than one of a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, TypeVar
 
@@ -110,17 +110,20 @@ def solved_by_flows(
         m, k = values.maker
         makers = _grouped(picks[m], [o.outs[k] for o in nodes[m].options])
         moves: dict[Hashable, int] = {}
-        for (n, i), uses in values.takers.items():
-            takers = _grouped(picks[n], [o.ins[i] for o in nodes[n].options])
-            shared = share(values.v)
-            times = values.count * (1 if shared else uses)
-            several = moves if shared and len(values.takers) > 1 else None
-            use = nodes[n].use(i)
+        shared = share(values.v)
+        uses = [
+            (nodes[n].use(i), _grouped(picks[n], [o.ins[i] for o in nodes[n].options]), readers)
+            for (n, i), readers in values.takers.items()
+        ]
+        wanted = Counter((q, use) for use, takers, _ in uses for q in takers if shared)
+        for use, takers, readers in uses:
             look = price.kind(values.v), tuple(makers), tuple(takers), use
             if look not in prices:
                 pairs = product(makers, takers)
                 prices[look] = {(p, q): price(values.v, p, q, use) for p, q in pairs}
-            _flow(model, makers, takers, _Moving(prices[look], use, times, several))
+            times = values.count * (1 if shared else readers)
+            common = {q for q in takers if wanted[q, use] > 1}
+            _flow(model, makers, takers, _Moving(prices[look], use, times, common, moves))
     solution = model.solve(whole, before)
     best = {n: int(np.argmax(solution.x[pick])) for n, pick in picks.items()}
     return Picked([best[n] for n in first], solution.whole, model)
@@ -142,8 +145,10 @@ class _Moving:
     """What prices its moves besides."""
     times: int
     """How many values move so."""
-    moves: dict[Hashable, int] | None
-    """The variables of the moves so far that several uses share; None for one use alone."""
+    common: Collection[Any]
+    """The placements that other uses take too: a move to one is paid once."""
+    moves: dict[Hashable, int]
+    """The variables of the moves so far that several uses share."""
 
 
 def _flow(
@@ -156,7 +161,7 @@ def _flow(
 
     `makers` and `takers` are the variables of options by placement.
     """
-    prices, alone = moving.prices, moving.moves is None
+    prices = moving.prices
     if not any(prices.values()):
         return
     if len(makers) == 1 or len(takers) == 1:
@@ -165,24 +170,19 @@ def _flow(
         return
     # of a tie only what stays: large costs would not be exact
     tied = takers.keys() <= makers.keys() and all(s >= IMPOSSIBLE for s in prices.values() if s)
-    flow = {
-        (p, q): model.variable(seconds * moving.times if alone else 0.0)
-        for (p, q), seconds in prices.items()
-        if p == q or not tied
-    }
+    flow = {(p, q): model.variable(0.0) for p, q in prices if p == q or not tied}
     for p, options in makers.items():
         model.constraint([flow[p, q] for q in takers if (p, q) in flow], options, 0, 0)
     for q, options in takers.items():
         model.constraint([flow[p, q] for p in makers if (p, q) in flow], options, 0, 0)
-    if not alone:
-        for (p, q), y in flow.items():
-            _pay(model, moving, p, q, [y])
+    for (p, q), y in flow.items():
+        _pay(model, moving, p, q, [y])
 
 
 def _pay(model: IntegerProgram, moving: _Moving, p: Any, q: Any, options: Sequence[int]) -> None:
     """Adds that a move is paid where one of the options is taken."""
     seconds = moving.prices[p, q] * moving.times
-    if moving.moves is None:
+    if q not in moving.common:
         for x in options:
             model.costs[x] += seconds
     elif seconds or p != q:  # of no cost too: other prices keep the constraints then
