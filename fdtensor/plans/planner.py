@@ -244,6 +244,8 @@ def _plan(src: object, dst: object, cost: CostModel, max_bytes: int | None) -> P
 
 def _by_owners(plain: Plan) -> Plan | None:
     """The plan by owners of no layout, where that receives less; a number may not take longer."""
+    if not (plain.src.layout.partial or plain.dst.layout.partial):
+        return None  # each rank receives what it lacks
     if plain.total_bytes in (0, plain.least_total_bytes):
         return None
     steps = by_owners(plain.src, plain.dst)

@@ -35,22 +35,37 @@ from fdtensor.plans.normal_type import normalized
 from fdtensor.plans.owners import cut_like, owners
 from fdtensor.plans.transitions import named
 
-__all__ = ["by_owners", "candidates", "same_everywhere"]
+__all__ = ["Leg", "Steps", "alternatives", "by_owners", "candidates", "same_everywhere"]
 
 Steps = tuple[Step, ...]
+
+Leg = tuple[Steps, ...]
+"""A part of the way: the steps of it, of which the fastest are taken."""
 
 
 def candidates(src: TensorType, dst: TensorType, cost: CostModel) -> Iterator[Steps]:
     """The ways worth comparing; one of them receives the fewest bytes."""
+    for legs in alternatives(src, dst):
+        yield _between(src, dst, tuple([s for leg in legs for s in _fastest(leg, cost)]))
+
+
+def alternatives(src: TensorType, dst: TensorType) -> Iterator[tuple[Leg, ...]]:
+    """The same by any cost model: the legs of each way, between types without axes of one rank."""
     plain_src, plain_dst = _plain(src), _plain(dst)
     if plain_src is plain_dst:
         yield ()
     elif src.numel == 0:
-        yield (Step(Slice((), ()), src, dst),)
+        yield (((Step(Slice((), ()), src, dst),),),)
     else:
         for middle, finish in _endings(plain_src, plain_dst):
-            for steps in _reducing(plain_src, middle, cost):
-                yield _between(src, dst, (*steps, *finish))
+            for legs in _reducing(plain_src, middle):
+                yield (*legs, (finish,)) if finish else legs
+
+
+def _fastest(leg: Leg, cost: CostModel) -> Steps:
+    if len(leg) == 1:
+        return leg[0]
+    return min(leg, key=lambda steps: sum(seconds(step, cost) for step in steps))
 
 
 def by_owners(src: TensorType, dst: TensorType) -> Steps | None:
@@ -180,22 +195,22 @@ def _with(layout: Layout, axes: Sequence[str], placement: Partial) -> Layout:
     return Layout(layout.mesh, placements, dict(layout.order))
 
 
-def _reducing(src: TensorType, dst: TensorType, cost: CostModel) -> Iterator[Steps]:
+def _reducing(src: TensorType, dst: TensorType) -> Iterator[tuple[Leg, ...]]:
     """The ways from `src` to a `dst` that adds no pending terms."""
     moves = movement(src, dst)
     if not moves.reduced:
-        yield _moving(src, dst, cost)
+        yield _moving(src, dst)
         return
     owned = owners(moves)
-    yield (*_one(src, owned, cost), *_moving(owned, dst, cost))
+    yield (_one(src, owned), *_moving(owned, dst))
     even = owners(moves, near=False)
     if even is not owned:  # more ranks talk, and each receives as much
-        yield (*_one(src, even, cost), *_moving(even, dst, cost))
+        yield (_one(src, even), *_moving(even, dst))
     if owned is not dst:  # two terms for two ranks: each may as well reduce for itself
-        yield _one(src, dst, cost)
+        yield (_one(src, dst),)
     spread = owners(moves, spread=True)
     if spread is not owned and prod(dst.mesh.sizes[i] for i in moves.dst.free) <= MAX_TALKING:
-        yield (*_one(src, spread, cost), *_moving(spread, dst, cost))
+        yield (_one(src, spread), *_moving(spread, dst))
     if moves.same_mesh:
         sliced = _sliced(src, dst)
         names = src.mesh.axes
@@ -205,7 +220,7 @@ def _reducing(src: TensorType, dst: TensorType, cost: CostModel) -> Iterator[Ste
         axes = tuple(names[i] for i in moves.reduced)
         first = (Step(named(src, sliced), src, sliced),) if sliced is not src else ()  # type: ignore[arg-type]
         reduce = Step(AllReduce(axes, src.layout.partial[axes[0]]), sliced, reduced)
-        yield (*first, reduce, *_moving(reduced, dst, cost))
+        yield (((*first, reduce),), *_moving(reduced, dst))
 
 
 def _sliced(src: TensorType, dst: TensorType) -> TensorType:
@@ -232,20 +247,23 @@ def _extended(layout: Layout, axis: str, placement: Cut) -> Layout:
     return Layout(layout.mesh, placements, order)
 
 
-def _moving(src: TensorType, dst: TensorType, cost: CostModel) -> Steps:
-    """The fastest of the ways that receive exactly what each rank lacks, without reductions."""
+def _moving(src: TensorType, dst: TensorType) -> tuple[Leg, ...]:
+    """One leg that receives exactly what each rank lacks, without reductions, or none."""
     if src is dst:
         return ()
     if src.mesh is dst.mesh and _same_blocks(src, dst):
         return ()
-    return _one(src, dst, cost)
+    return (_one(src, dst),)
 
 
-def _one(src: TensorType, dst: TensorType, cost: CostModel) -> Steps:
-    """The fastest way that is one exchange, or a slice and a named collective."""
+def _one(src: TensorType, dst: TensorType) -> Leg:
+    """The ways that are one exchange, or a slice and a named collective."""
     if _nothing_moves(movement(src, dst)):
-        return (_cut(src, dst),)
-    ways = [(by_exchange(src, dst, "peer_to_peer"),), (by_exchange(src, dst, "all_to_all"),)]
+        return ((_cut(src, dst),),)
+    ways: list[Steps] = [
+        (by_exchange(src, dst, "peer_to_peer"),),
+        (by_exchange(src, dst, "all_to_all"),),
+    ]
     if src.mesh is dst.mesh:
         sliced = _sliced(src, dst)
         collective = named(sliced, dst)
@@ -259,7 +277,7 @@ def _one(src: TensorType, dst: TensorType, cost: CostModel) -> Steps:
         collective = named(src, dst)
         if collective is not None:
             ways.append((Step(collective, src, dst),))
-    return min(ways, key=lambda steps: sum(seconds(step, cost) for step in steps))
+    return tuple(ways)
 
 
 def _nothing_moves(moves: Movement) -> bool:

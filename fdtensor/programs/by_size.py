@@ -1,83 +1,148 @@
-"""`BySize`: the seconds of moves that differ in the size of the tensor alone, with few plans.
+"""`BySize`: the seconds of moves that differ in the size of the tensor alone, from one search.
 
 `essential` merges the dims that tell nothing, and `least_shape` says which moves are alike.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable
+import functools
+from collections.abc import Sequence
 from math import prod
 
 import attrs
+import torch
 
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Cut, Partial, Placement, Shard, StridedShard
 from fdtensor.layouts.remembered import remembered
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.plans.bound import least_total
+from fdtensor.plans.cost import CostModel, seconds
+from fdtensor.plans.cost_parts import overlapped, parted
+from fdtensor.plans.search import Steps, alternatives, by_owners
+from fdtensor.plans.traffic import all_received
 from fdtensor.programs.nested import Nested
 from fdtensor.programs.nodes import Placements
+from fdtensor.programs.rounding import middles
 
-__all__ = ["BySize", "Line", "Shape", "essential", "least_shape"]
+__all__ = ["BySize", "RoundedBySize", "Shape", "enlarged", "essential", "least_shape"]
 
 Shape = tuple[int, ...]
 
-DIGITS = 12
-"""The significant digits that are kept: lines of the same plan are then equal."""
-
-MOST = 1 << 44
-"""About how many elements the largest tensor has."""
+MOST = 1 << 40
+"""About how many elements a tensor has of which the bytes are counted, so that none is rounded."""
 
 
-def _rounded(x: float) -> float:
-    return float(f"{x:.{DIGITS}g}")
+class _Way:
+    """Some steps of a move, of a tensor of any size."""
 
+    def __init__(self, steps: Steps, size: int, cost: CostModel) -> None:
+        launches, rates = parted(cost)
+        self.steps, self._size, self._cost = steps, size, cost
+        self._fixed = sum(seconds(step, launches) for step in steps)
+        self._each = sum(seconds(step, rates) for step in steps) / size
 
-@attrs.frozen
-class Line:
-    """What a plan takes for a tensor of any size: `fixed + size * each`."""
+    def seconds(self, size: int) -> float:
+        """What they take by themselves for a tensor with so many elements."""
+        return self._fixed + size * self._each
 
-    fixed: float = attrs.field(converter=_rounded)
-    each: float = attrs.field(converter=_rounded)
+    def visible(self, size: int) -> float:
+        """What they take amid a program."""
+        return self._felt + size * self._each
 
-    def at(self, size: int) -> float:
-        """The seconds at a size."""
-        return self.fixed + size * self.each
+    @functools.cached_property
+    def _felt(self) -> float:
+        launches, _ = parted(overlapped(self._cost))
+        return sum(seconds(step, launches) for step in self.steps)
+
+    @functools.cached_property
+    def received(self) -> int:
+        """The bytes that all ranks receive, of the tensor of `MOST` elements."""
+        return all_received(self.steps)
 
 
 class BySize:
-    """The lines of the fastest plans at some sizes.
+    """The seconds of the plan between two types, for tensors of any size that move alike.
 
-    Where the same line is the least of all at two sizes, it is so at each size between them, which
-    then takes no plan: the least of several lines is concave. What is returned does not depend on
-    the sizes asked before, so that ranks choose alike.
+    All that a plan is compared by is a fixed part and a part in proportion to the size, for each
+    of the few ways that there are.
     """
 
-    def __init__(self, smallest: Shape) -> None:
-        self._smallest = smallest
-        self._times: list[int] = []
-        """How many times as large the tensors are whose lines are known, ascending."""
-        self._lines: dict[int, Line] = {}
+    def __init__(self, src: TensorType, dst: TensorType, cost: CostModel) -> None:
+        self._types, self._cost = (src, dst), cost
+        self._ways = [
+            [[_Way(steps, src.numel, cost) for steps in leg] for leg in legs]
+            for legs in alternatives(src, dst)
+        ]
 
-    def at(self, size: int, line: Callable[[Shape], Line]) -> float:
-        """The seconds of a tensor with so many elements; `line` says that of a shape."""
-        smallest, known = prod(self._smallest), self._times
-        times = -(-size // smallest)
-        if known and not known[0] <= times <= known[-1]:
-            self._line(max(1, MOST // smallest) if times > known[-1] else 1, line)
-        i = bisect_left(self._times, times)
-        around = [self._lines[t] for t in self._times[max(i - 1, 0) : i + 1]]
-        if len(around) == 2 and around[0] == around[1]:
-            return around[0].at(size)
-        return self._line(times, line).at(size)
+    def at(self, size: int) -> float:
+        """The seconds for a tensor with so many elements, amid a program."""
+        return sum(way.visible(size) for way in self.taken(size))
 
-    def _line(self, times: int, line: Callable[[Shape], Line]) -> Line:
-        """The line of a tensor that is so many times as large as the smallest."""
-        if times not in self._lines:
-            grows = min(1, len(self._smallest) - 1)  # of dims in turn plain and cut
-            shape = [n * times if d == grows else n for d, n in enumerate(self._smallest)]
-            self._lines[times] = line(tuple(shape))
-            self._times = sorted(self._lines)
-        return self._lines[times]
+    def taken(self, size: int) -> Sequence[_Way]:
+        """The way that `plan` takes, in its parts."""
+        ways = [[min(leg, key=lambda w: w.seconds(size)) for leg in legs] for legs in self._ways]
+        best = ways[0] if len(ways) == 1 else min(ways, key=lambda way: _cost_of(way, size))
+        received = sum(way.received for way in best) if self._pending else 0
+        if received in (0, self._least) or self._by_owners is None:
+            return best
+        return [self._by_owners] if self._by_owners.received < received else best
+
+    def steps(self, size: int) -> Steps:
+        """The steps of the plan, of the tensor of `MOST` elements."""
+        return tuple([step for way in self.taken(size) for step in way.steps])
+
+    @functools.cached_property
+    def _pending(self) -> bool:
+        return any(type.layout.partial for type in self._types)
+
+    @functools.cached_property
+    def _least(self) -> int:
+        return least_total(*self._types)
+
+    @functools.cached_property
+    def _by_owners(self) -> _Way | None:
+        steps = by_owners(*self._types)
+        return None if steps is None else _Way(steps, self._types[0].numel, self._cost)
+
+
+def _cost_of(way: Sequence[_Way], size: int) -> tuple[int, float, int]:
+    received = sum(part.received for part in way)
+    return received, sum(part.seconds(size) for part in way), sum(len(part.steps) for part in way)
+
+
+class RoundedBySize:
+    """The same of a sum that is pending in a `wide` dtype, and rounded where that is best."""
+
+    def __init__(
+        self, src: TensorType, dst: TensorType, wide: torch.dtype, cost: CostModel
+    ) -> None:
+        self._types, self._cost = (src, dst), cost
+        self._terms, self._end = (attrs.evolve(type, dtype=wide) for type in (src, dst))
+        self._whole = BySize(self._terms, self._end, cost)
+        self._parts: dict[TensorType, tuple[BySize, BySize]] = {}
+
+    def at(self, size: int) -> float:
+        """The seconds for a tensor with so many elements, amid a program."""
+        least = self._whole.at(size)
+        for middle in middles(self._whole.steps(size), self._end):
+            before, after = self._through(middle)
+            least = min(least, before.at(size) + after.at(size))
+        return least
+
+    def _through(self, middle: TensorType) -> tuple[BySize, BySize]:
+        if middle not in self._parts:
+            src, dst = self._types
+            after = BySize(src.with_layout(middle.layout), dst, self._cost)
+            self._parts[middle] = BySize(self._terms, middle, self._cost), after
+        return self._parts[middle]
+
+
+def enlarged(smallest: Shape) -> Shape:
+    """The shape of a tensor that moves alike, of about `MOST` elements."""
+    times = max(1, MOST // prod(smallest))
+    grows = min(1, len(smallest) - 1)  # of dims in turn plain and cut
+    return tuple([n * times if d == grows else n for d, n in enumerate(smallest)])
 
 
 @remembered(65536)

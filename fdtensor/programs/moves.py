@@ -25,9 +25,16 @@ from fdtensor.ops.graph import Full
 from fdtensor.ops.precision import HALVES, is_sum, wide_of
 from fdtensor.plans.collectives import Step
 from fdtensor.plans.cost import LOCAL, CostModel, seconds
-from fdtensor.plans.cost_parts import overlapped, parted
+from fdtensor.plans.cost_parts import overlapped
 from fdtensor.plans.planner import plan
-from fdtensor.programs.by_size import BySize, Line, Shape, essential, least_shape
+from fdtensor.programs.by_size import (
+    BySize,
+    RoundedBySize,
+    Shape,
+    enlarged,
+    essential,
+    least_shape,
+)
 from fdtensor.programs.nested import Nested, layout_at, place_of, shares_dim
 from fdtensor.programs.nodes import Place, Placements
 from fdtensor.programs.rounding import stages
@@ -152,9 +159,10 @@ def _priced(
     sizes, src, dst = essential(shape, part, src, dst)
     move = _Move(src, dst, full.dtype, part, cost, wide)
     least = least_shape(sizes, part, (*src, *dst))
-    if least is None or wide is not None:  # it is rounded where that is best, by other prices
+    if least is None:
         return _seconds(sizes, move)
-    return _by_size(least, move).at(prod(sizes), lambda shape: _line(shape, move))
+    by_size = _by_size(least, move)
+    return IMPOSSIBLE if by_size is None else by_size.at(prod(sizes)) + LEAST
 
 
 class _Move(NamedTuple):
@@ -188,26 +196,28 @@ def _seconds(shape: Shape, move: _Move) -> float:
 
 
 @remembered(1 << 14)
-def _by_size(smallest: Shape, move: _Move) -> BySize:
-    """The seconds of a move by the size of the tensor."""
-    del move
-    return BySize(smallest)
+def _by_size(smallest: Shape, move: _Move) -> BySize | RoundedBySize | None:
+    """The seconds of a move by the size of the tensor; None where it is impossible."""
+    try:
+        src, dst = _types(enlarged(smallest), move)
+        if move.wide is not None:
+            return RoundedBySize(src, dst, move.wide, move.cost)
+        return BySize(src, dst, move.cost)
+    except FdtensorError:
+        return None
 
 
-def _line(shape: Shape, move: _Move) -> Line:
-    steps = _steps(shape, move)
-    if steps is None:
-        return Line(IMPOSSIBLE, 0.0)
-    launches, rates = parted(overlapped(move.cost))
-    each = sum(seconds(step, rates) for step in steps) / prod(shape)
-    return Line(sum(seconds(step, launches) for step in steps) + LEAST, each)
+def _types(shape: Shape, move: _Move) -> tuple[TensorType, TensorType]:
+    src, dst = (
+        TensorType(shape, move.dtype, layout_at(move.mesh, x)) for x in (move.src, move.dst)
+    )
+    return src, dst
 
 
 def _steps(shape: Shape, move: _Move) -> list[Step] | None:
     """The steps of the plan of a move; None where there is none."""
-    ends = move.src, move.dst
     try:
-        before, after = (TensorType(shape, move.dtype, layout_at(move.mesh, x)) for x in ends)
+        before, after = _types(shape, move)
         parts = (
             (plan(before, after, cost=move.cost),)
             if move.wide is None

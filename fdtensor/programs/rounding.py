@@ -6,7 +6,7 @@ float32 and an all_gather of halves, 3/4 of its bytes, where that takes less tim
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 
 import attrs
@@ -16,11 +16,12 @@ from fdtensor.layouts.placement import Replicate, Shard
 from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.precision import has_pending_sum, is_sum
+from fdtensor.plans.collectives import Step
 from fdtensor.plans.cost import CostModel, seconds
 from fdtensor.plans.cost_parts import overlapped
 from fdtensor.plans.planner import Plan, plan
 
-__all__ = ["stages"]
+__all__ = ["middles", "stages"]
 
 
 @remembered(65536)
@@ -34,24 +35,25 @@ def stages(
     """
     terms, end = (attrs.evolve(type, dtype=wide) for type in (src, dst))
     whole = plan(terms, end, cost=cost)
-    if has_pending_sum(dst.layout):
-        return (whole,)
     ways: list[tuple[Plan, ...]] = [(whole,)]
-    for middle in _middles(whole):
-        if middle is not end:
-            after = plan(src.with_layout(middle.layout), dst, cost=cost)
-            ways.append((plan(terms, middle, cost=cost), after))
+    for middle in middles(whole.steps, end):
+        after = plan(src.with_layout(middle.layout), dst, cost=cost)
+        ways.append((plan(terms, middle, cost=cost), after))
     visible = overlapped(cost)
     return min(ways, key=lambda way: sum(seconds(s, visible) for part in way for s in part.steps))
 
 
-def _middles(whole: Plan) -> Iterator[TensorType]:
-    """Types in which the sum may be rounded: after the last step that adds, or cut by its axes."""
-    last = next((step for step in reversed(whole.steps) if has_pending_sum(step.src.layout)), None)
-    if last is None:
+def middles(steps: Sequence[Step], end: TensorType) -> Iterator[TensorType]:
+    """Types in which the sum may be rounded: after the last step that adds, or cut by its axes.
+
+    There is none where the sum stays pending, or the steps add last.
+    """
+    last = next((step for step in reversed(steps) if has_pending_sum(step.src.layout)), None)
+    if last is None or has_pending_sum(end.layout):
         return
-    yield last.dst
-    mesh = whole.dst.mesh
+    if last.dst is not end:
+        yield last.dst
+    mesh = end.mesh
     added = [
         axis
         for axis in mesh.axes
@@ -62,7 +64,8 @@ def _middles(whole: Plan) -> Iterator[TensorType]:
             layout = last.dst.layout
             for axis in added:
                 layout = layout.split(axis, dim)
-            yield last.dst.with_layout(layout)
+            if (middle := last.dst.with_layout(layout)) is not end:
+                yield middle
 
 
 def _even(type: TensorType, dim: int, ways: int) -> bool:

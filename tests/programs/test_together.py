@@ -25,10 +25,12 @@ from fdtensor import (
 )
 from fdtensor.layouts.placement import Placement
 from fdtensor.ops.graph import Full
+from fdtensor.plans import search
 from fdtensor.plans.cost import GLOO, H100, NCCL, seconds
 from fdtensor.plans.cost_parts import overlapped
-from fdtensor.programs import moves as moves_module
+from fdtensor.programs import by_size
 from fdtensor.programs.moves import IMPOSSIBLE, about_seconds, move_seconds
+from fdtensor.programs.rounding import stages
 from tests.bench.choice_cases import CASES
 
 
@@ -161,14 +163,33 @@ def test_even_moves_take_what_their_plans_take_whatever_their_size(move, cost):
             assert got == pytest.approx(due, rel=1e-9, abs=2e-9)
 
 
-def test_a_move_of_many_sizes_takes_few_plans(monkeypatch):
-    planned = []
-    monkeypatch.setattr(moves_module, "plan", lambda *a, **k: planned.append(a) or plan(*a, **k))
-    cost = attrs.evolve(NCCL, name="few plans")  # which no other test has asked for
+@given(move=even_moves(), cost=st.sampled_from([NCCL, GLOO, H100]), data=st.data())
+def test_and_where_sums_of_halves_wait_in_float32(move, cost, data):
+    fulls, mesh, src, dst = move
+    src = (Partial("sum"), *src[1:])
+    dims = [p.dim for side in (src, dst) for p in side if isinstance(p, (Shard, StridedShard))]
+    if all(p != q for p, q in zip(src, dst)) and len({*dims}) == len(dims):
+        full = attrs.evolve(data.draw(st.sampled_from(fulls)), dtype=torch.bfloat16)
+        ends = [TensorType(full.shape, full.dtype, Layout(mesh, side)) for side in (src, dst)]
+        parts = stages(*ends, torch.float32, cost)
+        due = sum(seconds(step, overlapped(cost)) for part in parts for step in part.steps)
+        got = move_seconds(full, mesh, src, dst, cost, torch.float32)
+        assert got == pytest.approx(due, rel=1e-9, abs=2e-9)
+
+
+def test_a_move_of_many_sizes_is_searched_once(monkeypatch):
+    searched = []
+
+    def alternatives(*ends):
+        searched.append(ends)
+        return search.alternatives(*ends)
+
+    monkeypatch.setattr(by_size, "alternatives", alternatives)
+    cost = attrs.evolve(NCCL, name="one search")  # which no other test has asked for
     ends = (Partial("sum"),), (Replicate(),)
     for n in (5, 400, 3, 7000, 60, 1):
         move_seconds(Full((8 * n, 7), torch.float32), Mesh(few=4), *ends, cost, None)
-    assert len(planned) == 3  # at the first size, the least and the largest
+    assert len(searched) == 1
 
 
 @given(move=even_moves(), order=st.randoms(use_true_random=False))
