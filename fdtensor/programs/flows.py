@@ -95,38 +95,50 @@ def solved_by_flows(
     """
     model = IntegerProgram()
     many = Counter(first)
-    picks = {
-        n: [
-            model.variable((o.seconds + k * FIRST) * many[n], whole=len(node.options) > 1)
-            for k, o in enumerate(node.options)
-        ]
-        for n, node in enumerate(nodes)
-        if n in many
-    }
-    for pick in picks.values():
-        model.constraint(pick, [], 1, 1)
-    prices: dict[Hashable, _Priced] = {}  # by what they depend on
+    picks = {n: _pick(model, node, many[n]) for n, node in enumerate(nodes) if n in many}
+    known: dict[Hashable, _Priced] = {}
     for values in values_of(nodes, first, as_one=True):
-        m, k = values.maker
-        makers = _grouped(picks[m], [o.outs[k] for o in nodes[m].options])
-        moves: dict[Hashable, int] = {}
-        shared = share(values.v)
-        uses = [
-            (nodes[n].use(i), _grouped(picks[n], [o.ins[i] for o in nodes[n].options]), readers)
-            for (n, i), readers in values.takers.items()
-        ]
-        wanted = Counter((q, use) for use, takers, _ in uses for q in takers if shared)
-        for use, takers, readers in uses:
-            look = price.kind(values.v), tuple(makers), tuple(takers), use
-            if look not in prices:
-                pairs = product(makers, takers)
-                prices[look] = {(p, q): price(values.v, p, q, use) for p, q in pairs}
-            times = values.count * (1 if shared else readers)
-            common = {q for q in takers if wanted[q, use] > 1}
-            _flow(model, makers, takers, _Moving(prices[look], use, times, common, moves))
+        _add_moves(model, nodes, picks, values, price, known, share(values.v))
     solution = model.solve(whole, before)
     best = {n: int(np.argmax(solution.x[pick])) for n, pick in picks.items()}
     return Picked([best[n] for n in first], solution.whole, model)
+
+
+def _pick(model: IntegerProgram, node: Node, many: int) -> list[int]:
+    """The variables of the options of so many nodes, one of which is taken."""
+    several = len(node.options) > 1
+    options = enumerate(node.options)
+    pick = [model.variable((o.seconds + k * FIRST) * many, whole=several) for k, o in options]
+    model.constraint(pick, [], 1, 1)
+    return pick
+
+
+def _add_moves(
+    model: IntegerProgram,
+    nodes: Sequence[Node],
+    picks: Mapping[int, Sequence[int]],
+    values: Values,
+    price: Price,
+    known: dict[Hashable, _Priced],
+    shared: bool,
+) -> None:
+    """Adds the moves of values to their uses; `known` has prices by what they depend on."""
+    m, k = values.maker
+    makers = _grouped(picks[m], [o.outs[k] for o in nodes[m].options])
+    moves: dict[Hashable, int] = {}
+    uses = [
+        (nodes[n].use(i), _grouped(picks[n], [o.ins[i] for o in nodes[n].options]), readers)
+        for (n, i), readers in values.takers.items()
+    ]
+    wanted = Counter((q, use) for use, takers, _ in uses for q in takers if shared)
+    for use, takers, readers in uses:
+        look = price.kind(values.v), tuple(makers), tuple(takers), use
+        if look not in known:
+            pairs = product(makers, takers)
+            known[look] = {(p, q): price(values.v, p, q, use) for p, q in pairs}
+        times = values.count * (1 if shared else readers)
+        common = {q for q in takers if wanted[q, use] > 1}
+        _flow(model, makers, takers, _Moving(known[look], use, times, common, moves))
 
 
 def _grouped(pick: Sequence[int], placements: Sequence[P]) -> dict[P, list[int]]:
@@ -170,13 +182,21 @@ def _flow(
         return
     # of a tie only what stays: large costs would not be exact
     tied = takers.keys() <= makers.keys() and all(s >= IMPOSSIBLE for s in prices.values() if s)
-    flow = {(p, q): model.variable(0.0) for p, q in prices if p == q or not tied}
-    for p, options in makers.items():
-        model.constraint([flow[p, q] for q in takers if (p, q) in flow], options, 0, 0)
-    for q, options in takers.items():
-        model.constraint([flow[p, q] for p in makers if (p, q) in flow], options, 0, 0)
-    for (p, q), y in flow.items():
-        _pay(model, moving, p, q, [y])
+    if tied:
+        flow = {p: model.variable(0.0) for p in takers}
+        for p, options in makers.items():
+            model.constraint([flow[p]] if p in flow else [], options, 0, 0)
+        for p, options in takers.items():
+            model.constraint([flow[p]], options, 0, 0)
+        return
+    begin, width = model.variables(len(prices)), len(takers)
+    end = begin + len(prices)
+    for y, options in zip(range(begin, end, width), makers.values(), strict=True):
+        model.constraint(range(y, y + width), options, 0, 0)
+    for y, options in zip(range(begin, begin + width), takers.values(), strict=True):
+        model.constraint(range(y, end, width), options, 0, 0)
+    for y, (p, q) in zip(range(begin, end), prices, strict=True):
+        _pay(model, moving, p, q, (y,))
 
 
 def _pay(model: IntegerProgram, moving: _Moving, p: Any, q: Any, options: Sequence[int]) -> None:

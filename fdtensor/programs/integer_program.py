@@ -60,6 +60,12 @@ class IntegerProgram(LinearProgram):
         self.whole.append(whole)
         return super().variable(cost)
 
+    def variables(self, count: int) -> int:
+        """The first column of new variables of at least 0, which cost nothing yet."""
+        self.whole += [False] * count
+        self.costs += [0.0] * count
+        return len(self.costs) - count
+
     def solve(self, whole: bool = True, before: IntegerProgram | None = None) -> Solution:
         """The variables of the least cost; of a large program, of a cost near it.
 
