@@ -8,7 +8,7 @@ import attrs
 
 from fdtensor.plans.cost import CostModel
 
-__all__ = ["in_order", "overlapped", "parted"]
+__all__ = ["HIDDEN", "in_order", "overlapped", "parted"]
 
 HIDDEN = 1 / 16
 """The part of a launch that is still felt when steps overlap and travel together."""

@@ -209,7 +209,7 @@ def test_what_cannot_be_explained():
 MEGATRON = """\
 mlp on Mesh(dp=2, tp=4)
 
-1 move, 1.38 us
+1 move, 1.38 us, launches and latencies counted 1/16: the rest passes behind work
                                                               received  made by -> read by
   g = reduce_scatter[axis=tp dim=1 reduce_op=sum] f  1.38 us     288 B  mm -> output
 
@@ -250,7 +250,7 @@ the best possible by this cost model"""
 SOFTMAX = """\
 <lambda> on Mesh(dp=2, tp=4)
 
-2 moves, 4.26 us
+2 moves, 4.26 us, launches and latencies counted 1/16: the rest passes behind work
                                                     received  made by -> read by
   c = all_reduce[axis=tp reduce_op=max] b  2.13 us     192 B  amax -> sub.Tensor
   g = all_reduce[axis=tp reduce_op=sum] f  2.13 us     192 B  sum.dim_IntList -> div.Tensor

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 
 from fdtensor.inspect.explanation.tables import columns, counted, microseconds
 from fdtensor.ops.graph import Var
 from fdtensor.plans.collectives import Step
 from fdtensor.plans.cost import linked, seconds
-from fdtensor.plans.cost_parts import overlapped
+from fdtensor.plans.cost_parts import HIDDEN, overlapped
 from fdtensor.plans.text import bytes_text
 from fdtensor.plans.traffic import most_received
 from fdtensor.programs.program import Program, Together, op_name
@@ -33,6 +34,7 @@ def move_lines(program: Program) -> list[str]:
     if not sent:
         return ["nothing is sent"]
     title = f"{counted(len(sent), 'move')}, {microseconds(sum(spent for spent, _ in sent))}"
+    title += f", launches and latencies counted {Fraction(HIDDEN)}: the rest passes behind work"
     if len(sent) > MOST:
         title += f"; these {MOST} cost most"
     makers, readers = _makers(program), _readers(program)
