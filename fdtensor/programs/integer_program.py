@@ -79,7 +79,7 @@ class IntegerProgram(LinearProgram):
             self.solver = before.solver
             self.solver.reprice(self.costs)
         else:
-            self.solver = Solver(self)
+            self.solver = Solver(self, presolved=False)
         search = self._search(self.solver)
         relaxed = search.least()
         apart = search.apart(relaxed.x)
