@@ -22,6 +22,7 @@ from fdtensor.layouts.torch_private import (
     schema_of,
     uncompiled,
 )
+from fdtensor.ops.again import refuse_other_parameter
 from fdtensor.ops.graph import Call, Full, Var, is_view, tensors_of
 from fdtensor.ops.loop_ops import LOOP_OPS, WITH_ENTRY
 from fdtensor.ops.mapped import frozen, mapped
@@ -129,6 +130,7 @@ class CallRecorder(TorchDispatchMode):
                 hint="Keep its indices and values as two dense tensors.",
             )
         if id(tensor) not in self.closed:
+            refuse_other_parameter(tensor)
             shape, strides = tensor.shape, tensor.stride()
             with self.fakes:
                 fake = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)

@@ -15,6 +15,7 @@ import torch
 from fdtensor.layouts.callsite import user_line
 from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.torch_private import transforms_active
+from fdtensor.ops.again import as_given
 from fdtensor.ops.ambient import casts, with_casts
 from fdtensor.ops.around import Around
 from fdtensor.ops.call_recorder import CallRecorder
@@ -75,7 +76,7 @@ class Closed:
     """
 
     def __init__(self, step: Step, carry: Tensors, stacks: Tensors, read: Tensors) -> None:
-        self.step, self.read = as_it_is(step), read
+        self.step, self.read = as_given(as_it_is(step)), read
         self.context, self.casts = contextvars.copy_context(), casts()
         self.around = _Given([], [])
         self.followed = _followed(carry, stacks, read)

@@ -36,6 +36,7 @@ from fdtensor.layouts.torch_private import (
     without_saving_hooks,
     without_validation,
 )
+from fdtensor.ops.again import recomputed
 from fdtensor.ops.parts import refuse_old
 from fdtensor.ops.torch_refusal import tensors_in_arguments
 from fdtensor.ops.writes import checked_write
@@ -121,7 +122,7 @@ def transparent(of_caller: bool) -> Iterator[None]:
             _without_masked(),
             folding(),
             without_saving_hooks(),
-            recorded_saving_hooks(),
+            recorded_saving_hooks(recomputed),
         ):
             yield
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -13,6 +13,7 @@ from fdtensor.layouts.errors import ValueTreeError
 from fdtensor.layouts.expected import no_argument
 from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.words import near
+from fdtensor.ops.again import given_within
 from fdtensor.programs.options import Options
 from fdtensor.programs.program import Program
 from fdtensor.tensors.calls.function import Spmd
@@ -112,7 +113,32 @@ def _of_module(module: torch.nn.Module, f: Any, options: Options) -> Spmd[..., A
 def _forward(
     module: torch.nn.Module, params: dict[str, torch.Tensor], /, *args: Any, **kwargs: Any
 ) -> Any:
-    return torch.func.functional_call(module, params, args, kwargs)
+    within = functools.partial(_within, module, params)
+    with given_within(lambda f: functools.partial(within, f)):
+        return torch.func.functional_call(module, params, args, kwargs)
+
+
+class _Holder(torch.nn.Module):
+    """A module whose parameters are those of another one, and that calls a function."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, f: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        return f(*args, **kwargs)
+
+
+def _within(
+    module: torch.nn.Module,
+    params: Mapping[str, torch.Tensor],
+    f: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """The result of a function while the module has these parameters."""
+    named = {f"module.{name}": x for name, x in params.items()}
+    return torch.func.functional_call(_Holder(module), named, (f, args, kwargs))
 
 
 def _updating(

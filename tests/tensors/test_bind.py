@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import fdtensor as fd
 
@@ -141,3 +142,55 @@ def test_all_names_of_a_tied_parameter_may_be_given():
     assert str(error.value).startswith(
         "'emb.weight' and 'head.weight' are one tensor of the module, with two DTensors."
     )
+
+
+class Recomputed(nn.Module):
+    """A linear layer, some of which runs again for a derivative, after the module was called."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.linear, self.way = nn.Linear(6, 6), way
+
+    def step(self, x, _=None):
+        return self.linear(x).square(), None
+
+    def forward(self, x):
+        if self.way == "scan":
+            return fd.scan(self.step, x, None, length=2)[0]
+        inner = checkpoint(lambda x: self.step(x)[0], x, use_reentrant=False)
+        return checkpoint(self.step, inner, use_reentrant=False)[0]
+
+
+@pytest.mark.parametrize("transformed", [False, True])
+@pytest.mark.parametrize("way", ["scan", "checkpoint"])
+def test_what_runs_again_reads_the_parameters_that_were_given(way, transformed):
+    module = Recomputed(way)
+    given = {n: torch.randint(-2, 3, p.shape).float() for n, p in module.named_parameters()}
+    plain = {n: t.clone().requires_grad_() for n, t in given.items()}
+    x = torch.randint(-2, 3, (4, 6)).float()
+    y = x
+    for _ in range(2):
+        y = nn.functional.linear(y, plain["linear.weight"], plain["linear.bias"]).square()
+    y.sum().backward()
+    params = laid(given.items())
+    rows = fd.distribute(x, MESH.layout("dp"), COMM)
+    if transformed:
+        grads = fd.grad(lambda p: fd.bind(module, p)(rows).sum())(params)
+    else:
+        params = {n: t.requires_grad_() for n, t in params.items()}
+        fd.bind(module, params)(rows).sum().backward()
+        grads = {n: t.grad for n, t in params.items()}
+    assert {n: t.full().tolist() for n, t in grads.items()} == {
+        n: t.grad.tolist() for n, t in plain.items()
+    }
+
+
+def test_and_where_functional_call_put_others_there_it_is_refused():
+    module = Recomputed("checkpoint")
+    params = {n: t.requires_grad_() for n, t in laid(module.named_parameters()).items()}
+
+    def f(params, x):
+        return torch.func.functional_call(module, params, (x,)).sum()
+
+    with pytest.raises(fd.TraceError, match="reads a parameter that it did not read before"):
+        fd.spmd(f)(params, fd.distribute(X, MESH.layout("dp"), COMM))

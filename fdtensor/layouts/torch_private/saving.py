@@ -6,18 +6,20 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
 from torch._C._functorch import get_interpreter_stack
 from torch._functorch import eager_transforms
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils import checkpoint
 
 __all__ = ["recorded_saving_hooks", "without_saving_hooks"]
 
 _C: Any = torch._C
 _autograd: Any = _C._autograd
+_checkpoint: Any = checkpoint
 
 
 @contextlib.contextmanager
@@ -35,16 +37,22 @@ def without_saving_hooks() -> Generator[None]:
 
 
 @contextlib.contextmanager
-def recorded_saving_hooks() -> Generator[None]:
+def recorded_saving_hooks(recomputed: Callable[[Any], Any]) -> Generator[None]:
     """A context in which `saved_tensors_hooks`, as of checkpoints, work where torch lets none work.
 
     They work in a `torch.func.grad` that no other transform surrounds: what they unpack, its
     backward, runs in it too. Else torch still refuses them. No mode of functions sees them pack:
-    that a tensor is saved is no read of it by the function that runs.
+    that a tensor is saved is no read of it by the function that runs. What a
+    checkpoint computes again is `recomputed` of the function.
     """
     kind: Any = saved_tensors_hooks
     before = kind.__enter__, kind.__exit__, eager_transforms.grad_and_value_impl
     known = _Recorded(*before)
+    plain = _checkpoint._checkpoint_without_reentrant_generator
+
+    def generator(f: Any, *args: Any, **kwargs: Any) -> Any:
+        own = threading.get_ident() == known.thread
+        return plain(recomputed(f) if own else f, *args, **kwargs)
 
     def enter(hooks: Any) -> Any:
         return known.enter(hooks)
@@ -54,9 +62,11 @@ def recorded_saving_hooks() -> Generator[None]:
 
     kind.__enter__, kind.__exit__ = enter, leave
     eager_transforms.grad_and_value_impl = known.in_gradient
+    _checkpoint._checkpoint_without_reentrant_generator = generator
     try:
         yield
     finally:
+        _checkpoint._checkpoint_without_reentrant_generator = plain
         kind.__enter__, kind.__exit__, eager_transforms.grad_and_value_impl = before
 
 
