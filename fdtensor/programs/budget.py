@@ -13,7 +13,7 @@ from fdtensor.plans.cost import CostModel
 from fdtensor.programs.buckets import BUCKET_BYTES
 from fdtensor.programs.bundles import bundled
 from fdtensor.programs.loops import has_loops
-from fdtensor.programs.memory import least_held, lines_of, local_bytes
+from fdtensor.programs.memory import bytes_held, least_held, lines_of, local_bytes
 from fdtensor.programs.program import Program
 from fdtensor.programs.rematerialize import fitted
 from fdtensor.programs.remerge import merged
@@ -121,7 +121,9 @@ def _within(program: Program, max_bytes: int) -> tuple[Program | None, int]:
     some = [lines]
     if peak > max_bytes:
         each = fitted(lines, [int(share * max_bytes) for share in SHARES], program.cost)
-        some = [merged(tighter, max_bytes) for tighter, most in each if most <= max_bytes]
+        tight = [tighter for tighter, most in each if most <= max_bytes]
+        pairs = [(merged(tighter, max_bytes), tighter) for tighter in tight]
+        some = [m if bytes_held(m).max() <= max_bytes else tighter for m, tighter in pairs]
         if not some:
             return None, min(most for _, most in each)
     programs: list[Program] = []

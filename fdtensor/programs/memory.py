@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Var
 from fdtensor.ops.loop_ops import ENTRY, LOOP_IN, LOOP_OUT, WITH_ENTRY
+from fdtensor.ops.notation.reshape import UNSAFE
 from fdtensor.plans.collectives import Step
 from fdtensor.programs.eqn import Eqn, Together, is_view_line, parts
 from fdtensor.programs.loops import loops_among
@@ -72,13 +74,29 @@ def owners(lines: Lines) -> list[int]:
     """
     owner = list(range(len(lines.types)))
     views = parts(lines.eqns)
+    maker: dict[Var | None, Eqn] = {}
     for i, eqn in enumerate(lines.eqns):
-        shares = i in views or is_view_line(eqn) or eqn.op in (LOOP_OUT, ENTRY, WITH_ENTRY)
+        shares = i in views or eqn.op in (LOOP_OUT, ENTRY, WITH_ENTRY)
+        shares = shares or (is_view_line(eqn) and not _copies(eqn, maker))
+        maker.update(dict.fromkeys(eqn.outs, eqn))
         source = owner[eqn.ins[0].index] if shares else _first(eqn)
         for v in eqn.outs:
             if v is not None and source is not None:
                 owner[v.index] = source
     return owner
+
+
+def _copies(eqn: Eqn, maker: Mapping[Var | None, Eqn]) -> bool:
+    """Whether what stands for a view is a copy: of what lies in another order than its dims.
+
+    torch writes this op for a reshape that copies, and after products of matrices, which are new.
+    """
+    if eqn.op is not UNSAFE:
+        return False
+    made_by = maker.get(eqn.ins[0])
+    if made_by is None or is_view_line(made_by):
+        return True
+    return torch.Tag.pointwise in getattr(made_by.op, "tags", ())
 
 
 def _first(eqn: Eqn) -> int | None:
@@ -193,7 +211,8 @@ def _held(
         change[max(times[v][0], 0)] += size
         if v not in lines.inputs:
             change[last[v] + 1] -= size
-    held = change.cumsum(0)[: max(count, 1)]
+    after = change.cumsum(0)
+    held = after[: max(count, 1)]
     for i, eqn in enumerate(lines.eqns):
         if eqn.steps:
             until = waits.get(i, i + 1)
@@ -205,6 +224,10 @@ def _held(
                 continue  # in the memory of what it was
             copied = local_bytes(lines.types[lines.eqns[i].ins[1].index], lines.ranks)
             held[i : loop.stop] = held[i : loop.stop] + copied
+    # a result in the memory of an input is copied, last of all
+    results = [v for v in dict.fromkeys(lines.outs) if owner[v.index] in lines.inputs]
+    copies = sum([local_bytes(lines.types[v.index], lines.ranks) for v in results])
+    held[-1] = np.maximum(held[-1], after[count] + copies)
     return held
 
 

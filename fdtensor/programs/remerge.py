@@ -24,7 +24,7 @@ def merged(lines: Lines, max_bytes: int) -> Lines:
     for i, line in enumerate(lines.eqns):
         eqn = renamed(line, name)
         out.append(eqn)
-        if is_view_line(eqn) or isinstance(eqn.op, Together) or not eqn.ins:
+        if is_view_line(eqn) or isinstance(eqn.op, Together) or not (eqn.ins and any(eqn.outs)):
             continue
         key = (eqn.op, repr(eqn.args), repr(eqn.kwargs))
         earlier = first.setdefault(key, i)
@@ -34,7 +34,11 @@ def merged(lines: Lines, max_bytes: int) -> Lines:
             continue
         pairs = [(a, b) for a, b in zip(before.outs, eqn.outs, strict=True) if b is not None]
         size = np.sum([local_bytes(lines.types[b.index], lines.ranks) for _, b in pairs], 0)
-        freed = min(times[owner[a.index]][-1] for a, _ in pairs if a is not None)
+        ends = {a: times[owner[a.index]][-1] for a in before.outs if a is not None}
+        if max(ends.values()) == earlier:  # nobody reads it: with it, its message would wait
+            out[earlier], first[key] = None, i
+            continue
+        freed = min(ends[a] for a, _ in pairs if a is not None)
         if (held[freed + 1 : i + 1] + size > max_bytes).any():
             first[key] = i
             continue

@@ -10,7 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
-from fdtensor import Layout, Mesh, SimulatedComm, TensorType, TraceError, distribute, spmd, trace
+from fdtensor import (
+    Layout,
+    Mesh,
+    Ragged,
+    SimulatedComm,
+    TensorType,
+    TraceError,
+    distribute,
+    spmd,
+    trace,
+)
 from fdtensor.func import scan
 from fdtensor.layouts.tree import flatten
 from fdtensor.programs.memory import least_held, lines_of
@@ -210,3 +220,42 @@ neg does not fit in 4096 bytes per rank: the least that is known to do is 8192.
   inputs: 4096 bytes per rank
 
 Cut the inputs over more ranks, or write max_bytes=8192."""
+
+
+def test_no_program_holds_more_than_its_budget_after_lines_are_merged():
+    """An exchange that nobody reads any more, merged with a later one, would keep its message."""
+
+    def f(x, u, d):
+        def loss(params):
+            u, d = params
+            return (x + (x @ u).relu() @ d).clamp(-20, 20).sum()
+
+        return torch.func.grad_and_value(loss)((u, d))
+
+    mesh = Mesh(b=2)
+    ragged = Layout(mesh, (Ragged(1, (48, 16)),))
+    shapes, layouts = ((64, 64), (64, 96), (96, 64)), (ragged, *[mesh.layout("b")] * 2)
+    types = [TensorType(s, torch.float64, at) for s, at in zip(shapes, layouts)]
+    assert trace(f, *types).peak_bytes > 325795
+    assert trace(f, *types, max_bytes=325795).peak_bytes <= 325795
+
+
+def test_what_torch_copies_to_view_and_what_run_copies_to_give_counts():
+    """A reshape of a transposed block, and a result in the memory of an input, are copies."""
+    mesh = Mesh(b=2)
+    x = TensorType((8, 12), torch.float32, mesh.layout("b"))
+    block = 4 * 12 * 4
+
+    def heads(x):
+        y = x * 2
+        return y.reshape(8, 6, 2).transpose(0, 1).flatten(1).sum(0), y.amax(-1)
+
+    merged = trace(heads, x)
+    assert merged.peak_bytes == 3 * block + block // 6  # the input, y, its copy and its sum
+    assert trace(lambda x: (x.T, x[:, :3]), x).peak_bytes == 2 * block + block // 4
+    product = trace(
+        lambda x, w: (x.unflatten(1, (2, 6)) @ w).relu(),
+        x,
+        TensorType((6, 6), torch.float32, mesh.layout()),
+    )
+    assert product.peak_bytes == 36 * 4 + 3 * block  # the view of a product is no copy

@@ -9,11 +9,14 @@ import torch
 
 from fdtensor.ops.notation.core import S, Units
 
-__all__ = ["RESHAPES", "groups", "recut", "reshaped"]
+__all__ = ["RESHAPES", "UNSAFE", "groups", "recut", "reshaped"]
 
 aten = torch.ops.aten
 
-RESHAPES = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
+UNSAFE = aten._unsafe_view.default
+"""The view that torch writes where it knows of no other view of the tensor."""
+
+RESHAPES = {aten.view.default, UNSAFE, aten.reshape.default}
 
 
 def groups(shape: Sequence[int], size: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
