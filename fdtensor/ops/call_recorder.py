@@ -32,6 +32,7 @@ from fdtensor.ops.randomness import Numbers, is_quiet, refuse_random, replacemen
 from fdtensor.ops.recorded_checks import REQUIREMENTS, Checks
 from fdtensor.ops.recorded_otherwise import OTHERWISE
 from fdtensor.ops.region import pin_of_region
+from fdtensor.ops.same_dtypes import refuse_mixed
 from fdtensor.ops.saved_values import CONSTRAIN, phase
 from fdtensor.ops.sizes import Sizes
 from fdtensor.ops.transparent import needs_values
@@ -173,6 +174,7 @@ class CallRecorder(TorchDispatchMode):
     def recorded(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of a call, which is written down unless the result is its argument."""
         try:
+            refuse_mixed(func, args)
             out = self.run(func, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise needs_values(func, args) from error
