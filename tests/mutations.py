@@ -61,9 +61,9 @@ FAULTS = (
         "cluster/test_fork_server.py",
     ),
     Fault(
-        "a plan for one size is taken for others",
-        "if len(around) == 2 and around[0] == around[1]:",
-        "if len(around) == 2:",
+        "the way for one size is taken for others",
+        "ways = [[min(leg, key=lambda w: w.seconds(size)) for leg in legs] for legs in self._ways]",
+        "ways = [[min(leg, key=lambda w: w.seconds(1)) for leg in legs] for legs in self._ways]",
         "programs/test_together.py",
     ),
     Fault(
