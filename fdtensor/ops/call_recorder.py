@@ -173,8 +173,8 @@ class CallRecorder(TorchDispatchMode):
 
     def recorded(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of a call, which is written down unless the result is its argument."""
+        refuse_mixed(func, args)
         try:
-            refuse_mixed(func, args)
             out = self.run(func, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise needs_values(func, args) from error

@@ -44,21 +44,19 @@ _NORMS: dict[Any, tuple[int, ...]] = {
 }
 """The input of a norm and its parameters, which may be float32 beside halves."""
 
+_OPERANDS = {**_ALIKE, **_NORMS}
+
 
 def refuse_mixed(op: Any, args: Sequence[Any]) -> None:
-    """Raises `RuntimeError`, as the op itself would, where its operands may not have their dtypes.
-
-    Time: that of looking up the op.
-    """
-    norm = op in _NORMS
-    if not norm and op not in _ALIKE:
+    """Raises `RuntimeError`, as the op itself would, where it does not take these dtypes."""
+    places = _OPERANDS.get(op)
+    if places is None:
         return
-    places = _NORMS[op] if norm else _ALIKE[op]
     operands = [args[i] for i in places if i < len(args) and isinstance(args[i], torch.Tensor)]
     dtypes = [t.dtype for t in operands]
     first, others = dtypes[0], set(dtypes[1:])
-    if norm and first in HALVES and others == {torch.float32}:
+    if op in _NORMS and first in HALVES and others == {torch.float32}:
         return
     if others - {first}:
         names = ", ".join(map(dtype_name, dtypes))
-        raise RuntimeError(f"its operands have the dtypes {names}, where it takes one dtype")
+        raise RuntimeError(f"{op} takes operands of one dtype, not of {names}")

@@ -40,7 +40,7 @@ __all__ = ["Leg", "Steps", "alternatives", "by_owners", "candidates", "same_ever
 Steps = tuple[Step, ...]
 
 Leg = tuple[Steps, ...]
-"""A part of the way: the steps of it, of which the fastest are taken."""
+"""A part of a way, in the several sequences of steps that make it: the fastest is taken."""
 
 
 def candidates(src: TensorType, dst: TensorType, cost: CostModel) -> Iterator[Steps]:

@@ -186,13 +186,14 @@ def _best_nesting(
 
 def _orders(program: Program, types: Sequence[TensorType]) -> Iterator[tuple[str, ...]]:
     """Other orders of the axes of which several cut a dim of one of these types; none of many."""
-    mesh, own = program.mesh, program.origin.nesting
+    mesh = program.mesh
     shared = [t.layout.cuts(d) for t in types for d in range(t.ndim)]
     axes = {axis for cuts in shared if len(cuts) > 1 for axis in cuts}
     if 1 < len(axes) <= MOST_NESTED:
         others = [a for a in mesh.axes if a not in axes]
+        own = tuple([a for a in program.origin.nesting if a in axes])
         for order in permutations([a for a in mesh.axes if a in axes]):
-            if order != tuple([a for a in own if a in axes]):
+            if order != own:
                 yield (*order, *others)
 
 

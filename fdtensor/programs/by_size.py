@@ -38,7 +38,7 @@ class _Way:
 
     def __init__(self, steps: Steps, size: int, cost: CostModel) -> None:
         launches, rates = parted(cost)
-        self.steps, self._size, self._cost = steps, size, cost
+        self.steps, self._cost = steps, cost
         self._fixed = sum(seconds(step, launches) for step in steps)
         self._each = sum(seconds(step, rates) for step in steps) / size
 

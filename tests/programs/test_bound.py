@@ -184,6 +184,14 @@ def test_explain_says_how_good_the_choice_is():
     )
 
 
+def test_a_program_that_checks_indices_says_that_checks_have_no_price():
+    mesh = Mesh(x=4)
+    table = TensorType((1024, 16), torch.float32, mesh.layout("x"))
+    at = TensorType((8,), torch.int64, mesh.layout("x"))
+    text = trace(lambda table, at: table[at], table, at).explain()
+    assert text.endswith("by this cost model, checks of values aside: they have no price")
+
+
 def test_a_choice_that_is_not_the_best_is_told_from_it():
     """Along one axis, where each other row of the first call takes its place."""
     a = TensorType((256, 256), torch.float32, Mesh(x=4).layout("x"))

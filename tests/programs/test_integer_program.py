@@ -4,11 +4,13 @@ from itertools import product
 
 import numpy as np
 import pytest
+from highspy import HighsModelStatus
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fdtensor.programs import integer_program
 from fdtensor.programs.integer_program import IntegerProgram
+from fdtensor.programs.linear_program import LinearProgram, Solver
 
 
 @st.composite
@@ -73,3 +75,26 @@ def test_a_small_one_at_it(drawn):
     assert round(float(np.dot(x, program.costs)) * 1e6, 4) == least(*drawn)
     cost = round(float(np.dot(relaxed.x, program.costs)) * 1e6, 4)
     assert cost == least(*drawn) if relaxed.whole else cost <= least(*drawn)
+
+
+def test_what_is_given_up_without_presolve_is_solved_with_it():
+    program = LinearProgram()
+    x, y = program.variable(2.0), program.variable(1.0)
+    program.constraint([x, y], [], 1, 1)
+    solver = Solver(program, presolved=False)
+    highs, asked = solver._highs, []
+
+    class GivesUp:
+        """A solver that knows no solution at first."""
+
+        def __getattr__(self, name):
+            return getattr(highs, name)
+
+        def getModelStatus(self):
+            asked.append(highs.getOptionValue("presolve")[1])
+            return HighsModelStatus.kUnknown if len(asked) == 1 else highs.getModelStatus()
+
+    solver._highs = GivesUp()
+    assert solver.solve().x.tolist() == [0, 1]
+    assert asked[0] == "off"
+    assert set(asked[1:]) == {"choose"}

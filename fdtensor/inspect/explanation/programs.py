@@ -82,7 +82,7 @@ def _best(program: Program) -> str:
     best = bound_of(origin.choices, origin.regather)
     least = "the best possible by this cost model"
     if any(not call.outs for call in origin.graph.calls):
-        least += ", checks of indices aside: they have no price"
+        least += ", checks of values aside: they have no price"
     if best.gap < NO_GAP:
         return least
     if best.gap > 0.99:  # of a program of microseconds the bound may be near 0

@@ -42,8 +42,8 @@ def recorded_saving_hooks(recomputed: Callable[[Any], Any]) -> Generator[None]:
 
     They work in a `torch.func.grad` that no other transform surrounds: what they unpack, its
     backward, runs in it too. Else torch still refuses them. No mode of functions sees them pack:
-    that a tensor is saved is no read of it by the function that runs. What a
-    checkpoint computes again is `recomputed` of the function.
+    that a tensor is saved is no read of it by the function that runs. What a checkpoint computes
+    again is `recomputed` of its function.
     """
     kind: Any = saved_tensors_hooks
     before = kind.__enter__, kind.__exit__, eager_transforms.grad_and_value_impl
