@@ -59,10 +59,30 @@ class Repeated:
 def as_in(
     theirs: Sequence[TensorType], types: Sequence[TensorType | FreeType | None]
 ) -> list[TensorType | None]:
-    """The types, free ones in the layouts of a program whose inputs have these."""
+    """The types, free ones in the layouts of a program whose inputs have these.
+
+    Raises `TraceError` where that program has arguments of other dims or on another mesh.
+    """
     others = iter(theirs)
     pairs = [(t, None if t is None else next(others, None)) for t in types]
+    _refuse_others([(t, o) for t, o in pairs if t is not None and o is not None])
     return [_as(t, o) if isinstance(t, FreeType) else t for t, o in pairs]
+
+
+def _refuse_others(pairs: Sequence[tuple[TensorType | FreeType, TensorType]]) -> None:
+    for i, (own, other) in enumerate(pairs):
+        if own.ndim != other.ndim:
+            what, facts = "has other dims", {"argument": own, "program": other}
+        elif isinstance(own, TensorType) and own.layout.mesh is not other.layout.mesh:
+            what = "is on another mesh"
+            facts = {"argument": own.layout.mesh, "program": other.layout.mesh}
+        else:
+            continue
+        raise TraceError(
+            f"argument {i} {what} than in the program to repeat.",
+            **facts,
+            hint="Repeat a program of the same function on the same mesh; sizes may differ.",
+        )
 
 
 def _as(type: FreeType, other: TensorType | None) -> TensorType:
@@ -215,5 +235,6 @@ def _no_such_row(call: Call, axis: str, chosen: tuple[Any, ...]) -> TraceError:
         call=call.mark,
         axis=axis,
         chosen=f"{chosen[0]} -> {chosen[1]}",
-        hint="Take sizes that are cut as the others are; fix those of an export.",
+        hint="Take sizes that are cut as the others are (a dim of 1 stays whole); fix those of an "
+        "export.",
     )

@@ -39,8 +39,9 @@ _INSTEAD = {
     ),
     "does not require grad and does not have": (
         "asks autograd for a derivative of what was computed from nothing that requires one",
-        "Write torch.func.grad of a function, which needs no requires_grad_(); or call that first, "
-        "outside of no_grad and of the transforms of torch.func.",
+        "Arguments of a traced function require none, even where the DTensor does. Write "
+        "torch.func.grad of a function; or call x.requires_grad_() in it before, outside of "
+        "no_grad and of the transforms of torch.func.",
     ),
 }
 """By a text of torch's error: what the function does, and a hint."""

@@ -26,6 +26,7 @@ __all__ = [
     "Options",
     "Plain",
     "like",
+    "one_of_both",
 ]
 
 Check = Literal["first", "always", "values", "never"]
@@ -94,6 +95,28 @@ def _program_or_scale(_: Any, attribute: attrs.Attribute[Any], value: object) ->
             f"{attribute.name}={value!r} is no option.",
             hint="Write a function from shapes to the real ones, or a program of the real sizes.",
         )
+
+
+def one_of_both(as_if: Program | Scale | None, like: object) -> Program | Scale | None:
+    """What is to be repeated, of the two options of `trace` that say so.
+
+    Raises `TraceError` where both are given, or `like` is no program.
+    """
+    if like is None:
+        return as_if
+    if not isinstance(like, Program):
+        raise TraceError(
+            f"like={like!r} is no option.",
+            hint="Write a program of the same function; as_if= takes a function of shapes, too.",
+        )
+    if as_if is not None:
+        raise TraceError(
+            "as_if= and like= are given together, and both say what to repeat.",
+            as_if=as_if.name if isinstance(as_if, Program) else getattr(as_if, "__name__", as_if),
+            like=like.name,
+            hint="Give one of them.",
+        )
+    return like
 
 
 def _position(_: Any, attribute: attrs.Attribute[Any], value: object) -> None:

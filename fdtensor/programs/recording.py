@@ -165,8 +165,8 @@ def _told(
             raise TraceError(sentence, line=_line_of(error), hint=told[1]) from error
         raise _failure(f, spec, types, error) from error
     except (AssertionError, ValueError) as error:
-        of_vmap = isinstance(error, ValueError) and str(error).startswith("vmap")
-        if not of_vmap and not _of_control_flow(error):
+        by_torch = isinstance(error, ValueError) and _raised_by_torch(error)
+        if not by_torch and not _of_control_flow(error):
             raise
         raise _failure(f, spec, types, error) from error
 
@@ -256,6 +256,12 @@ def _plain_inside(f: Callable[..., Any], error: AttributeError) -> TraceError:
 
 OF_RECORDS = ("comm", "full", "local", "mesh", "plan_to", "redistribute", "to_local")
 """What a DTensor has, and no tensor of torch."""
+
+
+def _raised_by_torch(error: BaseException) -> bool:
+    """Whether it is a file of torch that raises, and not a function that it calls."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return "/torch/" in frames[-1].filename.replace("\\", "/")
 
 
 def _raised_below(error: BaseException, folder: str) -> bool:

@@ -25,7 +25,7 @@ from fdtensor.programs.closed_over import closing, given_all, given_besides
 from fdtensor.programs.dynamic import Dynamic, Recording
 from fdtensor.programs.from_recorded import program_like, program_of
 from fdtensor.programs.meshes import one_mesh
-from fdtensor.programs.options import Choosing, OnMissingRule, Options
+from fdtensor.programs.options import Choosing, OnMissingRule, Options, one_of_both
 from fdtensor.programs.program import Program
 from fdtensor.programs.recording import TENSOR, name_of, recorded, refuse_no_function
 
@@ -144,7 +144,7 @@ def trace(
         reduce_dtype=reduce_dtype,
         deterministic=deterministic,
         max_bytes=max_bytes,
-        as_if=as_if if like is None else like,
+        as_if=one_of_both(as_if, like),
         choice=choice,
     )
     with working(f"tracing {name_of(f)}"):

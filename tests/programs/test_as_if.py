@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from fdtensor import Mesh, SimulatedComm, TensorType, distribute, spmd, trace
+from fdtensor.errors import TraceError
 
 MESH = Mesh(x=4)
 COMM = SimulatedComm(MESH)
@@ -45,3 +46,34 @@ def test_what_depends_on_sizes_is_chosen_as_it_is_at_others(f, rows):
 def ops_of(program):
     """The calls, in no order: that of lines depends on sizes."""
     return sorted(str(e.op) for e in program.eqns if not e.steps)
+
+
+def doubled(x):
+    return torch.relu(x) * 2
+
+
+def typed(shape, mesh=MESH):
+    return TensorType(shape, torch.float32, mesh.layout("x"))
+
+
+LARGE = trace(doubled, typed((4096, 1024)))
+
+
+@pytest.mark.parametrize(
+    ("x", "options", "words"),
+    [
+        (typed((8, 4)), {"like": 3}, "like=3 is no option"),
+        (typed((8, 4)), {"like": lambda s: s}, "as_if= takes a function of shapes"),
+        (typed((8, 4)), {"like": LARGE, "as_if": LARGE}, "are given together"),
+        (typed((8, 4, 2)), {"like": LARGE}, "argument 0 has other dims than"),
+        (typed((8, 4), Mesh(x=2)), {"as_if": LARGE}, "argument 0 is on another mesh than"),
+    ],
+)
+def test_what_cannot_be_repeated_is_refused(x, options, words):
+    with pytest.raises(TraceError, match=words):
+        trace(doubled, x, **options)
+
+
+def test_layouts_chosen_for_free_arguments_are_repeated_on_their_mesh():
+    free = trace(doubled, TensorType((8, 4), torch.float32, layout="free"), like=LARGE, mesh=MESH)
+    assert free.layouts_of(0) == MESH.layout("x")
