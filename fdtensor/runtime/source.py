@@ -6,8 +6,10 @@ Lines that run under a condition stand in an `if` block; what they would give is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from itertools import groupby
 from math import isfinite
+from types import CodeType
 from typing import Any
 
 import attrs
@@ -16,7 +18,7 @@ from torch.profiler import record_function
 
 from fdtensor.layouts.remembered import while_alive
 from fdtensor.layouts.torch_private import has_schema, schema_of
-from fdtensor.ops.graph import Var, tensors_of
+from fdtensor.ops.graph import Var, substituted, tensors_of
 from fdtensor.ops.line_checks import LineCheck
 from fdtensor.ops.loop_ops import WITH_ENTRY
 from fdtensor.ops.select import SELECT
@@ -139,13 +141,20 @@ def _line_function(line: Line) -> LineFunction:
     reads = tuple(dict.fromkeys(values_in((*line.args, *(v for _, v in line.kwargs)))))
     if isinstance(line.op, (Again, Ask, Step, Together)):
         return LineFunction(reads, tuple, ())
+    own = {v: Var(i) for i, v in enumerate(reads)}  # so that lines that are alike are compiled once
+    args, kwargs = (substituted(some, own.__getitem__) for some in (line.args, line.kwargs))
     names: dict[str, Any] = {}
-    value = f"({_expression(line, names, None)},)"
+    value = f"({_expression(attrs.evolve(line, args=args, kwargs=kwargs), names, None)},)"
     if _several(line.op):
         value = f"{_named(tensors_of, 'tensors_of', names)}{value}"
-    exec(f"def call({', '.join(f'v{v.index}' for v in reads)}):\n    return {value}", names)
+    exec(_code(f"def call({_numbered(tuple(own.values()))}):\n    return {value}"), names)
     # an op that writes to an operand says so to nobody else: programs have values, not memory
     return LineFunction(reads, names["call"], line.args[:1] if line.op is WITH_ENTRY else ())
+
+
+@lru_cache(4096)
+def _code(text: str) -> CodeType:
+    return compile(text, "<fdtensor line>", "exec")
 
 
 def _depths(lines: Sequence[Line]) -> Iterator[int]:

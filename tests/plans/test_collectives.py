@@ -7,6 +7,7 @@ from pathlib import Path
 import attrs
 import pytest
 import torch
+from hypothesis import given, settings
 
 import fdtensor
 from fdtensor import (
@@ -21,12 +22,17 @@ from fdtensor import (
     SimulatedComm,
     Step,
     TensorType,
+    plan,
     run,
 )
 from fdtensor.plans.collectives import ALL, AllGather, by_exchange, by_meetings, is_local
+from fdtensor.plans.collectives.even import Even
+from fdtensor.plans.memory import peak_at
 from fdtensor.plans.transitions import named
 from fdtensor.runtime.funcol_lowering import lower_steps
+from fdtensor.testing import redistributions
 from fdtensor.testing.values import full_tensor, scatter
+from tests.support.depth import times
 
 PACKAGE = Path(fdtensor.__file__).parent
 MESH = Mesh(dp=2, tp=2)
@@ -122,6 +128,19 @@ def test_a_rank_calls_one_functional_collective_or_none(kind):
     for rank in step.src.mesh.order:
         ops = [call.op.namespace for call in lower_steps((step,), rank).calls]
         assert ops.count("_c10d_functional") == (0 if is_local(step) else 2 * calls)
+
+
+@given(redistributions(dtype=torch.float32, partial={"max", "min"}, dst_partial=False))
+@settings(max_examples=times(100, 3000))
+def test_a_reduction_that_no_backend_has_holds_what_the_exchanges_in_its_place_do(types):
+    for step in plan(*types, cost=NCCL).steps:
+        kind = step.collective
+        if isinstance(kind, Even) and kind.wire_op(step, "gloo") is None:
+            for rank in step.src.mesh.order:
+                working = kind.working_numel(step, rank, owned=False) * step.src.dtype.itemsize
+                assert step.src.local_nbytes(rank) + working == peak_at(
+                    kind.as_exchanges(step), rank
+                )
 
 
 def test_a_kind_of_ones_own_runs_as_those_of_the_table():

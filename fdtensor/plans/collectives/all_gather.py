@@ -65,7 +65,7 @@ class AllGather(Even):
     def keeps_operands(self, steps: Sequence[Step]) -> bool:
         return len(steps) == 1
 
-    def working_numel(self, step: Step, rank: int, owned: bool) -> int:
+    def working_at_once(self, step: Step, rank: int, owned: bool) -> int:
         out = local_numel(step.dst, rank)
         return out if outermost(step.dst, rank, self.axes, self.dims) else 2 * out
 

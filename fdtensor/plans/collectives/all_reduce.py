@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import attrs
 import torch
 
+from fdtensor.layouts.mesh import Coord
 from fdtensor.layouts.placement import ReduceOp
+from fdtensor.layouts.remembered import remembered
+from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.plans.boxes import contiguous
 from fdtensor.plans.collectives.base import (
     Axes,
     Bundle,
@@ -105,11 +111,38 @@ class AllReduce(Even):
     def messages(self, step: Step) -> int:
         return 2 * peers(step.src.mesh, self.axes)
 
-    def working_numel(self, step: Step, rank: int, owned: bool) -> int:
+    def working_at_once(self, step: Step, rank: int, owned: bool) -> int:
         return 0 if owned else local_numel(step.dst, rank)
+
+    def working_in_exchanges(self, step: Step, rank: int) -> int:
+        owned = owners(step.moves)
+        own, whole = local_numel(owned, rank), local_numel(step.dst, rank)
+        coord = owned.mesh.coord(rank)
+        assert coord is not None
+        first = tuple(
+            [0 if a in self.axes else i for a, i in zip(owned.mesh.axes, coord, strict=True)]
+        )
+        terms = own * (self._members(step) - (coord != first))  # whose term comes into the result
+        if owned is step.dst:
+            return terms
+        block = step.dst.local_shape(rank)
+        packed = _apart(owned, block, self.axes, first)
+        packed -= 0 if _in_one_piece(owned.local_shape(rank), block) else own
+        return packed + max(terms, own + whole)
 
     def copied(self, step: Step, moved: int) -> int:
         return 0
 
     def bundle(self, step: Step) -> Bundle | None:
         return AllReduce, self.axes, self.reduce_op, step.src.dtype
+
+
+@remembered(4096)
+def _apart(owned: TensorType, block: tuple[int, ...], axes: Axes, coord: Coord) -> int:
+    """The elements of the parts of a block, one for each rank, that do not lie in one piece."""
+    parts = map(owned.local_shape, owned.mesh.coset(axes, coord))
+    return sum(prod(part) for part in parts if not _in_one_piece(part, block))
+
+
+def _in_one_piece(part: tuple[int, ...], block: tuple[int, ...]) -> bool:
+    return contiguous(tuple([((0, size),) for size in part]), block)

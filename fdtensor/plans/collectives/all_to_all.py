@@ -67,7 +67,7 @@ class AllToAll(Even):
         src, dims = steps[0].src, (self.dst_dim,) * len(self.axes)
         return len(steps) == 1 and outermost(src, src.mesh.order[0], self.axes, dims)
 
-    def working_numel(self, step: Step, rank: int, owned: bool) -> int:
+    def working_at_once(self, step: Step, rank: int, owned: bool) -> int:
         out, src, axes = local_numel(step.dst, rank), local_numel(step.src, rank), self.axes
         packed = 0 if outermost(step.src, rank, axes, (self.dst_dim,) * len(axes)) else src
         landed = 0 if outermost(step.dst, rank, axes, (self.src_dim,) * len(axes)) else out

@@ -13,7 +13,15 @@ import torch
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import ReduceOp, Shard
 from fdtensor.layouts.remembered import remembered
-from fdtensor.plans.collectives.base import Axes, Blocks, Collective, OnRank, Step, World, peers
+from fdtensor.plans.collectives.base import (
+    Axes,
+    Blocks,
+    Collective,
+    OnRank,
+    Step,
+    World,
+    peers,
+)
 from fdtensor.plans.local_tensors import copied, plain
 from fdtensor.plans.normal_type import NormalType
 from fdtensor.plans.reductions import divide, reduced
@@ -98,7 +106,22 @@ class Even(Collective):
     def link(self) -> Axes:
         return self.axes
 
+    def working_numel(self, step: Step, rank: int, owned: bool) -> int:
+        if self.wire_op(step, "gloo") is not None:
+            return self.working_at_once(step, rank, owned)
+        return self.working_in_exchanges(step, rank)
+
+    def working_at_once(self, step: Step, rank: int, owned: bool) -> int:
+        """As `working_numel`, where the collective itself runs and no exchanges in its place."""
+        raise NotImplementedError
+
+    def working_in_exchanges(self, step: Step, rank: int) -> int:
+        """As `working_numel` of `as_exchanges`, without a look at each message."""
+        raise NotImplementedError
+
     def working_together(self, steps: Sequence[Step], rank: int) -> int:
+        if self.wire_op(steps[0], "gloo") is None:
+            return super().working_together(steps, rank)
         given = sum(step.src.local_nbytes(rank) for step in steps)
         got = sum(step.dst.local_nbytes(rank) for step in steps)
         cut = [step for step in steps if _even(step).tilings(step, rank)[0] is not None]

@@ -14,6 +14,7 @@ from fdtensor.plans.collectives.base import (
     axes_fact,
     dims_fact,
     local_numel,
+    peers,
     tails,
 )
 from fdtensor.plans.collectives.even import Call, Even, ascending, is_even
@@ -70,9 +71,14 @@ class ReduceScatter(Even):
     def as_exchanges(self, step: Step) -> tuple[Step, ...]:
         return (by_exchange(step.src, step.dst, "all_to_all"),)
 
-    def working_numel(self, step: Step, rank: int, owned: bool) -> int:
+    def working_at_once(self, step: Step, rank: int, owned: bool) -> int:
         out, src = local_numel(step.dst, rank), local_numel(step.src, rank)
         return out if outermost(step.src, rank, self.axes, self.dims) else out + src
+
+    def working_in_exchanges(self, step: Step, rank: int) -> int:
+        own, given = local_numel(step.dst, rank), local_numel(step.src, rank)
+        terms = own * (peers(step.src.mesh, self.axes) + 1)  # the result in place of its own one
+        return terms + given - own
 
     def copied(self, step: Step, moved: int) -> int:
         return 2 * (step.dst.local_nbytes(step.dst.mesh.order[0]) + moved)
