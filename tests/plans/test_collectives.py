@@ -29,6 +29,7 @@ from fdtensor.plans.collectives import ALL, AllGather, by_exchange, by_meetings,
 from fdtensor.plans.collectives.even import Even
 from fdtensor.plans.memory import peak_at
 from fdtensor.plans.transitions import named
+from fdtensor.plans.wire import from_wire, to_wire
 from fdtensor.runtime.funcol_lowering import lower_steps
 from fdtensor.testing import redistributions
 from fdtensor.testing.values import full_tensor, scatter
@@ -169,3 +170,22 @@ def test_a_kind_of_ones_own_runs_as_those_of_the_table():
     assert [c.op for c in lower_steps((step,), 0).calls] == [
         c.op for c in lower_steps((Step(named(src, dst), src, dst),), 0).calls
     ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["max", "min"])
+def test_floats_travel_as_integers_in_their_order(dtype, name):
+    """Of all pairs, those of every NaN, infinity and zero among them."""
+    numbers = [0.0, -0.0, 1.5, -2.5, 1e-40, -1e-40, 3e38, -3e38, *map(float, ("inf", "-inf"))]
+    nan = torch.tensor([float("nan")], dtype=dtype)
+    some = torch.cat([torch.tensor(numbers, dtype=dtype), nan, nan.neg()])
+    keys, reduce = to_wire(some, name), getattr(torch, f"{name}imum")
+    assert some.signbit()[-2:].unique().numel() == 2
+    assert not keys.is_floating_point()
+
+    alike = from_wire(keys.clone(), dtype, name)
+    assert alike.view(keys.dtype).equal(some.view(keys.dtype))
+    reduced = from_wire(reduce(keys[:, None], keys), dtype, name)
+    wanted = reduce(some[:, None], some)
+    assert torch.equal(reduced.isnan(), wanted.isnan())
+    assert torch.equal(reduced.nan_to_num(7.0), wanted.nan_to_num(7.0))

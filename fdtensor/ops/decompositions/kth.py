@@ -10,6 +10,7 @@ import torch
 from fdtensor.ops.decompositions.core import decomposition
 from fdtensor.ops.decompositions.scan import placed_along
 from fdtensor.ops.notation.core import P, R, S, rule
+from fdtensor.plans.wire import flipped
 
 aten = torch.ops.aten
 
@@ -24,11 +25,6 @@ MANY = 2048
 # --- the ops it is made of ------------------------------------------------------------------------
 
 
-def _flipped(bits: Tensor) -> Tensor:
-    """The bits of floats as integers in the same order, and back."""
-    return bits ^ ((bits >> (8 * bits.itemsize - 1)) & torch.iinfo(bits.dtype).max)
-
-
 def _kind(dtype: torch.dtype) -> torch.dtype:
     """The dtype of keys: integers with a sign of the same size, of two bytes at least."""
     return {1: torch.int16, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
@@ -38,11 +34,11 @@ def _keys(x: Tensor) -> Tensor:
     kind = _kind(x.dtype)
     if not x.is_floating_point():
         return x.to(kind, copy=True)
-    return torch.where(x.isnan(), torch.iinfo(kind).max, _flipped(x.view(kind)))
+    return torch.where(x.isnan(), torch.iinfo(kind).max, flipped(x.view(kind)))
 
 
 def _of_keys(keys: Tensor, dtype: torch.dtype) -> Tensor:
-    return _flipped(keys).view(dtype) if dtype.is_floating_point else keys.to(dtype, copy=True)
+    return flipped(keys).view(dtype) if dtype.is_floating_point else keys.to(dtype, copy=True)
 
 
 def _at_top(keys: Tensor, shift: int) -> bool:

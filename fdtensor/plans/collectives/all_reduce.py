@@ -26,6 +26,7 @@ from fdtensor.plans.collectives.exchange import by_exchange
 from fdtensor.plans.counts import Count, numel, summed
 from fdtensor.plans.normal_type import normalized
 from fdtensor.plans.owners import owners
+from fdtensor.plans.wire import in_order
 
 __all__ = ["AllReduce"]
 
@@ -112,6 +113,8 @@ class AllReduce(Even):
         return 2 * peers(step.src.mesh, self.axes)
 
     def working_at_once(self, step: Step, rank: int, owned: bool) -> int:
+        if in_order(step.src.dtype, self.reduce_op):
+            return 2 * local_numel(step.dst, rank)  # the keys, and what they stand for
         return 0 if owned else local_numel(step.dst, rank)
 
     def working_in_exchanges(self, step: Step, rank: int) -> int:

@@ -71,7 +71,7 @@ class AllToAll(Even):
         out, src, axes = local_numel(step.dst, rank), local_numel(step.src, rank), self.axes
         packed = 0 if outermost(step.src, rank, axes, (self.dst_dim,) * len(axes)) else src
         landed = 0 if outermost(step.dst, rank, axes, (self.src_dim,) * len(axes)) else out
-        return packed + landed + out
+        return out + max(packed, landed)  # what travels is freed before what arrived is copied
 
     def copied(self, step: Step, moved: int) -> int:
         return 2 * (step.dst.local_nbytes(step.dst.mesh.order[0]) + moved)

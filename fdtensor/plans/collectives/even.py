@@ -26,7 +26,7 @@ from fdtensor.plans.local_tensors import copied, plain
 from fdtensor.plans.normal_type import NormalType
 from fdtensor.plans.reductions import divide, reduced
 from fdtensor.plans.tiling import Tiling, join, split
-from fdtensor.plans.wire import from_wire, reduces_as, to_wire
+from fdtensor.plans.wire import from_wire, in_order, reduces_as, to_wire
 
 OnRanks = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
@@ -126,8 +126,11 @@ class Even(Collective):
         got = sum(step.dst.local_nbytes(rank) for step in steps)
         cut = [step for step in steps if _even(step).tilings(step, rank)[0] is not None]
         packed = sum(step.src.local_nbytes(rank) for step in cut)
+        keys = given if in_order(steps[0].src.dtype, self.reduction()) else 0
         # what is given is joined and travels; where several blocks arrive, each is copied from them
-        return max(packed + given, given + got, got if self.gets_one else 2 * got)
+        return max(
+            packed + given + keys, given + got, got if self.gets_one and not keys else 2 * got
+        )
 
     def messages(self, step: Step) -> int:
         return peers(step.src.mesh, self.axes)
@@ -160,17 +163,16 @@ class Even(Collective):
         send = world.collective(self.funcol)
         overwrite = world.collective(self.in_place) if self.in_place and not world.records else None
         arguments = self.arguments(call, wire_op)
-        averages = self.reduction() == "avg"
+        reduce_op = self.reduction()
 
         def run(value: torch.Tensor, owned: bool) -> torch.Tensor:
-            given = call.packed(value)
-            if overwrite is not None and (owned or given is not value):
-                overwrite(to_wire(given), *arguments)
-                arrived = given
+            wire = to_wire(call.packed(value), reduce_op)
+            if overwrite is not None and (owned or wire.data_ptr() != value.data_ptr()):
+                overwrite(wire, *arguments)
             else:
-                arrived = from_wire(send(to_wire(given), *arguments), value.dtype)
-            out = call.unpacked(arrived)
-            return divide(out, call.count) if averages else out
+                wire = send(wire, *arguments)
+            out = call.unpacked(from_wire(wire, value.dtype, reduce_op))
+            return divide(out, call.count) if reduce_op == "avg" else out
 
         return run
 
@@ -222,7 +224,7 @@ def bundled(steps: Sequence[Step], world: World) -> OnRanks | None:
         return None
     calls = [_even(step).call(step, world.rank, world.group) for step in steps]
     shapes = [step.dst.local_shape(world.rank) for step in steps]
-    count, averages = calls[0].count, kind.reduction() == "avg"
+    count, reduce_op = calls[0].count, kind.reduction()
     send = world.collective(kind.funcol)
 
     def run(blocks: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -234,7 +236,10 @@ def bundled(steps: Sequence[Step], world: World) -> OnRanks | None:
             row = torch.cat([x.reshape(count, -1) for x in given], 1).reshape(-1)
             sizes = [x.numel() // count for x in given]
         arguments = kind.arguments(attrs.evolve(calls[0], length=row.shape[0]), wire_op)
-        arrived = from_wire(send(to_wire(row), *arguments), row.dtype)
+        wire, dtype = to_wire(row, reduce_op), row.dtype
+        del row
+        wire = send(wire, *arguments)
+        arrived = from_wire(wire, dtype, reduce_op)
         if kind.gets_one:
             parts = torch.split_with_sizes(arrived, sizes)
         else:
@@ -243,7 +248,7 @@ def bundled(steps: Sequence[Step], world: World) -> OnRanks | None:
         outs: list[torch.Tensor] = []
         for call, part, shape in zip(calls, parts, shapes, strict=True):
             outs.append(part.view(shape) if call.after is None else call.unpacked(part))
-        return [divide(out, count) for out in outs] if averages else outs
+        return [divide(out, count) for out in outs] if reduce_op == "avg" else outs
 
     return run
 

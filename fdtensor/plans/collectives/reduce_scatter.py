@@ -20,6 +20,7 @@ from fdtensor.plans.collectives.base import (
 from fdtensor.plans.collectives.even import Call, Even, ascending, is_even
 from fdtensor.plans.collectives.exchange import by_exchange
 from fdtensor.plans.tiling import Tiling, along, outermost
+from fdtensor.plans.wire import in_order
 
 __all__ = ["ReduceScatter"]
 
@@ -73,7 +74,10 @@ class ReduceScatter(Even):
 
     def working_at_once(self, step: Step, rank: int, owned: bool) -> int:
         out, src = local_numel(step.dst, rank), local_numel(step.src, rank)
-        return out if outermost(step.src, rank, self.axes, self.dims) else out + src
+        packed = 0 if outermost(step.src, rank, self.axes, self.dims) else src
+        if in_order(step.src.dtype, self.reduce_op):
+            return max(packed + src, src + out)  # the keys travel
+        return out + packed
 
     def working_in_exchanges(self, step: Step, rank: int) -> int:
         own, given = local_numel(step.dst, rank), local_numel(step.src, rank)
