@@ -21,6 +21,7 @@ from fdtensor.ops.loop_ops import ENTRY, LOOP_IN, LOOP_OUT, WITH_ENTRY
 from fdtensor.ops.notation.reshape import UNSAFE
 from fdtensor.plans.collectives import Step
 from fdtensor.programs.eqn import Eqn, Together, is_view_line, parts
+from fdtensor.programs.local_calls import held_beside
 from fdtensor.programs.loops import loops_among
 
 if TYPE_CHECKING:
@@ -214,9 +215,9 @@ def _held(
     after = change.cumsum(0)
     held = after[: max(count, 1)]
     for i, eqn in enumerate(lines.eqns):
-        if eqn.steps:
-            until = waits.get(i, i + 1)
-            held[i:until] = held[i:until] + buffer_bytes(eqn, lines.ranks)
+        until = waits.get(i, i + 1)
+        freed = () if eqn.steps else _freed(eqn, i, lines, owner, last)
+        held[i:until] = held[i:until] + _while_it_runs(eqn, lines, freed)
     written = {v for eqn in lines.eqns if eqn.op is WITH_ENTRY for v in eqn.outs}
     for loop in loops_among(lines.eqns):
         for i in range(loop.rounds, loop.stop):  # each a copy, until the next step begins
@@ -229,6 +230,26 @@ def _held(
     copies = sum([local_bytes(lines.types[v.index], lines.ranks) for v in results])
     held[-1] = np.maximum(held[-1], after[count] + copies)
     return held
+
+
+def _while_it_runs(eqn: Eqn, lines: Lines, freed: tuple[bool, ...]) -> Bytes:
+    """The bytes beside its operands and results that each rank holds while a line runs."""
+    if eqn.steps:
+        return buffer_bytes(eqn, lines.ranks)
+    return _integers([held_beside(eqn, lines.types, rank, freed) for rank in lines.ranks])
+
+
+def _freed(
+    eqn: Eqn, i: int, lines: Lines, owner: Sequence[int], last: Mapping[int, int]
+) -> tuple[bool, ...]:
+    """For each value that line `i` reads whether its memory, which is its own, goes with it."""
+    memories = [owner[v.index] for v in eqn.ins]
+    return tuple(
+        [
+            m == v.index and m not in lines.inputs and last[m] == i and memories.count(m) == 1
+            for v, m in zip(eqn.ins, memories, strict=True)
+        ]
+    )
 
 
 def _waits(lines: Lines) -> dict[int, int]:
