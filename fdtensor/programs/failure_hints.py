@@ -55,7 +55,8 @@ def instead(error: Exception) -> tuple[str, str] | None:
 def hint_for(text: str, *, of_library: bool = False) -> str:
     """What to do about an error of torch with this text, or of an op of `torch.library`."""
     context = _without_context(text, of_library) or _mapped(text)
-    return _misspelled(text) or _hooked(text) or context or _on_full_tensors(text)
+    missing = _without_derivative(text)
+    return _misspelled(text) or _hooked(text) or missing or context or _on_full_tensors(text)
 
 
 def _misspelled(text: str) -> str:
@@ -72,6 +73,16 @@ def _hooked(text: str) -> str:
     return (
         "torch.utils.checkpoint stands in one derivative: torch.func.grad, torch.autograd.grad or "
         "backward(). Leave it out of derivatives of those, and of what vmap and jacrev map."
+    )
+
+
+def _without_derivative(text: str) -> str:
+    """A hint for an op of which torch takes no derivative."""
+    if not re.search(r"derivative for \S+ is not implemented", text):
+        return ""
+    return (
+        "torch has none of it: give it x.detach() where no gradient is to flow through, or write "
+        "it with ops that have one."
     )
 
 

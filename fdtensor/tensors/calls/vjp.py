@@ -78,7 +78,7 @@ def joint(
     through = tuple(i for i, t in enumerate(outs) if _smooth(t) and (ends is None or i in ends))
     read = range(len(known)) if every else _read_for(primal.program, through)
     wanted = tuple(i for i, t in enumerate(known) if tracked[i] and _smooth(t) and i in read)
-    if not wanted or not through:
+    if not wanted or not through or _is_flat(primal.program):
         return None
     in_cts = [known[i].cotangent() for i in wanted]
     out_cts = [outs[i].cotangent() for i in through]
@@ -97,6 +97,15 @@ def joint(
     whole, both = _either(program, joined)
     _, _, *known_of = whole.result(range(len(whole.program.outs)))
     return Joint(whole.program, both, layouts, out_cts, wanted, through, *map(frozenset, known_of))
+
+
+_FLAT = "aten::floor_divide", "aten::heaviside"
+
+
+def _is_flat(program: Program) -> bool:
+    """Whether it is one op whose derivative is 0 wherever it has one; torch has none of these."""
+    ops = [call.op for call in program.origin.graph.calls]
+    return len(ops) == 1 and ops[0].name().partition(".")[0] in _FLAT
 
 
 def _either(program: Callable[..., Traced], joined: Callable[..., Any]) -> tuple[Traced, Any]:
