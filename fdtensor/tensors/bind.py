@@ -14,8 +14,10 @@ from fdtensor.layouts.expected import no_argument
 from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.words import near
 from fdtensor.ops.again import given_within
+from fdtensor.ops.transparent import recording
 from fdtensor.programs.options import Options
 from fdtensor.programs.program import Program
+from fdtensor.programs.tracer import is_typed
 from fdtensor.tensors.calls.function import Spmd
 from fdtensor.tensors.dtensor import DTensor
 from fdtensor.tensors.tied import first_names, tensors_by_name
@@ -79,8 +81,8 @@ def bind(module: torch.nn.Module, params: Mapping[str, DTensor[Any]], **options:
     `params` has a DTensor for each name of `module.named_parameters()`, and may have some for those
     of `named_buffers()`; buffers that it lacks are the module's own, the same on all ranks. All
     names of one parameter may have its DTensor. The module stays as it is. `options` are those of
-    `spmd`. Raises `ValueTreeError` for a parameter that is missing or has two DTensors, and for a
-    name that the module does not have.
+    `spmd`. Raises `ValueTreeError` for a parameter that is missing, is no DTensor or has two, and
+    for a name that the module does not have.
 
     >>> mesh = Mesh(x=2)
     >>> comm = SimulatedComm(mesh)
@@ -180,4 +182,16 @@ def _by_first_names(module: torch.nn.Module, params: Mapping[str, Any]) -> Mappi
                 f"{first_of[name]!r} and {name!r} are one tensor of the module, with two DTensors.",
                 hint="Give both the same one, or one of the names.",
             )
+    _refuse_plain(params)
     return {first_of[name]: x for name, x in params.items()}
+
+
+def _refuse_plain(params: Mapping[str, Any]) -> None:
+    """Raises where a parameter is no DTensor, and no tensor of a function that is recorded."""
+    plain = [name for name, x in params.items() if not is_typed(x)]
+    if plain and not recording():
+        raise ValueTreeError(
+            f"{len(plain)} of {len(params)} parameters are no DTensors.",
+            first=f"{plain[0]}: {type(params[plain[0]]).__name__}",
+            hint="Write distribute(parameter.detach(), layout, comm) for each.",
+        )

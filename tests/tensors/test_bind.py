@@ -194,3 +194,13 @@ def test_and_where_functional_call_put_others_there_it_is_refused():
 
     with pytest.raises(fd.TraceError, match="reads a parameter that it did not read before"):
         fd.spmd(f)(params, fd.distribute(X, MESH.layout("dp"), COMM))
+
+
+def test_plain_parameters_are_refused_but_where_a_function_is_recorded():
+    linear = nn.Linear(6, 3)
+    with pytest.raises(fd.errors.ValueTreeError, match="2 of 2 parameters are no DTensors"):
+        fd.bind(linear, dict(linear.named_parameters()))
+
+    params, x = laid(linear.named_parameters()), fd.distribute(X, MESH.layout("dp"), COMM)
+    inside = fd.spmd(lambda params, x: fd.bind(linear, params)(x))
+    torch.testing.assert_close(inside(params, x).full(), linear(X))
