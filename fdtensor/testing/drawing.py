@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import TypeVar
 
-from hypothesis import HealthCheck, Phase, find, settings
+from hypothesis import HealthCheck, Phase, currently_in_test_context, find, settings
 from hypothesis.errors import NoSuchExample
 from hypothesis.strategies import SearchStrategy
 
@@ -34,7 +34,11 @@ def drawn(strategy: SearchStrategy[T], count: int, seed: int) -> list[T]:
         except NoSuchExample:
             return
 
-    # a thread of its own, for hypothesis refuses tests inside of tests
+    if not currently_in_test_context():
+        collect()
+        return examples
+    # a thread of its own, for hypothesis refuses tests inside of tests: in each thread it collects
+    # garbage once, which takes seconds in a large process
     with ThreadPoolExecutor(1) as pool:
         pool.submit(collect).result()
     return examples
