@@ -1,7 +1,8 @@
 """`held_beside`: what the calls that a rank makes for one line hold beside what it reads and gives.
 
 Such are the results of an op that nothing reads, and what a rule computes on its way, as the
-windows of a pooling.
+windows of a pooling. Not the float32 copies of halves from which a CPU multiplies pending terms: an
+accelerator makes none.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from fdtensor.ops.loop_ops import LOOP_OPS
 from fdtensor.ops.lowering import lowered
 from fdtensor.ops.notation.core import rule_of
 from fdtensor.ops.notation.reshape import RESHAPES
+from fdtensor.ops.precision import WIDE
 from fdtensor.programs.eqn import Eqn
 
 __all__ = ["held_beside"]
@@ -45,6 +47,8 @@ def held_beside(eqn: Eqn, types: Sequence[TensorType], rank: int, freed: tuple[b
 def _takes_several(eqn: Eqn) -> bool:
     """Whether more than the results of a line may be there while it runs."""
     if eqn.steps or eqn.op in LOOP_OPS or not has_schema(eqn.op):
+        return False
+    if eqn.op in WIDE.values():  # the CPU alone copies their operands
         return False
     rule = rule_of(eqn.op)
     return None in eqn.outs or (rule is not None and rule.local is not None)

@@ -335,10 +335,3 @@ def test_counts_of_a_known_number_are_taken_where_values_are(weights):
     for wrong in (indices + 6, indices - 1):
         with pytest.raises(IndexRangeError):
             spmd(lambda i: i.bincount(minlength=7))(distribute(wrong, MESH.layout("dp"), comm))
-
-
-def test_a_count_beyond_the_least_length_names_what_to_write():
-    comm = SimulatedComm(MESH)
-    given = distribute(torch.tensor([0, 5, 2, 1]), MESH.layout("dp"), comm)
-    with pytest.raises(IndexRangeError, match="index of bincount, 0 to 2: minlength=3"):
-        torch.bincount(given, minlength=3)

@@ -34,12 +34,7 @@ def bincount(input, weights=None, minlength=0):
         weights = torch.ones_like(input, dtype=torch.int64)
     elif weights.dtype != torch.float32:
         weights = weights.double()
-    last = minlength - 1
-    require(
-        (input >= 0) & (input <= last),
-        f"index of bincount, 0 to {last}: minlength={minlength} is to be above the largest",
-    )
-    return index_add(weights.new_zeros(minlength), 0, input.long().clamp(0, last), weights)
+    return index_add(weights.new_zeros(minlength), 0, input.long(), weights)
 
 
 @recorded_as(torch.combinations)
