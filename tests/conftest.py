@@ -6,6 +6,7 @@ cases that differ in `count` alone, one of them runs, for the next such cases an
 `--deep` all of them run, forty times the examples, and the tests that are `@pytest.mark.deep`.
 """
 
+import gc
 import os
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -69,6 +70,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if hasattr(config, "workerinput"):
             places = {group: place for place, group in enumerate(FIRST)}
             items.sort(key=lambda item: places.get(_group(item), len(places)))
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # the tests themselves: each full collection would walk them, a tenth of a run
 
 
 def _few(items: Iterable[pytest.Item]) -> set[pytest.Item]:
