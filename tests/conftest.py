@@ -74,7 +74,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     gc.collect()
-    gc.freeze()  # the tests themselves: each full collection would walk them, a tenth of a run
+    gc.freeze()  # else each full collection walks all tests again
 
 
 def _few(items: Iterable[pytest.Item]) -> set[pytest.Item]:

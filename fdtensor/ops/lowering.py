@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fdtensor.layouts.kinds import is_list, is_tuple
 from fdtensor.layouts.mesh import Coord, Mesh
 from fdtensor.layouts.placement import Partial, Replicate
 from fdtensor.layouts.remembered import remembered
@@ -19,7 +20,7 @@ from fdtensor.ops.rows import CallKey, arguments
 from fdtensor.plans.collectives.even import is_even
 from fdtensor.plans.normal_type import normalized
 
-__all__ = ["local_graph", "lowered", "lowered_on_all"]
+__all__ = ["local_graph", "lowered", "lowered_on_all", "results_of"]
 
 aten = torch.ops.aten
 
@@ -156,14 +157,29 @@ def _recorded(
 
     def body(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         args, kwargs = arguments(call, lambda v: tensors[v.index])
-        result = local(at, *_lists(args), **kwargs)
+        result = local(at, *_with_lists(args), **kwargs)
         return [t for t, block in zip(tensors_of(result), outs, strict=True) if block is not None]
 
     return record(body, fulls, device=device)
 
 
-def _lists(args: Sequence[Any]) -> list[Any]:
-    return [list(a) if isinstance(a, tuple) else a for a in args]
+def _with_lists(tree: object) -> Any:
+    """Arguments as an op takes them, with lists in place of tuples."""
+    return [_with_lists(entry) for entry in tree] if is_tuple(tree) or is_list(tree) else tree
+
+
+@remembered(16384)
+def results_of(key: CallKey, ins: tuple[Full, ...], device: str = "cpu") -> tuple[Full, ...]:
+    """The results of an op for operands of these shapes and dtypes, in order."""
+    call = Call(key.op, key.args, key.kwargs, (None,) * key.width)
+
+    def body(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        args, kwargs = arguments(call, lambda v: tensors[v.index])
+        listed = {name: _with_lists(value) for name, value in kwargs.items()}
+        return tensors_of(call.op(*_with_lists(args), **listed))
+
+    graph = record(body, ins, device=device)
+    return tuple(graph.types[v.index] for v in graph.outs)
 
 
 def local_graph(graph: Graph) -> Any:
@@ -174,7 +190,7 @@ def local_graph(graph: Graph) -> Any:
         env.update(dict(graph.constants))
         for call in graph.calls:
             args, kwargs = substituted((call.args, call.kwargs), env.__getitem__)
-            result = call.op(*_lists(args), **dict(kwargs))
+            result = call.op(*_with_lists(args), **dict(kwargs))
             results = tensors_of(result)
             env.update((v, t) for v, t in zip(call.outs, results, strict=False) if v is not None)
         return [env[v] for v in graph.outs]

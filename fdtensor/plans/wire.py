@@ -12,7 +12,7 @@ import torch
 
 from fdtensor.layouts.placement import ReduceOp
 
-__all__ = ["from_wire", "in_order", "reduces_as", "to_wire"]
+__all__ = ["flipped", "from_wire", "in_order", "reduces_as", "to_wire"]
 
 _MOVED = {
     torch.uint8, torch.int8, torch.int32, torch.int64,
@@ -78,7 +78,7 @@ def flipped(bits: torch.Tensor) -> torch.Tensor:
     Where the sign is set all other bits are flipped.
     """
     info = torch.iinfo(bits.dtype)
-    return (bits >> info.bits - 1).bitwise_and_(info.max).bitwise_xor_(bits)
+    return bits ^ ((bits >> info.bits - 1) & info.max)
 
 
 def _turn(dtype: torch.dtype, reduce_op: ReduceOp | None) -> int:

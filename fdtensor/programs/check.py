@@ -14,19 +14,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fdtensor.layouts.errors import FdtensorError, TraceError
-from fdtensor.layouts.kinds import is_list, is_tuple
+from fdtensor.layouts.kinds import is_tuple
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Placement, Replicate, Shard
-from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.torch_private import has_kernel, packet_name, schema_of
 from fdtensor.layouts.words import first_sentence
-from fdtensor.ops.graph import Call, Full, Var, tensors_of
+from fdtensor.ops.graph import Call, Full, Var
 from fdtensor.ops.lift import lifted
+from fdtensor.ops.lowering import results_of
 from fdtensor.ops.notation.core import Row, rule_of
 from fdtensor.ops.precision import CAST, ROUNDED
 from fdtensor.ops.randomness import DRAW
-from fdtensor.ops.recorder import record
 from fdtensor.ops.rows import CallKey, arguments, recut_rows, rows_of, variants
 from fdtensor.ops.saved_values import ALIAS, CONSTRAIN, SAVED, SAVED_AS
 from fdtensor.ops.value_checks import CHECK
@@ -116,7 +115,7 @@ def _check_line(program: Program, eqn: Eqn, fulls: Sequence[Full], device: str) 
         return
     call = eqn.call
     _check_op(call, fulls)
-    results = _results(CallKey.of(call), tuple(fulls[v.index] for v in call.ins), device)
+    results = results_of(CallKey.of(call), tuple(fulls[v.index] for v in call.ins), device)
     types = [None if v is None else fulls[v.index] for v in call.outs]
     if len(results) != len(types) or any(
         type not in (None, result) for type, result in zip(types, results, strict=True)
@@ -209,25 +208,6 @@ def _check_count(call: Call, fulls: Sequence[Full]) -> None:
             count = len(blocks)
     if count != len(call.outs):
         raise TraceError(f"{call.op} gives {count} tensors, not {len(call.outs)}.")
-
-
-@remembered(16384)
-def _results(key: CallKey, ins: tuple[Full, ...], device: str) -> tuple[Full, ...]:
-    """The results of an op for operands of these shapes and dtypes, in order."""
-    call = Call(key.op, key.args, key.kwargs, (None,) * key.width)
-
-    def body(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        args, kwargs = arguments(call, lambda v: tensors[v.index])
-        return tensors_of(call.op(*map(_lists, args), **{k: _lists(v) for k, v in kwargs.items()}))
-
-    graph = record(body, ins, device=device)
-    return tuple(graph.types[v.index] for v in graph.outs)
-
-
-def _lists(tree: object) -> object:
-    if is_tuple(tree) or is_list(tree):
-        return [_lists(entry) for entry in tree]
-    return tree
 
 
 # --- types -----------------------------------------------------------------------------------

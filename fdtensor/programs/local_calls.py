@@ -7,36 +7,30 @@ accelerator makes none.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Any
-
-import torch
 
 from fdtensor.layouts.remembered import while_alive
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.torch_private import has_schema
-from fdtensor.ops.ambient import neutral
-from fdtensor.ops.graph import Call, Graph, Var, gives_view, is_view, substituted, tensors_of
+from fdtensor.ops.graph import Call, Graph, Var, gives_view, is_view
 from fdtensor.ops.loop_ops import LOOP_OPS
-from fdtensor.ops.lowering import lowered
+from fdtensor.ops.lowering import lowered, results_of
 from fdtensor.ops.notation.core import rule_of
 from fdtensor.ops.notation.reshape import RESHAPES
 from fdtensor.ops.precision import WIDE
+from fdtensor.ops.rows import CallKey
 from fdtensor.programs.eqn import Eqn
 
-__all__ = ["held_beside"]
+__all__ = ["held_beside", "takes_several"]
 
 
 def held_beside(eqn: Eqn, types: Sequence[TensorType], rank: int, freed: tuple[bool, ...]) -> int:
     """The bytes that a rank holds more than what a line reads and gives, at the most.
 
-    `types` are those of all values, and `freed` says for each that the line reads whether it goes
-    with its last reader.
+    It is a line that `takes_several`; `types` are those of all values, and `freed` says for each
+    that the line reads whether it goes with its last reader.
     """
-    if not _takes_several(eqn):
-        return 0
     outs = [None if v is None else types[v.index] for v in eqn.outs]
     ins = [types[v.index] for v in eqn.ins]
     mesh = next(t.mesh for t in (*ins, *outs) if t is not None)
@@ -44,8 +38,8 @@ def held_beside(eqn: Eqn, types: Sequence[TensorType], rank: int, freed: tuple[b
     return 0 if coord is None else _beside(lowered(eqn.call, ins, outs, coord), freed)
 
 
-def _takes_several(eqn: Eqn) -> bool:
-    """Whether more than the results of a line may be there while it runs."""
+def takes_several(eqn: Eqn) -> bool:
+    """Whether more than what a line reads and gives may be there while a rank computes it."""
     if eqn.steps or eqn.op in LOOP_OPS or not has_schema(eqn.op):
         return False
     if eqn.op in WIDE.values():  # the CPU alone copies their operands
@@ -95,17 +89,5 @@ def _unread_bytes(call: Call, graph: Graph) -> int:
     if None not in call.outs or gives_view(call.op):
         return 0
 
-    def blank(v: Var) -> torch.Tensor:
-        full = graph.types[v.index]
-        return torch.empty(full.shape, dtype=full.dtype, device="meta")
-
-    args, kwargs = substituted((call.args, call.kwargs), blank)
-    with contextlib.suppress(NotImplementedError, RuntimeError), neutral(), torch.no_grad():
-        results: Any = tensors_of(call.op(*map(_listed, args), **dict(kwargs)))
-        pairs = zip(call.outs, results, strict=False)
-        return sum(t.nbytes for v, t in pairs if v is None and t is not None)
-    return 0  # of an op that torch has no shapes for
-
-
-def _listed(value: Any) -> Any:
-    return [*value] if isinstance(value, tuple) else value
+    results = results_of(CallKey.of(call), tuple([graph.types[v.index] for v in call.ins]))
+    return sum(full.nbytes for v, full in zip(call.outs, results, strict=True) if v is None)

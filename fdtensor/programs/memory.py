@@ -21,7 +21,7 @@ from fdtensor.ops.loop_ops import ENTRY, LOOP_IN, LOOP_OUT, WITH_ENTRY
 from fdtensor.ops.notation.reshape import UNSAFE
 from fdtensor.plans.collectives import Step
 from fdtensor.programs.eqn import Eqn, Together, is_view_line, parts
-from fdtensor.programs.local_calls import held_beside
+from fdtensor.programs.local_calls import held_beside, takes_several
 from fdtensor.programs.loops import loops_among
 
 if TYPE_CHECKING:
@@ -215,9 +215,11 @@ def _held(
     after = change.cumsum(0)
     held = after[: max(count, 1)]
     for i, eqn in enumerate(lines.eqns):
-        until = waits.get(i, i + 1)
-        freed = () if eqn.steps else _freed(eqn, i, lines, owner, last)
-        held[i:until] = held[i:until] + _while_it_runs(eqn, lines, freed)
+        if eqn.steps:
+            until = waits.get(i, i + 1)
+            held[i:until] = held[i:until] + buffer_bytes(eqn, lines.ranks)
+        elif takes_several(eqn):
+            held[i] = held[i] + _beside(eqn, i, lines, owner, last)
     written = {v for eqn in lines.eqns if eqn.op is WITH_ENTRY for v in eqn.outs}
     for loop in loops_among(lines.eqns):
         for i in range(loop.rounds, loop.stop):  # each a copy, until the next step begins
@@ -232,24 +234,14 @@ def _held(
     return held
 
 
-def _while_it_runs(eqn: Eqn, lines: Lines, freed: tuple[bool, ...]) -> Bytes:
-    """The bytes beside its operands and results that each rank holds while a line runs."""
-    if eqn.steps:
-        return buffer_bytes(eqn, lines.ranks)
-    return _integers([held_beside(eqn, lines.types, rank, freed) for rank in lines.ranks])
-
-
-def _freed(
-    eqn: Eqn, i: int, lines: Lines, owner: Sequence[int], last: Mapping[int, int]
-) -> tuple[bool, ...]:
-    """For each value that line `i` reads whether its memory, which is its own, goes with it."""
+def _beside(eqn: Eqn, i: int, lines: Lines, owner: Sequence[int], last: Mapping[int, int]) -> Bytes:
+    """The bytes that each rank holds beside what line `i` reads and gives."""
     memories = [owner[v.index] for v in eqn.ins]
-    return tuple(
-        [
-            m == v.index and m not in lines.inputs and last[m] == i and memories.count(m) == 1
-            for v, m in zip(eqn.ins, memories, strict=True)
-        ]
-    )
+    freed = [  # what has memory of its own, which goes with this line
+        m == v.index and m not in lines.inputs and last[m] == i and memories.count(m) == 1
+        for v, m in zip(eqn.ins, memories, strict=True)
+    ]
+    return _integers([held_beside(eqn, lines.types, r, tuple(freed)) for r in lines.ranks])
 
 
 def _waits(lines: Lines) -> dict[int, int]:

@@ -260,11 +260,14 @@ OF_RECORDS = ("comm", "full", "local", "mesh", "plan_to", "redistribute", "to_lo
 
 def _raised_by_torch(error: BaseException) -> bool:
     """Whether it is a file of torch that raises, and not a function that it calls."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return "/torch/" in frames[-1].filename.replace("\\", "/")
+    return "/torch/" in _files(error)[-1]
 
 
 def _raised_below(error: BaseException, folder: str) -> bool:
     """Whether an error comes from a file below this folder."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return any(folder in frame.filename.replace("\\", "/") for frame in frames)
+    return any(folder in file for file in _files(error))
+
+
+def _files(error: BaseException) -> list[str]:
+    """The files that an error has come through, the one that raised it last."""
+    return [f.filename.replace("\\", "/") for f in traceback.extract_tb(error.__traceback__)]

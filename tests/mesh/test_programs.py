@@ -320,3 +320,31 @@ def peaks_here(layers, dtype, budgets):
 def test_a_program_holds_what_it_announces(pool4, dtype):
     for found in pool4.run(peaks_here, 4, dtype, [1, 0.7, 0.5]):
         assert [announced for announced, _ in found] == [most for _, most in found]
+
+
+def peaks_of_largest_here():
+    """What programs that reduce the largest of floats announce, and what this rank really holds."""
+    comm = comm_here()
+    mesh = Mesh(x=4)
+    largest = mesh.layout(partial={"x": "max"})
+    x, y = (TensorType(shape, torch.float32, largest) for shape in [(16, 8), (8, 8)])
+    found = []
+    for layout in (mesh.layout(), mesh.layout("x"), mesh.layout(None, "x")):
+        for f, types in (
+            (lambda x: x, [x]),
+            (lambda x: x.exp().sin().tanh(), [x]),
+            (lambda x, y: (x, y), [x, y]),
+        ):
+            program = trace(f, *types, out_layouts=layout)
+            given = [torch.ones(t.shape) for t in types]
+            run(program, given, comm)
+            announced = program.peak_bytes_at(comm.rank)
+            with Memory(given, announced) as memory:
+                run(program, given, comm)
+            found.append((announced, memory.most))
+    return found
+
+
+def test_the_largest_of_floats_hold_what_is_announced_alone_and_together(pool4):
+    for found in pool4.run(peaks_of_largest_here):
+        assert [announced for announced, _ in found] == [most for _, most in found]

@@ -114,7 +114,7 @@ class AllReduce(Even):
 
     def working_at_once(self, step: Step, rank: int, owned: bool) -> int:
         if in_order(step.src.dtype, self.reduce_op):
-            return 2 * local_numel(step.dst, rank)  # the keys, and what they stand for
+            return 3 * local_numel(step.dst, rank)  # keys, what flips them, what they stand for
         return 0 if owned else local_numel(step.dst, rank)
 
     def working_in_exchanges(self, step: Step, rank: int) -> int:
@@ -125,7 +125,8 @@ class AllReduce(Even):
         first = tuple(
             [0 if a in self.axes else i for a, i in zip(owned.mesh.axes, coord, strict=True)]
         )
-        terms = own * (self._members(step) - (coord != first))  # whose term comes into the result
+        # others have the term of the first member in the result itself
+        terms = own * (self._members(step) - (coord != first))
         if owned is step.dst:
             return terms
         block = step.dst.local_shape(rank)

@@ -13,15 +13,7 @@ import torch
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import ReduceOp, Shard
 from fdtensor.layouts.remembered import remembered
-from fdtensor.plans.collectives.base import (
-    Axes,
-    Blocks,
-    Collective,
-    OnRank,
-    Step,
-    World,
-    peers,
-)
+from fdtensor.plans.collectives.base import Axes, Blocks, Collective, OnRank, Step, World, peers
 from fdtensor.plans.local_tensors import copied, plain
 from fdtensor.plans.normal_type import NormalType
 from fdtensor.plans.reductions import divide, reduced
@@ -126,11 +118,10 @@ class Even(Collective):
         got = sum(step.dst.local_nbytes(rank) for step in steps)
         cut = [step for step in steps if _even(step).tilings(step, rank)[0] is not None]
         packed = sum(step.src.local_nbytes(rank) for step in cut)
-        keys = given if in_order(steps[0].src.dtype, self.reduction()) else 0
+        if in_order(steps[0].src.dtype, self.reduction()):
+            return max(packed + given, 3 * given)  # what is joined, its keys, and what flips them
         # what is given is joined and travels; where several blocks arrive, each is copied from them
-        return max(
-            packed + given + keys, given + got, got if self.gets_one and not keys else 2 * got
-        )
+        return max(packed + given, given + got, got if self.gets_one else 2 * got)
 
     def messages(self, step: Step) -> int:
         return peers(step.src.mesh, self.axes)

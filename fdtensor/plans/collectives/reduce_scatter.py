@@ -76,7 +76,7 @@ class ReduceScatter(Even):
         out, src = local_numel(step.dst, rank), local_numel(step.src, rank)
         packed = 0 if outermost(step.src, rank, self.axes, self.dims) else src
         if in_order(step.src.dtype, self.reduce_op):
-            return max(packed + src, src + out)  # the keys travel
+            return packed + 2 * src  # the keys, and what flips them
         return out + packed
 
     def working_in_exchanges(self, step: Step, rank: int) -> int:

@@ -100,10 +100,11 @@ def joint(
 
 
 _FLAT = "aten::floor_divide", "aten::heaviside"
+"""Ops that are constant between their jumps."""
 
 
 def _is_flat(program: Program) -> bool:
-    """Whether it is one op whose derivative is 0 wherever it has one; torch has none of these."""
+    """Whether it is one op whose derivative is 0 wherever it has one, of which torch takes none."""
     ops = [call.op for call in program.origin.graph.calls]
     return len(ops) == 1 and ops[0].name().partition(".")[0] in _FLAT
 
