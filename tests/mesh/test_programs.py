@@ -290,6 +290,15 @@ def test_real_ranks_take_operands_of_any_strides(pool4):
     assert pool4.run(attention_of_strided_rows, timeout=SECONDS) == [(True, True)] * 4
 
 
+def announced_and_held(program, given, comm) -> tuple[int, int]:
+    """The most bytes that a program says this rank holds, and that it holds."""
+    run(program, given, comm)
+    announced = program.peak_bytes_at(comm.rank)
+    with Memory(given, announced) as memory:
+        run(program, given, comm)
+    return announced, memory.most
+
+
 def peaks_here(layers, dtype, budgets):
     """What programs announce of this rank and what a run of them holds, for each budget."""
     comm = comm_here()
@@ -308,11 +317,7 @@ def peaks_here(layers, dtype, budgets):
     for part in budgets:
         program = trace(torch.func.grad(loss), *types, max_bytes=int(part * plain.peak_bytes))
         given = [torch.ones(t.local_shape(comm.rank), dtype=dtype) for t in typed]
-        run(program, given, comm)
-        announced = program.peak_bytes_at(comm.rank)
-        with Memory(given, announced) as memory:
-            run(program, given, comm)
-        found.append((announced, memory.most))
+        found.append(announced_and_held(program, given, comm))
     return found
 
 
@@ -337,11 +342,7 @@ def peaks_of_largest_here():
         ):
             program = trace(f, *types, out_layouts=layout)
             given = [torch.ones(t.shape) for t in types]
-            run(program, given, comm)
-            announced = program.peak_bytes_at(comm.rank)
-            with Memory(given, announced) as memory:
-                run(program, given, comm)
-            found.append((announced, memory.most))
+            found.append(announced_and_held(program, given, comm))
     return found
 
 
