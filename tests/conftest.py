@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
+from hypothesis.strategies import none
 
 from fdtensor.testing.fixtures import gloo_ranks  # noqa: F401  (a fixture)
 from fdtensor.testing.pool import GlooPool
@@ -73,6 +74,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
+    given(none())(lambda _: None)()  # hypothesis registers its random: it must see a holder
     gc.collect()
     gc.freeze()  # else each full collection walks all tests again
 
