@@ -65,38 +65,45 @@ itself too, and so can `Eqn`, a line of a program, `Placement`, the union of all
 `fail_together`, a block of code whose errors are those of all ranks.
 """
 
+import gc
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from fdtensor.inspect.explanation import explain
-from fdtensor.layouts.layout import Layout
-from fdtensor.layouts.mesh import Mesh
-from fdtensor.layouts.placement import Partial, Ragged, Replicate, Shard, StridedShard
-from fdtensor.layouts.placement import Placement as Placement
-from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.ops.line_checks import debug
-from fdtensor.ops.pins import constrain
-from fdtensor.ops.region import region
-from fdtensor.ops.rules import rule
-from fdtensor.ops.saved_as import saved_as
-from fdtensor.plans.planner import Plan, plan
-from fdtensor.programs.options import like
-from fdtensor.programs.program import Eqn as Eqn
-from fdtensor.programs.program import Program
-from fdtensor.programs.tracer import trace
-from fdtensor.runtime.comm import Comm
-from fdtensor.runtime.interpreter import run
-from fdtensor.runtime.interpreter import run_fused as run_fused
-from fdtensor.runtime.simulator import SimulatedComm
-from fdtensor.tensors.bind import bind
-from fdtensor.tensors.call import call
-from fdtensor.tensors.connect import connect, distribute, from_local, redistribute, shards
-from fdtensor.tensors.dtensor import DTensor
-from fdtensor.tensors.grad_norms import gradients
-from fdtensor.tensors.initialize import initialize
-from fdtensor.tensors.shard_map.mapped import shard_map
-from fdtensor.tensors.spmd import spmd
+_collecting = gc.isenabled()
+gc.disable()  # a collection would walk all of torch: a quarter of the time of these imports
+try:
+    from fdtensor.inspect.explanation import explain
+    from fdtensor.layouts.layout import Layout
+    from fdtensor.layouts.mesh import Mesh
+    from fdtensor.layouts.placement import Partial, Ragged, Replicate, Shard, StridedShard
+    from fdtensor.layouts.placement import Placement as Placement
+    from fdtensor.layouts.tensor_type import TensorType
+    from fdtensor.ops.line_checks import debug
+    from fdtensor.ops.pins import constrain
+    from fdtensor.ops.region import region
+    from fdtensor.ops.rules import rule
+    from fdtensor.ops.saved_as import saved_as
+    from fdtensor.plans.planner import Plan, plan
+    from fdtensor.programs.options import like
+    from fdtensor.programs.program import Eqn as Eqn
+    from fdtensor.programs.program import Program
+    from fdtensor.programs.tracer import trace
+    from fdtensor.runtime.comm import Comm
+    from fdtensor.runtime.interpreter import run
+    from fdtensor.runtime.interpreter import run_fused as run_fused
+    from fdtensor.runtime.simulator import SimulatedComm
+    from fdtensor.tensors.bind import bind
+    from fdtensor.tensors.call import call
+    from fdtensor.tensors.connect import connect, distribute, from_local, redistribute, shards
+    from fdtensor.tensors.dtensor import DTensor
+    from fdtensor.tensors.grad_norms import gradients
+    from fdtensor.tensors.initialize import initialize
+    from fdtensor.tensors.shard_map.mapped import shard_map
+    from fdtensor.tensors.spmd import spmd
+finally:
+    if _collecting:
+        gc.enable()
 
 if TYPE_CHECKING:
     from fdtensor import cluster as cluster

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from fdtensor.ops.own_ops import own_op
+
 __all__ = ["ADDED", "COPIED", "TAKEN", "added", "copied", "taken"]
 
 Tensor = torch.Tensor
@@ -38,22 +40,15 @@ def _copied(x: Tensor, index: Tensor, source: Tensor, _wraps: bool) -> Tensor:
     return new.unflatten(0, x.shape[:2])
 
 
-for _name, _operands, _run in (
-    ("index_select", "Tensor self, Tensor index", _taken),
-    ("index_add", "Tensor self, Tensor index, Tensor source", _added),
-    ("index_copy", "Tensor self, Tensor index, Tensor source", _copied),
-):
-    torch.library.define(f"fdtensor::{_name}", f"({_operands}, bool wraps) -> Tensor")
-    torch.library.impl(f"fdtensor::{_name}", "CompositeExplicitAutograd", _run)
-    torch.library.register_fake(f"fdtensor::{_name}", _run)  # it refuses what torch does
-
-TAKEN = torch.ops.fdtensor.index_select.default
+TAKEN = own_op("index_select(Tensor self, Tensor index, bool wraps) -> Tensor", _taken)
 """`out[b, i] = x[b, index[b, i]]`; where it `wraps`, indices below 0 count from the end."""
 
-ADDED = torch.ops.fdtensor.index_add.default
+ADDED = own_op("index_add(Tensor self, Tensor index, Tensor source, bool wraps) -> Tensor", _added)
 """`out[b, j] = x[b, j] + sum_i source[b, i] * (index[b, i] == j)`"""
 
-COPIED = torch.ops.fdtensor.index_copy.default
+COPIED = own_op(
+    "index_copy(Tensor self, Tensor index, Tensor source, bool wraps) -> Tensor", _copied
+)
 """`out[b, index[b, i]] = source[b, i]`, and `x` elsewhere."""
 
 

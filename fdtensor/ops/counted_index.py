@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from fdtensor.ops.graph import Call, Full, Var
+from fdtensor.ops.own_ops import own_op
 
 __all__ = ["LOOKED_UP", "PUT", "along", "counting"]
 
@@ -34,18 +35,14 @@ def _put(
     return aten.index_put.default(x, indices, values, accumulate)
 
 
-for _name, _operands, _run in (
-    ("index", "Tensor self, Tensor?[] indices", _looked_up),
-    ("index_put", "Tensor self, Tensor?[] indices, Tensor values, bool accumulate", _put),
-):
-    torch.library.define(f"fdtensor::{_name}", f"({_operands}, int[] counting) -> Tensor")
-    torch.library.impl(f"fdtensor::{_name}", "CompositeExplicitAutograd", _run)
-    torch.library.register_fake(f"fdtensor::{_name}", _run)
-
-LOOKED_UP = torch.ops.fdtensor.index.default
+LOOKED_UP = own_op("index(Tensor self, Tensor?[] indices, int[] counting) -> Tensor", _looked_up)
 """`x[indices]`, where the indices of the dims `counting` count these."""
 
-PUT = torch.ops.fdtensor.index_put.default
+PUT = own_op(
+    "index_put(Tensor self, Tensor?[] indices, Tensor values, bool accumulate, int[] counting)"
+    " -> Tensor",
+    _put,
+)
 """`x` with values at such indices, or with them added."""
 
 

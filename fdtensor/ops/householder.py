@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from fdtensor.ops.own_ops import own_op
+
 __all__ = ["SIGNS"]
 
 
@@ -27,14 +29,9 @@ def _signs(top: torch.Tensor, diagonal: torch.Tensor) -> torch.Tensor:
     return torch.stack(signs, -1) if signs else top.new_zeros(top.shape[:-1])
 
 
-torch.library.define("fdtensor::householder_signs", "(Tensor top, Tensor diagonal) -> Tensor")
-torch.library.impl("fdtensor::householder_signs", "CompositeExplicitAutograd", _signs)
-
-
-@torch.library.register_fake("fdtensor::householder_signs")
-def _(top: torch.Tensor, _diagonal: torch.Tensor) -> torch.Tensor:
-    return top.new_empty(top.shape[:-1])
-
-
-SIGNS = torch.ops.fdtensor.householder_signs.default
+SIGNS = own_op(
+    "householder_signs(Tensor top, Tensor diagonal) -> Tensor",
+    _signs,
+    lambda top, _diagonal: top.new_empty(top.shape[:-1]),
+)
 """From the first rows of orthonormal columns, and the diagonal beside: 1 or -1 for each column."""

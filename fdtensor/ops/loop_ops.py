@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import torch
 
+from fdtensor.ops.own_ops import own_op
+
 __all__ = [
     "ENTRY",
     "LOOP_IN",
@@ -58,41 +60,27 @@ def _with_entry_type(stack: torch.Tensor, entry: torch.Tensor, i: torch.Tensor) 
     return torch.empty_like(stack)
 
 
-for _name, _text, _run, _type in (
-    ("loop_in", "(Tensor x, int steps, int loop) -> (Tensor, Tensor)", _in, _in),
-    ("loop_next", "(Tensor go, Tensor next, Tensor tie, int loop) -> Tensor", _next, _next),
-    ("loop_out", "(Tensor tie, Tensor[] tokens, int loop) -> Tensor", _out, _out),
-    ("entry", "(Tensor stack, Tensor i) -> Tensor", _entry, _entry_type),
-    (
-        "with_entry",
-        "(Tensor stack, Tensor entry, Tensor i) -> Tensor",
-        _with_entry,
-        _with_entry_type,
-    ),
-):
-    torch.library.define(f"fdtensor::{_name}", _text)
-    torch.library.impl(f"fdtensor::{_name}", "CompositeExplicitAutograd", _run)
-    torch.library.register_fake(f"fdtensor::{_name}", _type)
-
-LOOP_IN = torch.ops.fdtensor.loop_in.default
+LOOP_IN = own_op("loop_in(Tensor x, int steps, int loop) -> (Tensor, Tensor)", _in)
 """What is carried at first, and its tie."""
 
-LOOP_NEXT = torch.ops.fdtensor.loop_next.default
+LOOP_NEXT = own_op("loop_next(Tensor go, Tensor next, Tensor tie, int loop) -> Tensor", _next)
 """A token, for what is carried into the next step where the predicate holds, and its tie."""
 
 TIE = 2
 """The place of the tie among its operands."""
 
-LOOP_OUT = torch.ops.fdtensor.loop_out.default
+LOOP_OUT = own_op("loop_out(Tensor tie, Tensor[] tokens, int loop) -> Tensor", _out)
 """What is carried in the end, by its tie and the tokens of all that is carried in the loop."""
 
 LOOP_OPS = (LOOP_IN, LOOP_NEXT, LOOP_OUT)
 
 
-ENTRY = torch.ops.fdtensor.entry.default
+ENTRY = own_op("entry(Tensor stack, Tensor i) -> Tensor", _entry, _entry_type)
 """One entry of a stack, along its first dim."""
 
-WITH_ENTRY = torch.ops.fdtensor.with_entry.default
+WITH_ENTRY = own_op(
+    "with_entry(Tensor stack, Tensor entry, Tensor i) -> Tensor", _with_entry, _with_entry_type
+)
 """A stack with another entry in one place; the stack from before is gone."""
 
 

@@ -16,6 +16,7 @@ from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.placement import Partial
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.torch_private import packet_name, schema_of
+from fdtensor.ops.own_ops import own_op
 
 __all__ = [
     "CAST",
@@ -37,17 +38,12 @@ HALVES = (torch.float16, torch.bfloat16, torch.complex32)
 
 CAST = aten._to_copy.default
 
-torch.library.define("fdtensor::rounded", "(Tensor x, ScalarType dtype) -> Tensor")
-
 
 def _rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return x.to(dtype, copy=True)
 
 
-torch.library.impl("fdtensor::rounded", "CompositeExplicitAutograd", _rounded)
-torch.library.register_fake("fdtensor::rounded", _rounded)
-
-ROUNDED = torch.ops.fdtensor.rounded.default
+ROUNDED = own_op("rounded(Tensor x, ScalarType dtype) -> Tensor", _rounded)
 """The cast of each term of a sum that stays pending: for outputs that are pending and half."""
 
 WIDE = {aten.mm.default: aten.mm.dtype, aten.bmm.default: aten.bmm.dtype}

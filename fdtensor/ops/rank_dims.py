@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from fdtensor.ops.own_ops import own_op
+
 __all__ = ["FIRST", "PERMUTED", "SAME", "exchanged", "first", "same"]
 
 
@@ -31,22 +33,13 @@ def _permuted_like(x: torch.Tensor, dim: int, sources: Sequence[int]) -> torch.T
     return x.new_empty((*x.shape[:dim], len(sources), *x.shape[dim + 1 :]))
 
 
-for _name, _taken, _run, _fake in (
-    ("same", "Tensor x, int dim", _same, _same),
-    ("first", "Tensor x, int dim, int count", _first, _first),
-    ("permuted", "Tensor x, int dim, int[] sources", _permuted, _permuted_like),
-):
-    torch.library.define(f"fdtensor::{_name}", f"({_taken}) -> Tensor")
-    torch.library.impl(f"fdtensor::{_name}", "CompositeExplicitAutograd", _run)
-    torch.library.register_fake(f"fdtensor::{_name}", _fake)
-
-SAME = torch.ops.fdtensor.same.default
+SAME = own_op("same(Tensor x, int dim) -> Tensor", _same)
 """The entry that all entries along a dim are equal to."""
 
-FIRST = torch.ops.fdtensor.first.default
+FIRST = own_op("first(Tensor x, int dim, int count) -> Tensor", _first)
 """A new dim with the tensor as its first entry, or its terms as the entries; else zeros."""
 
-PERMUTED = torch.ops.fdtensor.permuted.default
+PERMUTED = own_op("permuted(Tensor x, int dim, int[] sources) -> Tensor", _permuted, _permuted_like)
 """The entries `sources` of a dim."""
 
 

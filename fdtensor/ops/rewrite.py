@@ -13,36 +13,27 @@ from typing import Any
 
 import torch
 
+from fdtensor.layouts.torch_private import packet_name
 from fdtensor.ops.graph import Call, Full, Graph, Var, pruned
+from fdtensor.ops.own_ops import own_op
 
 __all__ = ["BACKWARD_SCANS", "CROSS_ENTROPY_BACKWARD", "rewritten"]
 
 aten = torch.ops.aten
 
-_FORWARD: dict[str, Any] = {
-    "cumsum": aten.cumsum.default,
-    "logcumsumexp": aten.logcumsumexp.default,
-}
 
-for _name, _op in _FORWARD.items():
-    torch.library.define(f"fdtensor::{_name}_from_end", "(Tensor x, int dim) -> Tensor")
-    torch.library.impl(
-        f"fdtensor::{_name}_from_end",
-        "CompositeExplicitAutograd",
-        lambda x, dim, op=_op: op(x.flip(dim), dim).flip(dim) if x.ndim else op(x, dim),
+def _from_end_of(op: Any) -> Any:
+    """The op that a scan is when it begins at the end of the dim."""
+    return own_op(
+        f"{packet_name(op)}_from_end(Tensor x, int dim) -> Tensor",
+        lambda x, dim: op(x.flip(dim), dim).flip(dim) if x.ndim else op(x, dim),
     )
 
+
 BACKWARD_SCANS: dict[Any, Any] = {
-    op: getattr(torch.ops.fdtensor, f"{name}_from_end").default for name, op in _FORWARD.items()
+    op: _from_end_of(op) for op in (aten.cumsum.default, aten.logcumsumexp.default)
 }
 """By the scan, the scan from the end of the dim: `out[i, j] = sum_(k >= j) x[i, k]`."""
-
-
-torch.library.define(
-    "fdtensor::cross_entropy_backward",
-    "(Tensor grad_output, Tensor out, Tensor target, Tensor? weight, int reduction, "
-    "int ignore_index, Tensor total_weight, ScalarType dtype) -> Tensor",
-)
 
 
 def _cross_entropy_backward(grad: torch.Tensor, out: torch.Tensor, *rest: Any) -> torch.Tensor:
@@ -54,11 +45,11 @@ def _cross_entropy_backward(grad: torch.Tensor, out: torch.Tensor, *rest: Any) -
     return aten._log_softmax_backward_data.out(grad, out, 1, dtype, out=grad)
 
 
-torch.library.impl(
-    "fdtensor::cross_entropy_backward", "CompositeExplicitAutograd", _cross_entropy_backward
+CROSS_ENTROPY_BACKWARD = own_op(
+    "cross_entropy_backward(Tensor grad_output, Tensor out, Tensor target, Tensor? weight, "
+    "int reduction, int ignore_index, Tensor total_weight, ScalarType dtype) -> Tensor",
+    _cross_entropy_backward,
 )
-
-CROSS_ENTROPY_BACKWARD: Any = torch.ops.fdtensor.cross_entropy_backward.default
 """The backward of `nll_loss` along dim 1, and of `log_softmax` before it."""
 
 

@@ -7,28 +7,29 @@ layout of the mark; calls of the same phase read the value itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import torch
 
 from fdtensor.layouts.torch_private import current_graph_task
 from fdtensor.ops.graph import Call, Full, Var, is_view, substituted
+from fdtensor.ops.own_ops import own_op
 
 __all__ = ["ALIAS", "CONSTRAIN", "SAVED", "SAVED_AS", "phase", "with_saved_values"]
 
-for _name in ("constrain", "saved_as", "kept"):
-    torch.library.define(f"fdtensor::{_name}", "(Tensor x, str layout) -> Tensor")
-    torch.library.impl(
-        f"fdtensor::{_name}", "CompositeExplicitAutograd", lambda x, _layout: x.clone()
-    )
 
-CONSTRAIN = torch.ops.fdtensor.constrain.default
+def _identity(name: str) -> Any:
+    return own_op(f"{name}(Tensor x, str layout) -> Tensor", lambda x, _layout: x.clone())
+
+
+CONSTRAIN = _identity("constrain")
 """The identity, whose result has a layout."""
 
-SAVED_AS = torch.ops.fdtensor.saved_as.default
+SAVED_AS = _identity("saved_as")
 """The identity, which marks its operand; recorded functions do not have it."""
 
-SAVED = torch.ops.fdtensor.kept.default
+SAVED = _identity("kept")
 """The identity of a value in a layout: backwards compute all other layouts from it."""
 
 ALIAS = torch.ops.aten.alias.default

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from fdtensor.ops.own_ops import own_op
+
 __all__ = ["SELECT", "select", "zeros_beside"]
 
 
@@ -13,11 +15,7 @@ def _run(which: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.where(which, a, b)
 
 
-torch.library.define("fdtensor::select", "(Tensor which, Tensor a, Tensor b) -> Tensor")
-torch.library.impl("fdtensor::select", "CompositeExplicitAutograd", _run)
-torch.library.register_fake("fdtensor::select", _run)
-
-SELECT = torch.ops.fdtensor.select.default
+SELECT = own_op("select(Tensor which, Tensor a, Tensor b) -> Tensor", _run)
 """`a` where a 0-d predicate holds, else `b`: tensors of one shape and dtype."""
 
 

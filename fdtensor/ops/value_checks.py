@@ -22,6 +22,7 @@ from fdtensor.layouts.errors import IndexRangeError, OperandError
 from fdtensor.layouts.torch_private import packet_name
 from fdtensor.ops.batched_index import ADDED, COPIED, TAKEN
 from fdtensor.ops.counted_index import LOOKED_UP, PUT
+from fdtensor.ops.own_ops import own_op
 
 __all__ = [
     "BOUNDED",
@@ -91,27 +92,6 @@ def bounded_shared(
 
 
 _RANGE = "Scalar low, Scalar high, int? ignored"
-for _name, _text in (
-    ("bounded", f"(Tensor x, {_RANGE}, str fault) -> (Tensor, Tensor)"),
-    ("require", "(Tensor holds, str fault) -> ()"),
-    ("check", "(Tensor counts, str[] faults) -> ()"),
-):
-    torch.library.define(f"fdtensor::{_name}", _text)
-
-
-@torch.library.register_fake("fdtensor::bounded")
-def _(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), x.new_empty((), dtype=torch.float32)
-
-
-@torch.library.register_fake("fdtensor::require")
-def _(holds: Tensor, fault: str) -> None:
-    pass
-
-
-@torch.library.register_fake("fdtensor::check")
-def _(counts: Tensor, faults: list[str]) -> None:
-    pass
 
 
 def _required(holds: Tensor, fault: str) -> None:
@@ -140,29 +120,29 @@ def _error(fault: str, count: int) -> Exception:
     )
 
 
-for _name, _run in (("bounded", _bounded), ("require", _required), ("check", _checked)):
-    torch.library.impl(f"fdtensor::{_name}", "CompositeExplicitAutograd", _run)
-
-BOUNDED = torch.ops.fdtensor.bounded.default
-"""An operand with `low` in place of entries out of range, and their number: f32, 0-d."""
-
-REQUIRE = torch.ops.fdtensor.require.default
-"""States that all of a tensor of bools must be true."""
-
-CHECK = torch.ops.fdtensor.check.default
-"""Raises where one of these counts is not 0; it has no result."""
-
-
-SHARED: dict[Any, Callable[..., Any]] = {BOUNDED: bounded_shared, CHECK: _checked}
-"""The function that a rank runs for an op; the first may return its operand itself."""
-
-
 def _required_of_each(_info: Any, _dims: Any, holds: Tensor, fault: str) -> Any:
     REQUIRE(holds, fault)
     return None, None
 
 
-torch.library.register_vmap("fdtensor::require", _required_of_each)
+BOUNDED = own_op(
+    f"bounded(Tensor x, {_RANGE}, str fault) -> (Tensor, Tensor)",
+    _bounded,
+    lambda x, *_: (torch.empty_like(x), x.new_empty((), dtype=torch.float32)),
+)
+"""An operand with `low` in place of entries out of range, and their number: f32, 0-d."""
+
+REQUIRE = own_op(
+    "require(Tensor holds, str fault) -> ()", _required, lambda *_: None, _required_of_each
+)
+"""States that all of a tensor of bools must be true."""
+
+CHECK = own_op("check(Tensor counts, str[] faults) -> ()", _checked, lambda *_: None)
+"""Raises where one of these counts is not 0; it has no result."""
+
+
+SHARED: dict[Any, Callable[..., Any]] = {BOUNDED: bounded_shared, CHECK: _checked}
+"""The function that a rank runs for an op; the first may return its operand itself."""
 
 
 def require(holds: Tensor, what: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,13 +11,11 @@ import torch.fx
 
 from fdtensor.layouts.torch_private import OpOverload
 from fdtensor.ops.graph import Full
+from fdtensor.ops.own_ops import own_op
 from fdtensor.ops.randomness import refuse_random
 from fdtensor.parallel.sizes import Point, input_at, value_at
 
 __all__ = ["OPAQUE", "opaque_call", "opaque_calls", "stands_for"]
-
-torch.library.define("fdtensor::opaque", "(Tensor[] xs, SymInt[] sizes, str key) -> Tensor[]")
-OPAQUE = torch.ops.fdtensor.opaque.default
 
 _KNOWN: dict[str, tuple[torch.fx.Node, list[Full]]] = {}
 """By the key of an opaque call, the node that it stands for and what it gives."""
@@ -38,10 +35,12 @@ def stands_for(key: str) -> torch.fx.Node:
     return _KNOWN[key][0]
 
 
-@functools.partial(torch.library.impl, "fdtensor::opaque", "CompositeExplicitAutograd")
 def _empty(xs: Sequence[torch.Tensor], _sizes: Sequence[int], key: str) -> list[torch.Tensor]:
     device = xs[0].device if xs else "cpu"
     return [torch.empty(t.shape, dtype=t.dtype, device=device) for t in _KNOWN[key][1]]
+
+
+OPAQUE = own_op("opaque(Tensor[] xs, SymInt[] sizes, str key) -> Tensor[]", _empty)
 
 
 def opaque_call(node: torch.fx.Node, args: Any, kwargs: Any, point: Point) -> Any:

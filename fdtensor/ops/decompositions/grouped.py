@@ -14,6 +14,7 @@ import torch
 
 from fdtensor.layouts import torch_private
 from fdtensor.ops.notation.core import P, R, S, rule
+from fdtensor.ops.own_ops import own_op
 from fdtensor.ops.transparent import recorded_as
 
 Tensor = torch.Tensor
@@ -43,45 +44,37 @@ def _outer(x: Tensor, y: Tensor, starts: Tensor, ends: Tensor) -> Tensor:
     return out
 
 
-for _name, _run, _fake in [
-    ("grouped_mm", _product, lambda x, w, *_: x.new_empty(*x.shape[:-1], w.shape[-1])),
-    (
-        "grouped_outer",
-        _outer,
-        lambda x, y, starts, _: x.new_empty(*starts.shape, x.shape[-1], y.shape[-1]),
-    ),
-]:
-    torch.library.define(
-        f"fdtensor::{_name}", "(Tensor x, Tensor y, Tensor starts, Tensor ends) -> Tensor"
-    )
-    torch.library.impl(f"fdtensor::{_name}", "CompositeExplicitAutograd", _run)
-    torch.library.register_fake(f"fdtensor::{_name}", _fake)
+_OPERANDS = "Tensor x, Tensor y, Tensor starts, Tensor ends"
 
-GROUPED_MM = torch.ops.fdtensor.grouped_mm.default
+GROUPED_MM = own_op(
+    f"grouped_mm({_OPERANDS}) -> Tensor",
+    _product,
+    lambda x, w, *_: x.new_empty(*x.shape[:-1], w.shape[-1]),
+    lambda *args: _batched(GROUPED_MM, *args),
+)
 """`out[s, j] = sum_k x[s, k] * w[g, k, j]` for the rows `s` of group `g`, 0 for those of none."""
 
-GROUPED_OUTER = torch.ops.fdtensor.grouped_outer.default
+GROUPED_OUTER = own_op(
+    f"grouped_outer({_OPERANDS}) -> Tensor",
+    _outer,
+    lambda x, y, starts, _: x.new_empty(*starts.shape, x.shape[-1], y.shape[-1]),
+    lambda *args: _batched(GROUPED_OUTER, *args),
+)
 """`out[g, k, j] = sum_s x[s, k] * y[s, j]` over the rows `s` of group `g`."""
 
 
-def _batched(op: Any) -> Any:
+def _batched(
+    op: Any, info: Any, in_dims: tuple[int | None, ...], *operands: Tensor
+) -> tuple[Tensor, int]:
     """The op on operands of which some have a batch: all have one then, the first of their dims."""
-
-    def over(info: Any, in_dims: tuple[int | None, ...], *operands: Tensor) -> tuple[Tensor, int]:
-        batched = [
-            t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
-            for t, d in zip(operands, in_dims, strict=True)
-        ]
-        if batched[0].ndim == 3:
-            return op(*batched), 0
-        several = batched[0].shape[:2]
-        return op(*[t.flatten(0, 1) for t in batched]).unflatten(0, several), 0
-
-    return over
-
-
-for _op in (GROUPED_MM, GROUPED_OUTER):
-    torch.library.register_vmap(_op, _batched(_op))
+    batched = [
+        t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
+        for t, d in zip(operands, in_dims, strict=True)
+    ]
+    if batched[0].ndim == 3:
+        return op(*batched), 0
+    several = batched[0].shape[:2]
+    return op(*[t.flatten(0, 1) for t in batched]).unflatten(0, several), 0
 
 
 def _of_rows(op: Any) -> Any:

@@ -10,6 +10,7 @@ import torch
 from fdtensor.ops.decompositions.core import decomposition
 from fdtensor.ops.decompositions.scan import placed_along
 from fdtensor.ops.notation.core import P, R, S, rule
+from fdtensor.ops.own_ops import own_op
 from fdtensor.plans.wire import flipped
 
 aten = torch.ops.aten
@@ -65,41 +66,28 @@ def _like_counts(keys: Tensor, known: Tensor, shift: int, dim: int) -> Tensor:
     return keys.new_empty(shape, dtype=torch.int64)
 
 
-for _name, _signature, _run, _fake in [
-    ("keys", "(Tensor x) -> Tensor", _keys, lambda x: torch.empty_like(x, dtype=_kind(x.dtype))),
-    (
-        "of_keys",
-        "(Tensor keys, ScalarType dtype) -> Tensor",
-        _of_keys,
-        lambda keys, dtype: torch.empty_like(keys, dtype=dtype),
-    ),
-    (
-        "digit_counts",
-        "(Tensor keys, Tensor known, int shift, int dim) -> Tensor",
-        _counts,
-        _like_counts,
-    ),
-    (
-        "next_digit",
-        "(Tensor counts, Tensor known, Tensor k, int shift, int dim) -> (Tensor, Tensor)",
-        _next,
-        lambda _counts, known, k, *_: (torch.empty_like(known), torch.empty_like(k)),
-    ),
-]:
-    torch.library.define(f"fdtensor::{_name}", _signature)
-    torch.library.impl(f"fdtensor::{_name}", "CompositeExplicitAutograd", _run)
-    torch.library.register_fake(f"fdtensor::{_name}", _fake)
-
-KEYS = torch.ops.fdtensor.keys.default
+KEYS = own_op(
+    "keys(Tensor x) -> Tensor", _keys, lambda x: torch.empty_like(x, dtype=_kind(x.dtype))
+)
 """Integers with a sign in the order of the elements, in which NaN is last."""
 
-OF_KEYS = torch.ops.fdtensor.of_keys.default
+OF_KEYS = own_op(
+    "of_keys(Tensor keys, ScalarType dtype) -> Tensor",
+    _of_keys,
+    lambda keys, dtype: torch.empty_like(keys, dtype=dtype),
+)
 """The elements that have these keys."""
 
-DIGIT_COUNTS = torch.ops.fdtensor.digit_counts.default
+DIGIT_COUNTS = own_op(
+    "digit_counts(Tensor keys, Tensor known, int shift, int dim) -> Tensor", _counts, _like_counts
+)
 """How many keys along a dim have each digit at `shift`, of those whose digits above are known."""
 
-NEXT_DIGIT = torch.ops.fdtensor.next_digit.default
+NEXT_DIGIT = own_op(
+    "next_digit(Tensor counts, Tensor known, Tensor k, int shift, int dim) -> (Tensor, Tensor)",
+    _next,
+    lambda _counts, known, k, *_: (torch.empty_like(known), torch.empty_like(k)),
+)
 """The digits of the k-th key with one more, and which one it is of the keys that have these."""
 
 

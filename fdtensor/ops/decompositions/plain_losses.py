@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from fdtensor.ops.notation.core import rule
 from fdtensor.ops.notation.formula import formula
 from fdtensor.ops.notation.ops import tensors
+from fdtensor.ops.own_ops import own_op
 from fdtensor.ops.transparent import recorded_as
 from fdtensor.ops.value_checks import require
 
@@ -70,27 +71,23 @@ def _ctc_backward(grad, log_probs, *rest):
 
 _TAKEN = "Tensor log_probs, Tensor targets, Tensor input_lengths, Tensor target_lengths"
 _CHOSEN = "int blank, bool zero_infinity"
-for _name, _text, _run, _fake in [
-    ("ctc_loss", f"({_TAKEN}, {_CHOSEN}) -> (Tensor, Tensor)", _ctc, _ctc_empty),
-    (
-        "ctc_loss_backward",
-        f"(Tensor grad, {_TAKEN}, Tensor out, Tensor alpha, {_CHOSEN}) -> Tensor",
-        _ctc_backward,
-        lambda _grad, log_probs, *_: torch.empty_like(log_probs),
-    ),
-]:
-    torch.library.define(f"fdtensor::{_name}", _text)
-    torch.library.impl(f"fdtensor::{_name}", "CompositeExplicitAutograd", _run)
-    torch.library.register_fake(f"fdtensor::{_name}", _fake)
+CTC = own_op(f"ctc_loss({_TAKEN}, {_CHOSEN}) -> (Tensor, Tensor)", _ctc, _ctc_empty)
+"""The losses of rows, and what their derivative needs."""
+
+CTC_BACKWARD = own_op(
+    f"ctc_loss_backward(Tensor grad, {_TAKEN}, Tensor out, Tensor alpha, {_CHOSEN}) -> Tensor",
+    _ctc_backward,
+    lambda _grad, log_probs, *_: torch.empty_like(log_probs),
+)
 
 
-@rule(torch.ops.fdtensor.ctc_loss.default)
+@rule(CTC)
 def ctc_rows(log_probs, targets, *lengths):
     """`out[n] = -log P(targets[n] | log_probs[:, n])`, and `alpha[n, t, s]` for the backward"""
     yield from formula("T n C, n S, n, n -> n, n T A", log_probs, targets, *lengths[:2], linear=[])
 
 
-@rule(torch.ops.fdtensor.ctc_loss_backward.default)
+@rule(CTC_BACKWARD)
 def ctc_backward_rows(*args):
     """`dx[t, n, c] = grad[n] * d out[n] / d log_probs[t, n, c]`"""
     text = "n, T n C, n S, n, n, n, n T A -> T n C"
@@ -102,7 +99,7 @@ class _Ctc(torch.autograd.Function):
 
     @staticmethod
     def forward(*args: Any) -> tuple[Tensor, Tensor]:
-        return torch.ops.fdtensor.ctc_loss(*args)
+        return CTC(*args)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -113,7 +110,7 @@ class _Ctc(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Any) -> Any:  # type: ignore[override]
         chosen = ctx.blank, ctx.zero_infinity
-        dx = torch.ops.fdtensor.ctc_loss_backward(grad, *ctx.saved_tensors, *chosen)
+        dx = CTC_BACKWARD(grad, *ctx.saved_tensors, *chosen)
         return dx, None, None, None, None, None
 
 

@@ -8,6 +8,7 @@ from fdtensor.ops.decompositions.core import decomposition
 from fdtensor.ops.decompositions.scan import in_blocks, joined_blocks
 from fdtensor.ops.notation.core import S, rule
 from fdtensor.ops.notation.dtypes import highest, lowest
+from fdtensor.ops.own_ops import own_op
 
 aten = torch.ops.aten
 
@@ -73,11 +74,11 @@ def _by_place(values: Tensor, places: Tensor) -> Tensor:
     return (ordered + least).to(places.dtype)
 
 
-torch.library.define("fdtensor::by_place", "(Tensor values, Tensor places) -> Tensor")
-torch.library.impl("fdtensor::by_place", "CompositeExplicitAutograd", _by_place)
-torch.library.register_fake("fdtensor::by_place", lambda _, places: torch.empty_like(places))
-
-BY_PLACE = torch.ops.fdtensor.by_place.default
+BY_PLACE = own_op(
+    "by_place(Tensor values, Tensor places) -> Tensor",
+    _by_place,
+    lambda _, places: torch.empty_like(places),
+)
 """The places beside values that are sorted along the last dim, in order where these are equal."""
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
+
+from fdtensor.ops.own_ops import own_op
 
 __all__ = ["compiled", "opaque"]
 
@@ -30,22 +32,22 @@ def opaque(name: str, count: int, outs: int = 1) -> Callable[[F], F]:
         results = [xs[0].new_empty(shape) for _ in range(outs)]
         return results[0] if outs == 1 else tuple(results)
 
-    def batched(_info: Any, dims: Any, *xs: torch.Tensor) -> Any:
-        most = max(x.dim() - (d is not None) for x, d in zip(xs, dims, strict=True))
-        aligned = [
-            x if d is None else (y := x.movedim(d, 0)).reshape(
-                y.shape[0], *[1] * (most + 1 - y.dim()), *y.shape[1:]
-            )
-            for x, d in zip(xs, dims, strict=True)
-        ]  # fmt: skip
-        return op(*aligned), 0 if outs == 1 else (0,) * outs
-
     def wrap(run: Any) -> Any:
-        torch.library.impl(f"fdtensor::{name}", "CompositeExplicitAutograd", run)
+        def batched(_info: Any, dims: Any, *xs: torch.Tensor) -> Any:
+            return op(*_aligned(dims, xs)), 0 if outs == 1 else (0,) * outs
+
+        op = own_op(f"{name}({taken}) -> ({returned})", run, fake, batched)
         return lambda *xs: op(*xs) if compiled() else run(*xs)
 
-    torch.library.define(f"fdtensor::{name}", f"({taken}) -> ({returned})")
-    torch.library.register_fake(f"fdtensor::{name}", fake)
-    torch.library.register_vmap(f"fdtensor::{name}", batched)
-    op = getattr(torch.ops.fdtensor, name).default
     return wrap
+
+
+def _aligned(dims: Sequence[int | None], xs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors with their entries along `dims` as the first dim, and the others broadcast."""
+    most = max(x.dim() - (d is not None) for x, d in zip(xs, dims, strict=True))
+    return [
+        x if d is None else (y := x.movedim(d, 0)).reshape(
+            y.shape[0], *[1] * (most + 1 - y.dim()), *y.shape[1:]
+        )
+        for x, d in zip(xs, dims, strict=True)
+    ]  # fmt: skip

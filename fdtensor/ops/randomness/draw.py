@@ -10,6 +10,7 @@ import torch
 from fdtensor.layouts.blocks import Box
 from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.remembered import remembered
+from fdtensor.ops.own_ops import own_op
 from fdtensor.ops.random_bits import (
     Key,
     Places,
@@ -31,21 +32,6 @@ __all__ = ["DRAW", "boxed", "draw_by"]
 _STREAMS = 0x746F7263
 """The number folded into a key before that of a stream, so that `split` makes no such key."""
 
-torch.library.define(
-    "fdtensor::draw",
-    "(Tensor key, int? stream, str kind, Scalar[] ends, SymInt[] size, ScalarType dtype, "
-    "int[] box=[]) -> Tensor",
-)
-
-DRAW = torch.ops.fdtensor.draw.default
-"""The numbers of a stream of a key, for a tensor of `size`, or for its block `box` alone.
-
-Without a stream they are those that `fdtensor.random` draws by the key, or by each of the keys of a
-tensor of shape (..., 2). The kinds are `uniform` in [low, high), `normal`, of mean 0 and variance
-1, `truncated_normal` between low and high, `exponential`, `gumbel`, `bernoulli`, bools that are
-True with probability p, and `bits`, in int32 or int64. `ends` has low and high, or p.
-"""
-
 
 def draw_by(
     key: torch.Tensor, kind: str, ends: Sequence[float], places: Places, dtype: torch.dtype
@@ -54,7 +40,6 @@ def draw_by(
     return DRAW(key, None, kind, list(ends), list(places.shape), dtype)
 
 
-@torch.library.impl("fdtensor::draw", ("cpu", "cuda"))
 def _draw(
     key: torch.Tensor,
     stream: int | None,
@@ -76,8 +61,7 @@ def _draw(
     return filled(words, places, dtype, width, convert, key.device)
 
 
-@torch.library.register_fake("fdtensor::draw")
-def _(
+def _fake(
     key: torch.Tensor,
     stream: int | None,
     kind: str,
@@ -96,7 +80,20 @@ def _by_each(_info: Any, dims: Sequence[int | None], key: torch.Tensor, *args: A
     return DRAW(key.movedim(dims[0], 0), *args), 0
 
 
-torch.library.register_vmap("fdtensor::draw", _by_each)
+DRAW = own_op(
+    "draw(Tensor key, int? stream, str kind, Scalar[] ends, SymInt[] size, ScalarType dtype, "
+    "int[] box=[]) -> Tensor",
+    _draw,
+    _fake,
+    _by_each,
+)
+"""The numbers of a stream of a key, for a tensor of `size`, or for its block `box` alone.
+
+Without a stream they are those that `fdtensor.random` draws by the key, or by each of the keys of a
+tensor of shape (..., 2). The kinds are `uniform` in [low, high), `normal`, of mean 0 and variance
+1, `truncated_normal` between low and high, `exponential`, `gumbel`, `bernoulli`, bools that are
+True with probability p, and `bits`, in int32 or int64. `ends` has low and high, or p.
+"""
 
 
 _HINT = "Draw by fdtensor.random, or by the random functions of torch with key=random.key(0)."

@@ -11,6 +11,7 @@ import torch
 
 from fdtensor.layouts.placement import Replicate
 from fdtensor.layouts.torch_private import newton_schulz
+from fdtensor.ops.own_ops import own_op
 from fdtensor.ops.rules import rule
 
 __all__ = ["orthogonalized"]
@@ -30,8 +31,7 @@ def orthogonalized(
     return out
 
 
-@torch.library.custom_op("fdtensor::orthogonalized", mutates_args=())
-def _op(
+def _run(
     update: torch.Tensor, coefficients: list[float], steps: int, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     a, b, c = coefficients
@@ -40,15 +40,18 @@ def _op(
     return out.clone(memory_format=torch.contiguous_format), scaled
 
 
-@_op.register_fake
-def _(
+def _fake(
     update: torch.Tensor, coefficients: object, steps: int, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     one, other = [torch.empty_like(update, memory_format=torch.contiguous_format) for _ in "12"]
     return one, other
 
 
-_OP = torch.ops.fdtensor.orthogonalized.default
+_OP = own_op(
+    "orthogonalized(Tensor update, float[] coefficients, int steps, float eps) -> (Tensor, Tensor)",
+    _run,
+    _fake,
+)
 
 
 @rule(_OP)
