@@ -16,6 +16,7 @@ import torch
 from fdtensor.layouts.torch_private import packet_name
 from fdtensor.ops.graph import Call, Full, Graph, Var, pruned
 from fdtensor.ops.own_ops import own_op
+from fdtensor.ops.select import SELECT
 
 __all__ = ["BACKWARD_SCANS", "CROSS_ENTROPY_BACKWARD", "rewritten"]
 
@@ -56,7 +57,8 @@ CROSS_ENTROPY_BACKWARD = own_op(
 def rewritten(graph: Graph) -> Graph:
     """The graph with `flip(scan(flip(x)))` as a scan from the end, cast counts as float sums.
 
-    And with both parts of the backward of a cross entropy as one, and so that of `silu`.
+    And with both parts of the backward of a cross entropy as one, and so that of `silu`; and where
+    a branch takes what a branch of the same predicate has taken, without the other one of that.
     """
     makers = {v: call for call in graph.calls for v in call.outs if v is not None}
     types = graph.types
@@ -65,6 +67,7 @@ def rewritten(graph: Graph) -> Graph:
         or _count(call, makers, types)
         or _cross_entropy(call, makers, types)
         or _silu(call, makers, types)
+        or _selected(call, makers)
         or call
         for call in graph.calls
     ]
@@ -114,6 +117,18 @@ def _cross_entropy(call: Call, makers: dict[Var, Call], types: Sequence[Full]) -
         return None
     args = ct, out, target, weight, reduction, ignored, total, dtype
     return Call(CROSS_ENTROPY_BACKWARD, args, (), call.outs, call.mark)
+
+
+def _selected(call: Call, makers: dict[Var, Call]) -> Call | None:
+    """The choice by a predicate among what no earlier choice by it can give otherwise, or None."""
+    if call.op is not SELECT:
+        return None
+    which, *branches = call.args
+    for i, v in enumerate(branches):
+        while (maker := makers.get(v)) and maker.op is SELECT and maker.args[0] == which:
+            v = branches[i] = maker.args[1 + i]
+    args = which, *branches
+    return None if args == call.args else Call(SELECT, args, (), call.outs, call.mark)
 
 
 def _silu(call: Call, makers: dict[Var, Call], types: Sequence[Full]) -> Call | None:

@@ -67,7 +67,8 @@ def _told(eqn: Eqn) -> tuple[object, ...]:
 
 def _condition(asked: Iterable[tuple[Var, bool]]) -> str:
     """Under which predicates a line runs."""
-    told = [str(v) if holds else f"not {v}" for v, holds in sorted(asked, key=lambda c: c[0].index)]
+    order = sorted(asked, key=lambda c: (c[0].index, not c[1]))  # a set has another one elsewhere
+    told = [str(v) if holds else f"not {v}" for v, holds in order]
     return f"if {' and '.join(told)}" if told else ""
 
 

@@ -40,6 +40,7 @@ Value = TypeVar("Value", torch.Tensor, tuple[torch.Tensor, ...])
 
 
 C = TypeVar("C")
+T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -113,6 +114,10 @@ class Comm(Protocol[Value]):
     def failed(self, meshes: Sequence[Mesh], error: BaseException) -> BaseException:  # noqa: ARG002
         """The error to raise for one on the way to a call; other ranks of the meshes hear of it."""
         return error
+
+    def waited(self, meshes: Sequence[Mesh], wait: Callable[[], T]) -> T:  # noqa: ARG002
+        """The result of `wait`, for what a call on these meshes has begun and left under way."""
+        return wait()
 
     def spread(self, groups: Sequence[Sequence[Mesh]], error: BaseException) -> None:
         """Tells the ranks of each group of meshes of an error that only some of them have met."""

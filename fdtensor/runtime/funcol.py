@@ -32,6 +32,7 @@ from fdtensor.runtime.control.agreement import agree, pooled
 from fdtensor.runtime.control.ledger import Ledger
 from fdtensor.runtime.control.posts import Ran
 from fdtensor.runtime.control.process import lane_here, plane_of
+from fdtensor.runtime.control.waits import waited
 from fdtensor.runtime.fused_exchange import begin_exchanges
 from fdtensor.runtime.interpreter import Deed, meshes_of
 from fdtensor.runtime.process_groups import SECONDS, backend_of
@@ -183,22 +184,26 @@ class FuncolComm(Comm[torch.Tensor]):
 
     def _ledger(self, what: Any) -> tuple[Ledger | None, int]:
         """The ledger of a plan or program, and what all ranks must have alike of it."""
-        ranks = members(tuple(meshes_of(what)))
-        if self.rank not in ranks or len(ranks) == 1:
-            return None, 0
-        return self.plane.ledger(ranks), int(what.digest[:15], 16)
+        ledger = self._ledger_of(meshes_of(what))
+        return ledger, 0 if ledger is None else int(what.digest[:15], 16)
+
+    def _ledger_of(self, meshes: Sequence[Mesh]) -> Ledger | None:
+        """The ledger of the ranks of meshes; None where this rank waits for no other one there."""
+        ranks = members(tuple(meshes))
+        return self.plane.ledger(ranks) if self.rank in ranks and len(ranks) > 1 else None
 
     def failed(self, meshes: Sequence[Mesh], error: BaseException) -> BaseException:
-        ranks = members(tuple(meshes))
-        if self.rank not in ranks or len(ranks) == 1:
-            return error
-        return self.plane.ledger(ranks).failure(error)
+        ledger = self._ledger_of(meshes)
+        return error if ledger is None else ledger.failure(error)
+
+    def waited(self, meshes: Sequence[Mesh], wait: Callable[[], Any]) -> Any:
+        ledger = self._ledger_of(meshes)
+        return wait() if ledger is None else waited(ledger, wait)
 
     def spread(self, groups: Sequence[Sequence[Mesh]], error: BaseException) -> None:
-        for meshes in groups:
-            ranks = members(tuple(meshes))
-            if self.rank in ranks and len(ranks) > 1:
-                self.plane.spread(ranks, error)
+        for ledger in map(self._ledger_of, groups):
+            if ledger is not None:
+                self.plane.spread(ledger.ranks, error)
 
     def refuse(self, about: str, mistake: str, meshes: Sequence[Mesh] = ()) -> None:
         raise self.failed(meshes, misfit(about, mistake))

@@ -230,6 +230,46 @@ def test_all_ranks_hear_of_what_one_stage_refuses_and_go_on(pool4, kind):
     assert "IndexRangeError" in names
 
 
+def with_one_wrong_call(who, fault):
+    """What three steps give after a first one, where rank `who` calls the second one wrongly."""
+    comm, meshes = connect(Mesh(all=4), timeout=10), meshes_of("dp")
+    params = [distribute(torch.eye(4), m.layout(), comm) for m in meshes]
+    ends = meshes[0], meshes[-1]
+    x, y = (distribute(torch.ones(8, 4), m.layout("dp"), comm) for m in ends)
+    twice = [distribute(torch.ones(16, 4), m.layout("dp"), comm) for m in ends]
+    step, other = (
+        pipeline([lambda w, x: x @ w] * 2, mse, meshes=meshes, microbatches=parts)
+        for parts in (4, 2)
+    )
+    for known in (step, other):
+        known(params, x, y)
+    wrong = {
+        "no tensor": lambda: step([*params[:1], 3], x, y),
+        "plain": lambda: step(params, torch.ones(8, 4), y),
+        "too few": lambda: step(params[:1], x, y),
+        "another size": lambda: step(params, *twice),
+        "another pipeline": lambda: other(params, x, y),
+    }[fault]
+    told = []
+    for i in range(3):
+        try:
+            _, value = (wrong if comm.rank == who and i == 0 else lambda: step(params, x, y))()
+            told.append(value.item())
+        except FdtensorError as error:
+            told.append(type(error).__name__)
+    return told
+
+
+@pytest.mark.parametrize("who", [0, 2])
+@pytest.mark.parametrize(
+    "fault", ["no tensor", "plain", "too few", "another size", "another pipeline"]
+)
+def test_after_a_wrong_call_of_one_rank_a_pipeline_goes_on(pool4, who, fault):
+    for rank, (first, *rest) in enumerate(pool4.run(with_one_wrong_call, who, fault, timeout=60)):
+        assert first == "CommError" or rank == who
+        assert rest == [0.0, 0.0]
+
+
 def by_hand(parts):
     """The loss and gradients of four stages as messages between processes, and their bytes."""
     rank, last, received = dist.get_rank(), 3, 0

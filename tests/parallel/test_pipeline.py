@@ -229,6 +229,63 @@ def test_what_a_stage_reads_besides_its_arguments_makes_another_program():
     assert after.item() == 64.0
 
 
+def test_settings_of_torch_make_another_program():
+    step, params, data = simple()
+    stage = lambda p, x: (x @ p["w"]) / 3  # noqa: E731
+    step = pipeline([stage, stage], mse, meshes=step.meshes, microbatches=2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = step.trace(params, *data)
+        step(params, *data)
+    outside = step.trace(params, *data)
+    assert "bf16" in str(inside.stages[0].forward.program)
+    assert "bf16" not in str(outside.stages[0].forward.program)
+    assert len(step.known) == 2
+
+
+def test_moves_of_rows_to_their_parts_are_counted():
+    meshes = [Mesh.from_ranks([0, 1], "dp"), Mesh.from_ranks([2, 3], "dp")]
+    comm = SimulatedComm(Mesh(all=4))
+    x, y = (distribute(torch.ones(10, 4), m.layout("dp"), comm) for m in meshes)
+    w = distribute(torch.tensor(1.0), meshes[1].layout(), comm)
+    step = pipeline([lambda _, x: x, lambda w, x: x * w], mse, meshes=meshes, microbatches=2)
+    plans = step.trace([{}, w], x, y)
+    moved = [program.received_bytes for program in plans.split]
+    assert moved == [16, 16]
+    sent = sum(p.received_bytes for p in plans.sends[0].forward) * 2
+    assert plans.received_bytes_on(meshes[0]) == moved[0]
+    assert plans.received_bytes_on(meshes[1]) >= moved[1] + sent
+    assert "parts of x: 16 B received per rank" in str(plans)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
+def test_parameters_are_gathered_again_for_each_use(schedule):
+    meshes = [Mesh.from_ranks([0, 1], "dp"), Mesh.from_ranks([2, 3], "dp")]
+    comm = SimulatedComm(Mesh(all=4))
+    x, y = (distribute(torch.ones(8, 16), m.layout("dp"), comm) for m in meshes)
+    params = [distribute(torch.eye(16) * 2, m.layout("dp"), comm) for m in meshes]
+    made = [
+        pipeline(
+            [lambda w, x: torch.sin(x @ w)] * 2,
+            mse,
+            meshes=meshes,
+            microbatches=2,
+            schedule=schedule,
+            regather=regather,
+        )
+        for regather in (False, True)
+    ]
+    once, again = (step.trace(params, x, y) for step in made)
+    for stages in (once.stages, again.stages):
+        counts = [len(p.collectives) for p in stages[1].programs.values()]
+        assert counts[0] == (stages is once.stages)
+    assert not again.stages[1].prepare.gives
+    assert len(again.stages[1].forward.program.collectives) > len(
+        once.stages[1].forward.program.collectives
+    )
+    for a, b in zip(*(step(params, x, y)[0] for step in made), strict=True):
+        assert torch.equal(a.full(), b.full())
+
+
 def test_integers_and_python_values_pass_between_stages():
     meshes = [Mesh.from_ranks([0, 1], "x"), Mesh.from_ranks([2], "x")]
     comm = SimulatedComm(Mesh(all=3))
@@ -386,6 +443,10 @@ def test_mistakes_are_told():
         pipeline([stage] * 4, mse, meshes=meshes * 2, microbatches=3, schedule="interleaved")
     with pytest.raises(TraceError, match="cannot be split into 3 parts"):
         pipeline([stage, stage], mse, meshes=meshes, microbatches=3)(params, *data)
+    few = distribute(torch.ones(4), data[0].type.mesh.layout(), data[0].comm)
+    with pytest.raises(TraceError, match="several numbers of rows") as refused:
+        step(params, {"x": data[0], "few": few}, data[1])
+    assert "x['few']: 4 rows" in str(refused.value)
     with pytest.raises(TraceError, match="params has 1 entries for 2 stages"):
         step(params[:1], *data)
     with pytest.raises(TraceError, match="on another mesh than its stage"):

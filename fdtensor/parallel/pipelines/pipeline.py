@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from fdtensor.layouts.errors import CommError, TraceError
-from fdtensor.layouts.expected import no_argument
-from fdtensor.layouts.kinds import is_iterable
+from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.signatures import named_arguments
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.layouts.tree import flatten, paths, unflatten
-from fdtensor.layouts.words import shown
+from fdtensor.layouts.tree import flatten, unflatten
+from fdtensor.ops.ambient import ambient
 from fdtensor.ops.random_bits.keys import AnyKey, words_of
 from fdtensor.ops.random_key import with_random_key
+from fdtensor.parallel.pipelines.arguments import (
+    comm_of,
+    refuse_no_batch,
+    refuse_unfit,
+    trees_of,
+    values_of,
+)
 from fdtensor.parallel.pipelines.planned import Planned, planned
 from fdtensor.parallel.pipelines.running import Prepared, Running
 from fdtensor.parallel.pipelines.schedules import Schedule, schedule_of
@@ -59,13 +64,14 @@ def pipeline(
     `grads, value = step(params, x, target)`: `stages[i](params[i], x)` runs on `meshes[i]`, for one
     of `microbatches` parts of the batch at a time, and its result goes to the next stage; `loss(y,
     target)` is a mean over the batch, so `value` is that of all parts, and `grads` its gradients in
-    the layouts of `params`. What the axes of a mesh cut is cut by those of the same name on the
-    next one.
+    the layouts of `params`. A sum is divided by `microbatches`, and a mean over entries of which
+    parts have more or fewer, as with `ignore_index`, weighs them by part. What the axes of a mesh
+    cut is cut by those of the same name on the next one.
     `schedule` is "gpipe", "1f1b", "interleaved" (stages go round the meshes: `meshes=[m0, m1, m0,
     m1]`, and `microbatches` is a multiple of how many there are) or "zero_bubble". Part i has every
-    `microbatches`-th row of the batch from row i on, so that no row moves. Parameters in shards are
-    gathered once for all parts, and gradients are reduced once. The other options are those of
-    `spmd`; `max_bytes` is for the programs of a stage.
+    `microbatches`-th row of the batch from row i on, so that no row moves where ranks have as many
+    rows of each part. Parameters in shards are gathered once for all parts, with `regather` for
+    each use, and gradients are reduced once. The other options are those of `spmd`; `max_bytes` is for the programs of a stage.
     Stages that draw random numbers, as dropout does, need `step(params, x, target, key=key)`: for
     part p, stage i draws from `fold_in(fold_in(key, i), p)`, and the loss as the last one.
     Meshes have no rank in common. Raises `TraceError` for stages that do not fit.
@@ -85,7 +91,7 @@ def pipeline(
       mesh 0  F0 F1 .  .  B0 -  F2 B1 -  F3 B2 -  .  B3 -
       mesh 1  .  F0 B0 -  F1 B1 -  F2 B2 -  F3 B3 -  .  .
     """
-    _refuse(stages, loss, meshes)
+    refuse_unfit(stages, loss, meshes)
     order = list(dict.fromkeys(meshes))
     units = schedule_of(schedule, [order.index(mesh) for mesh in meshes], microbatches)
     options = Options(
@@ -137,7 +143,7 @@ class Pipeline:
         cost: CostModel | None = None,
     ) -> Planned:
         """The programs, plans and times of a step, for DTensors or types."""
-        trees = _trees(params, x, target)
+        trees = trees_of(params, x, target)
         known = (leaf for leaf in flatten(trees, is_leaf=is_dtensor)[0] if is_dtensor(leaf))
         first = next(known, None)  # a call then finds what was planned here
         device = None if first is None else first.comm.device
@@ -147,30 +153,45 @@ class Pipeline:
         self, params: Sequence[Any], x: Any, target: Any, *, key: AnyKey | None = None
     ) -> tuple[list[Any], Any]:
         """The gradients of `params`, and the loss."""
-        trees = _trees(params, x, target)
-        comm = _comm_of(trees)
+        trees = trees_of(params, x, target)
         try:
+            comm = comm_of(trees)
             if key is not None:
                 words_of(key)  # raises for what is no key
             plans = self._planned(trees, key is not None, comm.cost, comm.device)
         except BaseException as error:
-            raise comm.failed(self.meshes, error)  # noqa: B904 - the same error, of which others hear
-        is_first = (id(plans), comm) not in self.prepared
-        running = Running(self._ready(plans, comm))
-        if key is not None:
-            compare_key(key, comm, plans.meshes, None, is_first)
-        own = [_values(tree) for tree in trees[0]]
+            raise self._failed(trees, error)  # noqa: B904 - the same error, of which others hear
+        own = [values_of(tree) for tree in trees[0]]
         try:
-            running.step(own, _values(x), _values(target), key)
+            is_first = (id(plans), comm) not in self.prepared
+            running = Running(self._ready(plans, comm))
+            if key is not None:
+                compare_key(key, comm, plans.meshes, None, is_first)
+            running.step(own, values_of(x), values_of(target), key)
             grads = [self._gradients(running, i, tree) for i, tree in enumerate(trees[0])]
         except BaseException as error:
-            # of what fails on one mesh the others hear in the calls in which they wait for it
-            comm.spread([plans.meshes, *itertools.pairwise(plans.meshes)], error)
+            # of what fails on one rank the others hear in the calls in which they wait for it
+            if not getattr(error, "common", False):
+                comm.spread(self._groups(), error)
             raise
         self.waited = None if comm.rank is None else running.waited
         (type,) = plans.stages[-1].out_types
         value = running.loss() if _takes_part(type.mesh, comm) else _nothing(type, comm)
         return grads, DTensor(value, type, comm)
+
+    def _groups(self) -> list[tuple[Mesh, ...]]:
+        """The meshes whose ranks wait for each other in the calls of a step, one by one and all."""
+        meshes = tuple(dict.fromkeys(self.meshes))
+        return [*[(mesh,) for mesh in meshes], *itertools.pairwise(meshes), meshes]
+
+    def _failed(self, trees: Any, error: BaseException) -> BaseException:
+        """The error, of which the other ranks hear in whichever call they wait for this one."""
+        leaves = flatten(trees, is_leaf=is_dtensor)[0]
+        comm = next((leaf.comm for leaf in leaves if isinstance(leaf, DTensor)), None)
+        if comm is not None:
+            for meshes in self._groups():
+                error = comm.failed(meshes, error)
+        return error
 
     def _planned(
         self, trees: tuple[Any, Any, Any], draws: bool, cost: CostModel, device: Any
@@ -183,14 +204,14 @@ class Pipeline:
         leaves, spec = flatten(trees, is_leaf=lambda x: type_of(x) is not None)
         reads = tuple([reads and reads.key() for reads in self.reads])
         key = spec, tuple([type_of(leaf) or argument_key(leaf) for leaf in leaves]), reads
-        key = *key, draws, cost, device
+        key = *key, draws, cost, device, ambient()
         plans = self.known.get(key)
         if plans is None:
             how = self.functions[draws], self.meshes, self.schedule, trees, draws, self.options
             try:
                 plans = self.known[key] = planned(*how, cost, device or "cpu")
             except (AttributeError, TypeError):
-                _refuse_no_batch(x=trees[1], target=trees[2])
+                refuse_no_batch(x=trees[1], target=trees[2])
                 raise
             if len(self.known) > KEPT:
                 gone = id(self.known.pop(next(iter(self.known))))
@@ -234,23 +255,6 @@ def _with_loss(
     return (*first, ending)
 
 
-def _trees(params: Any, x: Any, target: Any) -> tuple[Any, Any, Any]:
-    """The arguments of a step, params as a list."""
-    try:
-        return [*params], x, target
-    except TypeError:
-        hint = "Give a list with a pytree of DTensors for each stage, {} for one without."
-        raise no_argument("params", params, "list of pytrees", hint) from None
-
-
-def _refuse_no_batch(**trees: Any) -> None:
-    """Raises `ArgumentError` for a part of the batch without a DTensor, where stages fail on it."""
-    for name, tree in trees.items():
-        if all(type_of(x) is None for x in flatten(tree, is_leaf=is_dtensor)[0]):
-            hint = "Write step(params, x, target), with what the stages and the loss compute with."
-            raise no_argument(name, tree, "pytree of DTensors", hint) from None
-
-
 def _takes_part(mesh: Mesh, comm: Any) -> bool:
     """Whether this process runs a rank of a mesh: of simulated ones all."""
     return comm.rank is None or inside(comm, mesh)
@@ -259,57 +263,3 @@ def _takes_part(mesh: Mesh, comm: Any) -> bool:
 def _nothing(type: TensorType, comm: Any) -> torch.Tensor:
     """The local tensor on a rank outside of a mesh."""
     return empty(type, comm.rank, comm.device)
-
-
-def _values(tree: Any) -> list[Any]:
-    """The local values of the DTensors of a pytree."""
-    leaves, _ = flatten(tree, is_leaf=lambda x: isinstance(x, DTensor))
-    return [leaf.local for leaf in leaves if isinstance(leaf, DTensor)]
-
-
-def _comm_of(trees: Any) -> Any:
-    """The one Comm that all DTensors are on, which has the ranks of all meshes."""
-    leaves, spec = flatten(trees, is_leaf=lambda x: isinstance(x, DTensor))
-    comms = {id(x.comm): x.comm for x in leaves if isinstance(x, DTensor)}
-    names = zip(leaves, paths(spec, "args"), strict=True)
-    plain = [name for x, name in names if isinstance(x, torch.Tensor)]
-    if plain or len(comms) != 1:
-        raise CommError(
-            "a pipeline takes DTensors on one Comm.",
-            tensors=", ".join(plain) or f"on {len(comms)} Comms",
-            hint="comm = connect(Mesh(x=4)) has all ranks; distribute(tensor, mesh.layout(), comm) "
-            "takes meshes of some of them.",
-        )
-    (comm,) = comms.values()
-    return comm
-
-
-def _refuse(stages: Sequence[Any], loss: object, meshes: Sequence[Any]) -> None:
-    hint = "Write pipeline([f0, f1], loss, meshes=[m0, m1], microbatches=8)."
-    for name, given, kind in (("stages", stages, "functions"), ("meshes", meshes, "meshes")):
-        if not (isinstance(given, Sized) and is_iterable(given)):
-            raise no_argument(name, given, f"list of {kind}", hint)
-    wrong = [f for f in (*stages, loss) if not callable(f)]
-    if not stages or wrong:
-        raise TraceError(
-            f"{shown(wrong[0]) if wrong else 'an empty list'} is no stage of a pipeline.",
-            hint=hint,
-        )
-    others = [mesh for mesh in meshes if not isinstance(mesh, Mesh)]
-    if others or len(meshes) != len(stages):
-        raise TraceError(
-            f"{len(stages)} stages have {len(meshes)} meshes."
-            if not others
-            else f"{shown(others[0])} is no Mesh.",
-            hint="Give one mesh for each stage: Mesh.from_ranks([0, 1], 'dp') has two ranks.",
-        )
-    several = list(dict.fromkeys(meshes))
-    for i, a in enumerate(several):
-        for b in several[:i]:
-            if set(a.order) & set(b.order):
-                raise TraceError(
-                    "two meshes of a pipeline have ranks in common.",
-                    one=a,
-                    other=b,
-                    hint="Each rank is on the mesh of one place; several stages may share a mesh.",
-                )

@@ -9,16 +9,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import attrs
-import optree
 
 from fdtensor.layouts.display import display
 from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
-from fdtensor.layouts.placement import Cut, Placement, Ragged, Replicate, Shard, Spans
+from fdtensor.layouts.placement import Cut, Placement, Replicate, Shard
 from fdtensor.layouts.progress import working
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten, unflatten
+from fdtensor.parallel.pipelines.parts import is_typed, parted
 from fdtensor.parallel.pipelines.schedules import Action, Schedule
 from fdtensor.parallel.pipelines.stage import Stage, staged
 from fdtensor.plans.collectives import Exchange
@@ -28,7 +28,7 @@ from fdtensor.plans.text import bytes_text, time_text
 from fdtensor.programs.options import Options
 from fdtensor.programs.program import Program
 from fdtensor.programs.recording import TENSOR, name_of
-from fdtensor.programs.tracer import traced, type_of
+from fdtensor.programs.tracer import type_of
 
 __all__ = ["Planned", "Sends", "planned"]
 
@@ -79,6 +79,8 @@ class Planned:
                 continue
             for name, program in stage.programs.items():
                 total += program.received_bytes * (parts if name in stage.phases else 1)
+            ends = (not i, self.split[0]), (i == len(self.stages) - 1, self.split[1])
+            total += sum(p.received_bytes for at_end, p in ends if at_end and p is not None)
             coming = self.sends[i - 1].forward if i else ()
             back = self.sends[i].backward if i < len(self.sends) else ()
             total += sum(p.received_bytes for p in (*coming, *back)) * parts
@@ -118,8 +120,7 @@ def planned(
     """
     params, x, target = args
     halves = "W" in {a.kind for row in units.rows for a in row}
-    inputs, targets = (_of_part(tree, units.parts) for tree in (x, target))
-    split = tuple(_split(tree, units.parts, cost) for tree in (x, target))
+    inputs, targets, split = parted(x, target, units.parts, cost)
     stages: list[Stage] = []
     for i, (f, mesh) in enumerate(zip(functions, meshes, strict=True)):
         last = i == len(functions) - 1
@@ -133,50 +134,7 @@ def planned(
         else:
             inputs = _carried(stage, meshes[i + 1])
     sends = tuple(_sends(a, b, cost) for a, b in itertools.pairwise(stages))
-    return Planned(tuple(stages), sends, _timed(units, stages, sends), units, split, cost)  # type: ignore[arg-type]
-
-
-def _of_part(tree: Any, parts: int) -> Any:
-    """The types of one part of a batch."""
-    leaves, spec = flatten(tree, is_leaf=_is_typed)
-    return unflatten(spec, [_part_of(leaf, parts) for leaf in leaves])
-
-
-def _part_of(leaf: Any, parts: int) -> Any:
-    type = type_of(leaf)
-    if not isinstance(type, TensorType):
-        return leaf
-    if not type.ndim or type.shape[0] % parts:
-        raise TraceError(
-            f"a batch of {type} cannot be split into {parts} parts of one size.",
-            hint="Let dim 0 of each tensor of x and target be a multiple of microbatches.",
-        )
-    if any(isinstance(p, (Ragged, Spans)) and not p.dim for p in type.layout.placements):
-        raise TraceError(
-            f"a pipeline does not split a batch in ragged shards, as {type} is.",
-            layout=type.layout,
-            hint="Redistribute x and target to even shards before: x.redistribute(layout).",
-        )
-    return attrs.evolve(type, shape=(type.shape[0] // parts, *type.shape[1:]))
-
-
-def _split(tree: Any, parts: int, cost: CostModel) -> Program | None:
-    """The program that takes the tensors of a batch to those of part 0, of part 1, and so on.
-
-    Part i has every `parts`-th row from row i on: no row moves where ranks hold as many of each.
-    """
-    leaves = flatten(tree, is_leaf=_is_typed)[0]
-    types = [t for t in map(type_of, leaves) if isinstance(t, TensorType)]
-    if not types:
-        return None
-
-    def split(tensors: list[Any]) -> list[Any]:
-        each = [t.unflatten(0, (t.shape[0] // parts, parts)).unbind(1) for t in tensors]
-        return [part for several in zip(*each, strict=True) for part in several]
-
-    spec: optree.PyTreeSpec = flatten((([0] * len(types),), {}))[1]
-    options = Options(out_layouts=[t.layout for t in types] * parts)
-    return traced(split, spec, [None] * len(types), types, options, cost=cost).program
+    return Planned(tuple(stages), sends, _timed(units, stages, sends), units, split, cost)
 
 
 def _carried(stage: Stage, mesh: Mesh) -> Any:
@@ -245,7 +203,7 @@ def _timed(units: Schedule, stages: Sequence[Stage], sends: Sequence[Sends]) -> 
 
 
 def _refuse_elsewhere(tree: Any, mesh: Mesh, stage: int) -> None:
-    for leaf in flatten(tree, is_leaf=_is_typed)[0]:
+    for leaf in flatten(tree, is_leaf=is_typed)[0]:
         type = type_of(leaf)
         if isinstance(type, TensorType) and type.mesh is not mesh:
             raise TraceError(
@@ -274,13 +232,12 @@ def _refuse_no_mean(stage: Stage) -> None:
         )
 
 
-def _is_typed(leaf: object) -> bool:
-    return type_of(leaf) is not None
-
-
 def _lines(pipeline: Planned) -> Iterator[str]:
     """The pipeline as text."""
     yield str(pipeline.schedule)
+    for name, program in zip(("x", "target"), pipeline.split, strict=True):
+        if program is not None and program.received_bytes:
+            yield f"parts of {name}: {bytes_text(program.received_bytes)} received per rank"
     for i, stage in enumerate(pipeline.stages):
         own = [f"{k} {time_text(stage.seconds(k))}" for k, p in stage.phases.items() if p.gives]
         yield f"stage {i} on {stage.mesh!r}: {', '.join(own)}"

@@ -90,13 +90,7 @@ class Prepared:
             return self.comm.begin(last, moved)
 
         wait = self.comm.watched(plan, begun)(plan)
-        return lambda: self._waited(plan, wait)
-
-    def _waited(self, plan: Plan, wait: Wait) -> Any:
-        try:
-            return wait()
-        except BaseException as error:
-            raise self.comm.failed([plan.src.mesh, plan.dst.mesh], error)  # noqa: B904 - the same
+        return lambda: self.comm.waited([plan.src.mesh, plan.dst.mesh], wait)
 
 
 class Running:

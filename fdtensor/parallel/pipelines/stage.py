@@ -47,7 +47,8 @@ class Stage:
     """The programs of a stage, for one part of a batch.
 
     `prepare` takes the parameters alone and runs once for all parts: where parameters are in
-    shards, it gathers them. `weights` is what of the backward no other stage waits for.
+    shards, it gathers them, unless they are gathered again for each use. `weights` is what of the
+    backward no other stage waits for.
     """
 
     mesh: Mesh
@@ -133,7 +134,7 @@ def staged(
     sent = tuple(v for i, v in pairs if i >= own)
     parameters, inputs = whole.inputs[:own], whole.inputs[own:known]
     back = sent, tuple(g.value for g in gradients)
-    programs = _phases(whole, parameters, inputs, outs, back, split)
+    programs = _phases(whole, parameters, inputs, outs, back, split, options.regather)
     finish = _finish(gradients, primal.program.name, cost)
     ends = parameters, inputs, whole.inputs[known:], outs, sent
     return Stage(whole.mesh, *programs, finish, *ends, gradients, primal, draws)
@@ -146,15 +147,16 @@ def _phases(
     outs: tuple[Var, ...],
     back: tuple[tuple[Var, ...], tuple[Var, ...]],
     split: bool,
+    regather: bool,
 ) -> tuple[Phase, Phase, Phase, Phase]:
     """The programs before all parts, of forward, backward and weights; `back` is what these give.
 
-    That is what is sent back, and the gradients.
+    That is what is sent back, and the gradients. With `regather` nothing is done before all parts.
     """
     sent, gradients = back
     cotangents = whole.inputs[len(parameters) + len(inputs) :]
     cuts = [
-        Cut("prepare", parameters, ()),
+        Cut("prepare", parameters, (), lazy=regather),
         Cut("forward", inputs, outs),
         Cut("backward", cotangents, sent if split else (*sent, *gradients), lazy=split),
         Cut("weights", (), gradients if split else ()),

@@ -10,6 +10,7 @@ file defines one thing, in this order:
     board      where posts hang: keys in a store
     kept       the last calls of a ledger
     ledger     the calls of a rank on a set of ranks, with a rolling fingerprint
+    waits      the wait for what a call has begun and left under way
     agreement  how the ranks of a ledger compare what they are about to do
     flight     the last calls of a rank as a file
     watcher    the thread that looks at the board while the main thread waits
