@@ -71,7 +71,8 @@ def pipeline(
     m1]`, and `microbatches` is a multiple of how many there are) or "zero_bubble". Part i has every
     `microbatches`-th row of the batch from row i on, so that no row moves where ranks have as many
     rows of each part. Parameters in shards are gathered once for all parts, with `regather` for
-    each use, and gradients are reduced once. The other options are those of `spmd`; `max_bytes` is for the programs of a stage.
+    each use, and gradients are reduced once. The other options are those of `spmd`; `max_bytes` is
+    for the programs of a stage.
     Stages that draw random numbers, as dropout does, need `step(params, x, target, key=key)`: for
     part p, stage i draws from `fold_in(fold_in(key, i), p)`, and the loss as the last one.
     Meshes have no rank in common. Raises `TraceError` for stages that do not fit.
