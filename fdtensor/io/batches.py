@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from fdtensor.layouts.errors import LayoutError
 from fdtensor.layouts.expected import no_argument, no_layout, whole_number
 from fdtensor.layouts.kinds import is_iterable
 from fdtensor.layouts.layout import Layout
+from fdtensor.layouts.record import integer
 from fdtensor.layouts.signatures import named_arguments
 from fdtensor.layouts.tree import flatten
 from fdtensor.runtime.comm import Comm, refuse_no_comm
@@ -55,11 +56,14 @@ class Batches:
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Goes on from where another one was, on any number of ranks."""
+        hint = "Pass what state_dict() gives: an int for epoch, position and seed."
         try:
-            epoch, position, seed = [int(state[name]) for name in self.state_dict()]
-        except (TypeError, LookupError, ValueError, RuntimeError):
-            hint = "Pass what state_dict() gives: an int for epoch, position and seed."
+            epoch, position, seed = [integer(state[name]) for name in self.state_dict()]
+        except (TypeError, LookupError, AttributeError, ValueError, RuntimeError):
             raise no_argument("state", state, "state of batches", hint) from None
+        count = len(self.source) if isinstance(self.source, Sized) else position
+        if epoch < 0 or not 0 <= position <= count:
+            raise no_argument("state", state, f"state of {count} batches", hint)
         self.epoch, self.position, self.seed = epoch, position, seed
 
     def __iter__(self) -> Iterator[Any]:
@@ -112,9 +116,11 @@ def shard_batches(
 
     `layout` is one for all tensors of a batch or a prefix of its pytree; a batch has its samples
     along dim 0. Of a `DataLoader` with a map-style dataset each rank reads the samples of its own
-    rows, in the order of `seed` and the epoch where the loader shuffles; its workers, its
+    rows, in the order of `seed` and the epoch where the loader shuffles; its workers,
     `collate_fn` and `drop_last` are as they were, `prefetch` batches are read ahead, and the last
-    batch may be uneven. Of any other iterable all ranks read all of each batch, which must be the
+    batch may be uneven. So `collate_fn` sees the samples of a rank alone, and gives a row for each;
+    and what a dataset draws at random is the same on ranks that hold the same rows only if their
+    seeds are. Of any other iterable all ranks read all of each batch, which must be the
     same. All ranks agree on the samples of an epoch.
 
     `state_dict()` says where it is, also in the middle of an epoch, and `load_state_dict` goes on

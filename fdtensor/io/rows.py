@@ -40,10 +40,13 @@ class Rows:
         batch = loader.collate_fn([loader.dataset[0]])
         leaves, spec = flatten(batch)
         tensors = [leaf if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
-        wanted = layout_of_each(layouts, spec)
+        wanted, names = layout_of_each(layouts, spec), paths(spec, "batch")
+        for t, name in zip(tensors, names, strict=True):
+            if t is not None:
+                _refuse_other_rows(t, 1, name)
         shapes = [None if t is None else tuple(t.shape[1:]) for t in tensors]
         dtypes = [None if t is None else t.dtype for t in tensors]
-        return cls(comm, spec, shapes, dtypes, wanted, paths(spec, "batch"))
+        return cls(comm, spec, shapes, dtypes, wanted, names)
 
     def types(self, count: int) -> list[TensorType | None]:
         """The types of a batch of `count` samples."""
@@ -81,8 +84,10 @@ class Rows:
                 hint="Let the dataset and the collate_fn give the same pytree each time.",
             )
         held = self.own(count)
+        read = sum(stop - start for start, stop in held) or 1
         for k, type in enumerate(self.types(count)):
             if type is not None:
+                _refuse_other_rows(leaves[k], read, self.names[k])
                 leaves[k] = self._placed(leaves[k], type, held, self.names[k])
         return unflatten(spec, leaves)
 
@@ -108,3 +113,14 @@ class Rows:
         for d, own in enumerate(box):
             x = subset(x, d, held if d == 0 else whole(x.shape[d]), own)
         return from_local(x.contiguous(), type, comm, check="never")
+
+
+def _refuse_other_rows(x: torch.Tensor, read: int, name: str) -> None:
+    """Raises `LayoutError` for a tensor that has not one row for each sample that was read."""
+    if not x.ndim or len(x) != read:
+        shape = f"of shape {tuple(x.shape)}"
+        raise LayoutError(
+            f"{name} {shape} has not one row for each of {read} sample{'s' * (read != 1)}.",
+            hint="A rank collates its own samples alone, so the collate_fn gives a row for each. "
+            "Of what is no DataLoader, as a list of batches, all ranks read whole batches.",
+        )

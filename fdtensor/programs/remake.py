@@ -53,6 +53,32 @@ def remade(lines: Lines, drops: Sequence[Drop], cost: CostModel) -> Lines:
     return _Writer(lines, cost).written(drops)
 
 
+def _read(eqns: Sequence[Eqn], outs: Sequence[Var]) -> tuple[Eqn, ...]:
+    """The lines that an output needs, or that may raise: what is made again, others may have read.
+
+    One that nobody reads would hold its result until its message has come in, in the end.
+    """
+    needed, kept = set(outs), list[Eqn]()
+    for eqn in reversed(eqns):
+        if eqn.outs and needed.isdisjoint(v for v in eqn.outs if v is not None):
+            continue
+        kept.append(_with_alone(eqn, needed))
+        needed.update(kept[-1].ins)
+    return tuple(reversed(kept))
+
+
+def _with_alone(eqn: Eqn, wanted: set[Var]) -> Eqn:
+    """A line without results that are not wanted, and without what travels for these."""
+    if wanted.issuperset(eqn.outs):
+        return eqn
+    if not isinstance(eqn.op, Together):
+        return attrs.evolve(eqn, outs=tuple(v if v in wanted else None for v in eqn.outs))
+    read = [i for i, v in enumerate(eqn.outs) if v in wanted]
+    first, *others = [eqn.op.steps[i] for i in read]
+    op = Together((first, *others)) if others else first
+    return Eqn(op, tuple([eqn.ins[i] for i in read]), (), tuple([eqn.outs[i] for i in read]))
+
+
 class _Writer:
     """The new lines as they are written."""
 
@@ -81,7 +107,8 @@ class _Writer:
         for drop in late.get(len(self.lines.eqns), ()):
             self.name |= self._again(drop)
         outs = tuple(self.name.get(v, v) for v in self.lines.outs)
-        return attrs.evolve(self.lines, eqns=tuple(self.eqns), outs=outs, types=self.types)
+        eqns = _read(self.eqns, outs)
+        return attrs.evolve(self.lines, eqns=eqns, outs=outs, types=self.types)
 
     def _new(self, type: TensorType) -> Var:
         self.types.append(type)

@@ -203,10 +203,8 @@ def _views(op: Any) -> bool:
 
 def unread(lines: list[Line], outs: Any) -> tuple[tuple[Var, ...], ...]:
     """The values that nobody reads after each line."""
-    rounds = [line for line in lines if isinstance(line.op, Round)]
     again = _read_again(lines)
     kept = {*outs, *again.get(len(lines), ())}
-    kept.update(v for line in rounds for v in line.outs if v is not None)  # however a loop ends
     dead: list[tuple[Var, ...]] = []
     for i, line in reversed([*enumerate(lines)]):
         gone = []
@@ -221,7 +219,7 @@ def unread(lines: list[Line], outs: Any) -> tuple[tuple[Var, ...], ...]:
 
 
 def _read_again(lines: list[Line]) -> dict[int, list[Var]]:
-    """What each loop reads of what was there before it, by the line after it, which frees that."""
+    """What each loop carries, and reads of before it, by the line after it, which frees that."""
     starts: list[int] = []
     again: dict[int, list[Var]] = {}
     for i, line in enumerate(lines):
@@ -232,7 +230,8 @@ def _read_again(lines: list[Line]) -> dict[int, list[Var]]:
             made = {v for line in some for v in line.outs}
             operands = [(*line.args, *(v for _, v in line.kwargs)) for line in some]
             read = dict.fromkeys(v for entry in operands for v in values_in(entry))
-            again[i + 1] = [v for v in read if v not in made]
+            carried = [v for v in line.outs if v is not None]
+            again[i + 1] = [*(v for v in read if v not in made), *carried]
     return again
 
 

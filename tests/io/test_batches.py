@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from fdtensor.io import shard_batches
-from fdtensor.layouts.errors import LayoutError, ValueTreeError
+from fdtensor.layouts.errors import ArgumentError, CommError, LayoutError, ValueTreeError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.runtime.simulator import SimulatedComm
 from fdtensor.tensors.connect import connect
@@ -226,3 +226,49 @@ def test_ranks_that_differ_are_told_together(pool4, body, told):
 def test_an_empty_dataset_has_no_batches():
     empty = DataLoader(TensorDataset(torch.arange(0.0)), batch_size=3)
     assert list(shard_batches(empty, MESH.layout("dp"), COMM)) == []
+
+
+COLLATES = {
+    "two views of each": lambda some: torch.tensor([*some, *some]),
+    "fewer": lambda some: torch.tensor([i for i in some if i != 3]),
+    "a sum": lambda some: torch.tensor(some).sum(),
+}
+
+
+def one_row_for_each_sample(comm, collate):
+    loader = DataLoader(range(1, 5), batch_size=4, collate_fn=COLLATES[collate])
+    return [x.full() for x in shard_batches(loader, comm.mesh.layout("dp"), comm)]
+
+
+@pytest.mark.parametrize("collate", COLLATES)
+def test_a_batch_has_a_row_for_each_sample(collate):
+    with pytest.raises(LayoutError, match="has not one row for each of"):
+        one_row_for_each_sample(COMM, collate)
+
+
+def refused_on_a_rank(collate):
+    with pytest.raises((LayoutError, CommError), match="has not one row for each of"):
+        one_row_for_each_sample(connect(Mesh(dp=2)), collate)
+
+
+@pytest.mark.mesh
+@pytest.mark.parametrize("collate", COLLATES)
+def test_real_ranks_refuse_it_too(gloo_ranks, collate):
+    gloo_ranks(2).run(refused_on_a_rank, collate, timeout=SECONDS)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"epoch": -1, "position": 0, "seed": 0},
+        {"epoch": 0, "position": 1.5, "seed": 0},
+        {"epoch": 0, "position": -1, "seed": 0},
+        {"epoch": 0, "position": 99, "seed": 0},
+        {"epoch": 0, "position": 0},
+    ],
+)
+def test_what_is_no_state_of_batches_is_refused(state):
+    batches = shard_batches(DataLoader(Texts(8), batch_size=4), MESH.layout("dp"), COMM)
+    with pytest.raises(ArgumentError, match="state of"):
+        batches.load_state_dict(state)
+    assert batches.state_dict() == {"epoch": 0, "position": 0, "seed": 0}

@@ -259,3 +259,17 @@ def test_what_torch_copies_to_view_and_what_run_copies_to_give_counts():
         TensorType((6, 6), torch.float32, mesh.layout()),
     )
     assert product.peak_bytes == 36 * 4 + 3 * block  # the view of a product is no copy
+
+
+def test_what_nobody_reads_any_more_does_not_run():
+    """Values that are made again leave lines that nothing reads, whose messages would be sent."""
+    mesh = Mesh(x=2)
+    f = torch.func.grad(lambda h: (h @ (h.T @ h)).sum())
+    type = TensorType((64, 32), torch.float64, mesh.layout(None, "x"))
+    program = trace(f, type, max_bytes=43008)
+    assert program.peak_bytes <= 43008
+    read = {v for eqn in program.eqns for v in eqn.ins} | {*program.outs}
+    assert all(read & {*eqn.outs} for eqn in program.eqns if eqn.outs)
+    x = torch.randint(-3, 4, (64, 32)).double()
+    given = distribute(x, type.layout, SimulatedComm(mesh))
+    assert torch.equal(spmd(f, max_bytes=43008)(given).full(), f(x))

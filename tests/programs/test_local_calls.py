@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from fdtensor import Mesh, SimulatedComm, TensorType, TraceError, run, trace
+from fdtensor.func import scan
 from tests.support.memory import Memory
 
 MESH = Mesh(x=1)
@@ -42,6 +43,18 @@ def test_results_that_nothing_reads_are_held(name):
     type = TensorType(shape, torch.float32, MESH.layout())
     announced, most = held(ONE_READ[name], [type], SimulatedComm(MESH))
     assert announced == most
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4])
+def test_what_a_loop_carries_is_freed_where_it_ends(steps):
+    def gradient(h, stack):
+        step = lambda a, b: (torch.tanh(a * b), None)  # noqa: E731
+        return torch.func.grad(lambda h: scan(step, h, stack)[0].sum())(h)
+
+    shapes = (32, 32), (steps, 32, 32)
+    types = [TensorType(shape, torch.float32, MESH.layout()) for shape in shapes]
+    announced, most = held(gradient, types, SimulatedComm(MESH))
+    assert announced - 16 <= most <= announced
 
 
 def test_a_budget_counts_them():
