@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from fdtensor.layouts.errors import CommError, PlanError
+from fdtensor.layouts.expected import whole_number
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Partial, Placement, Replicate, Shard
@@ -88,7 +89,8 @@ def calibrate(comm: Any, *, rounds: int = 3) -> CostModel:
     and bandwidth come from messages along each axis, other kinds of collectives are relative to
     messages along the first axis. Copies, products of matrices by dtype and calls of small ops are
     timed while all ranks make them, with the threads that they have, as they share the machine.
-    The slowest rank counts. Raises `CommError` on a simulated Comm and on a mesh of one rank.
+    The slowest rank counts, and no link as faster than memory; of few `rounds` the figures are
+    rough. Raises `CommError` on a simulated Comm and on a mesh of one rank.
 
     >>> with local_cluster(2) as cluster:
     ...     ours, theirs = cluster.run(lambda: fd.cost.calibrate(connect(Mesh(x=2)), rounds=1))
@@ -97,6 +99,7 @@ def calibrate(comm: Any, *, rounds: int = 3) -> CostModel:
     (True, True)
     """
     refuse_no_comm(comm)
+    rounds = whole_number("rounds", rounds, "number of rounds", "Write 1 or more.")
     mesh = comm.mesh
     axes = [axis for axis in mesh.axes if mesh.axis_size(axis) > 1]
     if comm.rank is None or not axes:
@@ -214,7 +217,7 @@ def _fit(comm: Any, make: Callable[[int], Step], copy: float, rounds: int) -> tu
         times.append(_shared(comm, call, rounds) - step.collective.copied(step, moved) / copy)
         sizes.append(moved)
     slope = (times[1] - times[0]) / (sizes[1] - sizes[0])
-    return max(times[0], 0.0), max(slope, 1e-15)
+    return max(times[0], 0.0), max(slope, 1 / copy)  # less is noise of what it copies
 
 
 def _settle(device: torch.device) -> None:

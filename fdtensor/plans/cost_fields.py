@@ -6,7 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from fdtensor.layouts.errors import PlanError
+from fdtensor.layouts.dtypes import dtype_name, parse_dtype
+from fdtensor.layouts.errors import LayoutError, PlanError
 from fdtensor.layouts.mesh_fields import LINKS
 from fdtensor.layouts.words import shown
 
@@ -68,9 +69,7 @@ def table(*kinds: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
 
     def convert(rows: Any) -> tuple[Any, ...]:
         try:
-            return tuple(
-                [(text(n), *[k(v) for k, v in zip(kinds, vs, strict=True)]) for n, *vs in rows]
-            )
+            own = [(text(n), *[k(v) for k, v in zip(kinds, vs, strict=True)]) for n, *vs in rows]
         except (TypeError, ValueError) as error:
             if isinstance(error, PlanError):
                 raise
@@ -78,6 +77,11 @@ def table(*kinds: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
                 f"{rows!r} is no table of a cost model.",
                 hint="Give rows of a name and its numbers: (('all_gather', 1.6),).",
             ) from None
+        names = [row[0] for row in own]
+        twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+        if twice is not None:
+            raise PlanError(f"{twice!r} has two rows in a cost model.", hint="Give one for each.")
+        return tuple(own)
 
     return convert
 
@@ -90,8 +94,21 @@ def text(value: object) -> str:
 
 def by_dtype(value: object) -> tuple[tuple[str, float], ...]:
     """Rates by the names of dtypes, from such a table or from one number for all."""
-    rows = isinstance(value, (tuple, list))
-    return _RATES(value) if rows else (("", rate(value)),)
+    if not isinstance(value, (tuple, list)):
+        return (("", rate(value)),)
+    rows = _RATES([(_dtype(name), *rates) for name, *rates in _RATES(value)])
+    if not rows:
+        raise PlanError("a cost model has no flops.", hint='Give a number, or (("", 1e12),).')
+    return rows
+
+
+def _dtype(name: str) -> str:
+    """The short name of a dtype, from any of its names; "" stands for all others."""
+    try:
+        return dtype_name(parse_dtype(name)) if name else name
+    except LayoutError as error:
+        hint = "Write short names, as bf16 and f32, and '' for all other dtypes."
+        raise PlanError(f"{name!r} is no dtype in a cost model.", hint=hint) from error
 
 
 _RATES = table(rate)

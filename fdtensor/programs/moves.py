@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from itertools import takewhile
 from math import prod
@@ -269,4 +270,5 @@ def fastest(cost: CostModel) -> tuple[float, float]:
     latency = min([visible.latency, *(seconds for _, seconds, _ in visible.axes)])
     launch = min((seconds for kind, seconds in visible.launch if kind != LOCAL), default=0.0)
     bandwidth = max([cost.bandwidth, *(rate for _, _, rate in cost.axes)])
-    return latency + launch, bandwidth / min([1.0, *(times for _, times in cost.slowdown)])
+    least = min([1.0, *(times for _, times in cost.slowdown)])
+    return latency + launch, bandwidth / least if least else math.inf

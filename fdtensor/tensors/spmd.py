@@ -149,7 +149,8 @@ def spmd(
     symbols for these sizes, is run once for all of them, and each size gets a program with the
     layouts of the first. Where `f` branches on a size it is run for both sides, and again where a
     size becomes 0 or 1, or sizes differ that were equal. What asks which number a size is, as
-    `len(x)` and `range(x.shape[0])` do, is run for each, with a warning.
+    `len(x)` and `range(x.shape[0])` do, is run for each, with a warning. A symbol is a
+    `torch.SymInt`, and no `int` for `isinstance`.
 
     With `donate`, arguments by name or position, a call frees the local tensors of these where it
     has read them last: `donate=("params", "state")` lets a training step hold one copy of both

@@ -11,6 +11,7 @@ from fdtensor.inspect.explanation import explain
 from fdtensor.inspect.explanation.options import decisions
 from fdtensor.layouts.errors import TraceError
 from fdtensor.ops.graph import Var
+from fdtensor.plans.cost import GLOO
 from fdtensor.programs.regather import views_of_inputs
 from tests.support.prices import nodes_of, price_of
 
@@ -198,6 +199,12 @@ def test_a_plan_beside_the_ways_that_it_was_compared_with():
 
 def test_a_plan_that_sends_nothing():
     assert explain(typed((8, 8)), MESH.layout("dp")) == LOCAL
+
+
+def test_a_program_has_a_cost_model_of_its_own():
+    program = trace(torch.relu, TensorType((4,), torch.float32, Mesh(x=2).layout()))
+    with pytest.raises(TraceError, match="by its own cost model"):
+        explain(program, cost=GLOO)
 
 
 def test_what_cannot_be_explained():

@@ -164,6 +164,7 @@ MISTAKES = {
         ("Link('a', 2)", "PlanError", "'a' is no price", "finite"),
         ("estimate(type_, NCCL)", "PlanError", "TensorType", "estimate(plan(src, dst), NCCL)"),
         ("timeline(plan(type_, rows))", "TraceError", "is no program", "plan.seconds"),
+        ("calibrate(comm, rounds=0)", "ArgumentError", "rounds=0", "Write 1 or more"),
         ("calibrate(mesh)", "CommError", "is not a Comm", "connect(mesh)"),
     ],
     "distribute and from_local": [

@@ -32,6 +32,7 @@ from fdtensor import (
     fuse,
     plan,
     run,
+    trace,
     transition,
 )
 from fdtensor.plans.collectives import ReduceExchange, by_exchange
@@ -479,6 +480,24 @@ def test_prices_are_finite_numbers(field, price):
         attrs.evolve(NCCL, slowdown=[price])
     assert attrs.evolve(NCCL, copy=10**12) is NCCL
     assert isinstance(CostModel("x", 0, 1, 1, 1, [["", 1]], []).latency, float)
+
+
+def test_rows_of_a_model_have_names_of_their_own():
+    twice = [("x", 1e-6, 1e9), ("x", 1e-6, 2e9)]
+    with pytest.raises(PlanError, match="'x' has two rows"):
+        attrs.evolve(NCCL, axes=twice)
+    with pytest.raises(PlanError, match="'bf17' is no dtype"):
+        attrs.evolve(NCCL, flops=[("", 1e12), ("bf17", 1e15)])
+    with pytest.raises(PlanError, match="has no flops"):
+        attrs.evolve(NCCL, flops=())
+    long = attrs.evolve(NCCL, flops=[("", 1e12), ("bfloat16", 1e15)])
+    assert long.flops_of(torch.bfloat16) == 1e15
+
+
+def test_what_costs_nothing_has_a_price():
+    free = attrs.evolve(NCCL, slowdown=[("", 0)])
+    type = TensorType((64, 64), torch.float32, Mesh(x=2).layout("x"))
+    assert trace(lambda a: (a @ a).sum(0), type, cost=free).seconds >= 0
 
 
 REDUCED = """\

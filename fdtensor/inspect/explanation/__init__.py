@@ -9,7 +9,7 @@ from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.text import Text
-from fdtensor.plans.cost import CostModel
+from fdtensor.plans.cost import CostModel, model_of
 from fdtensor.programs.program import Program
 
 __all__ = ["explain", "explained"]
@@ -26,7 +26,9 @@ def explain(
     - `explain(program)`: its costly moves, and why values have their layouts; `explain(program,
       "f")` has all about one value.
     - `explain(program, other)`: what tells two programs apart.
-    - `explain(src, dst)` for a type and a type or layout: the ways that `plan` compared.
+    - `explain(src, dst)` for a type and a type or layout: the ways that `plan` compared, by `cost`.
+
+    Raises `TraceError` for anything else, and for a program with `cost`, which has one of its own.
 
     >>> mesh = Mesh(x=2)
     >>> explain(TensorType((4, 6), torch.float32, mesh.layout("x")), mesh.layout(None, "x"))
@@ -37,6 +39,14 @@ def explain(
                                                   slice[axis=x dim=1]
     bound 24 B, reached: a rank must receive what it wants and does not hold
     """
+    if cost is not None and isinstance(first, Program):
+        raise TraceError(
+            "a program is explained by its own cost model.",
+            program=first.cost.name,
+            given=model_of(cost).name,
+            hint="Trace it by another one, trace(f, ..., cost=cost); estimate(program, cost) "
+            "prices it.",
+        )
     match first, second:
         case Program(), None | str():
             return Text(explained(first, second))
