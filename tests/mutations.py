@@ -37,6 +37,43 @@ class Fault:
 
 FAULTS = (
     Fault(
+        "a pipeline runs the program of other settings of torch",
+        "        key = *key, draws, cost, device, ambient()\n",
+        "        key = *key, draws, cost, device\n",
+        "parallel/test_pipeline.py",
+    ),
+    Fault(
+        "ranks wait for messages outside of any call",
+        "    ledger.done = max(ledger.number - 1, 0)\n",
+        "",
+        "mesh/test_pipeline.py",
+    ),
+    Fault(
+        "an error of a pipeline is told on one mesh alone",
+        "return [*[(mesh,) for mesh in meshes], *itertools.pairwise(meshes), meshes]",
+        "return [meshes]",
+        "mesh/test_pipeline.py",
+    ),
+    Fault(
+        "what a loop carries is held to the end",
+        "    kept = {*outs, *again.get(len(lines), ())}\n",
+        "    kept = {*outs, *again.get(len(lines), ())}\n"
+        "    kept.update(v for x in lines if isinstance(x.op, Round) for v in x.outs)\n",
+        "programs/test_local_calls.py",
+    ),
+    Fault(
+        "lines that nobody reads any more run under a budget",
+        "        eqns = _read(self.eqns, outs)\n",
+        "        eqns = tuple(self.eqns)\n",
+        "programs/test_budget.py",
+    ),
+    Fault(
+        "a batch may have other rows than its samples",
+        "    if not x.ndim or len(x) != read:\n",
+        "    if False:\n",
+        "io/test_batches.py",
+    ),
+    Fault(
         "values of all ranks stay in the order of another mesh",
         "return comm.value([held[rank] for rank in dst])",
         "return value",
