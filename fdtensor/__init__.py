@@ -71,7 +71,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 _collecting = gc.isenabled()
-gc.disable()  # a collection would walk all of torch: a quarter of the time of these imports
+gc.disable()  # collections on the way would walk all that torch has
 try:
     from fdtensor.inspect.explanation import explain
     from fdtensor.layouts.layout import Layout

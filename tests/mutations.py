@@ -50,7 +50,7 @@ FAULTS = (
     ),
     Fault(
         "an error of a pipeline is told on one mesh alone",
-        "return [*[(mesh,) for mesh in meshes], *itertools.pairwise(meshes), meshes]",
+        "return [*dict.fromkeys(some)]",
         "return [meshes]",
         "mesh/test_pipeline.py",
     ),
@@ -63,7 +63,7 @@ FAULTS = (
     ),
     Fault(
         "lines that nobody reads any more run under a budget",
-        "        eqns = _read(self.eqns, outs)\n",
+        "        eqns = _needed(self.eqns, outs)\n",
         "        eqns = tuple(self.eqns)\n",
         "programs/test_budget.py",
     ),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import length_hint
 from typing import Any
 
 import torch
@@ -61,9 +62,11 @@ class Batches:
             epoch, position, seed = [integer(state[name]) for name in self.state_dict()]
         except (TypeError, LookupError, AttributeError, ValueError, RuntimeError):
             raise no_argument("state", state, "state of batches", hint) from None
-        count = len(self.source) if isinstance(self.source, Sized) else position
-        if epoch < 0 or not 0 <= position <= count:
-            raise no_argument("state", state, f"state of {count} batches", hint)
+        most = position
+        if _has_rows(self.source) or isinstance(self.source, Sequence):  # others only guess theirs
+            most = length_hint(self.source, position)
+        if epoch < 0 or not 0 <= position <= most:
+            raise no_argument("state", state, f"state of {most} batches", hint)
         self.epoch, self.position, self.seed = epoch, position, seed
 
     def __iter__(self) -> Iterator[Any]:
@@ -120,8 +123,8 @@ def shard_batches(
     `collate_fn` and `drop_last` are as they were, `prefetch` batches are read ahead, and the last
     batch may be uneven. So `collate_fn` sees the samples of a rank alone, and gives a row for each;
     and what a dataset draws at random is the same on ranks that hold the same rows only if their
-    seeds are. Of any other iterable all ranks read all of each batch, which must be the
-    same. All ranks agree on the samples of an epoch.
+    seeds are. Of any other iterable all ranks read all of each batch, which must be the same. All
+    ranks agree on the samples of an epoch.
 
     `state_dict()` says where it is, also in the middle of an epoch, and `load_state_dict` goes on
     from there, on any number of ranks.

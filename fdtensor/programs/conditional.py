@@ -27,8 +27,8 @@ ALWAYS: Conditions = frozenset()
 
 
 @while_alive(512)
-def conditions(program: Program) -> Mapping[int, Conditions]:
-    """The conditions under which lines run, by their numbers; without those that always do.
+def conditions(program: Program) -> Mapping[int, tuple[tuple[Var, bool], ...]]:
+    """The conditions under which lines run, sorted, by their numbers; without those that always do.
 
     A predicate counts for the lines after it alone: what comes before runs in any case.
     """
@@ -45,7 +45,13 @@ def conditions(program: Program) -> Mapping[int, Conditions]:
         of_lines[i] = frozenset(c for c in own if known.get(c[0], -1) < i)
         for v, condition in _operands(eqn, own):
             when[v] = when[v] & condition if v in when else condition
-    return {i: own for i, own in of_lines.items() if own}
+    return {i: tuple(sorted(own, key=_place)) for i, own in of_lines.items() if own}
+
+
+def _place(condition: tuple[Var, bool]) -> tuple[int, bool]:
+    """By what conditions are sorted: sets have another order in each process."""
+    which, holds = condition
+    return which.index, not holds
 
 
 def _operands(eqn: Eqn, own: Conditions) -> list[tuple[Var, Conditions]]:

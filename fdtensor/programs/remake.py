@@ -53,7 +53,7 @@ def remade(lines: Lines, drops: Sequence[Drop], cost: CostModel) -> Lines:
     return _Writer(lines, cost).written(drops)
 
 
-def _read(eqns: Sequence[Eqn], outs: Sequence[Var]) -> tuple[Eqn, ...]:
+def _needed(eqns: Sequence[Eqn], outs: Sequence[Var]) -> tuple[Eqn, ...]:
     """The lines that an output needs, or that may raise: what is made again, others may have read.
 
     One that nobody reads would hold its result until its message has come in, in the end.
@@ -107,7 +107,7 @@ class _Writer:
         for drop in late.get(len(self.lines.eqns), ()):
             self.name |= self._again(drop)
         outs = tuple(self.name.get(v, v) for v in self.lines.outs)
-        eqns = _read(self.eqns, outs)
+        eqns = _needed(self.eqns, outs)
         return attrs.evolve(self.lines, eqns=eqns, outs=outs, types=self.types)
 
     def _new(self, type: TensorType) -> Var:

@@ -35,9 +35,6 @@ def merged(lines: Lines, max_bytes: int) -> Lines:
         pairs = [(a, b) for a, b in zip(before.outs, eqn.outs, strict=True) if b is not None]
         size = np.sum([local_bytes(lines.types[b.index], lines.ranks) for _, b in pairs], 0)
         ends = {a: times[owner[a.index]][-1] for a in before.outs if a is not None}
-        if max(ends.values()) == earlier:  # nobody reads it: with it, its message would wait
-            out[earlier], first[key] = None, i
-            continue
         freed = min(ends[a] for a, _ in pairs if a is not None)
         if (held[freed + 1 : i + 1] + size > max_bytes).any():
             first[key] = i

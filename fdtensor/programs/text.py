@@ -67,8 +67,7 @@ def _told(eqn: Eqn) -> tuple[object, ...]:
 
 def _condition(asked: Iterable[tuple[Var, bool]]) -> str:
     """Under which predicates a line runs."""
-    order = sorted(asked, key=lambda c: (c[0].index, not c[1]))  # a set has another one elsewhere
-    told = [str(v) if holds else f"not {v}" for v, holds in order]
+    told = [str(v) if holds else f"not {v}" for v, holds in asked]
     return f"if {' and '.join(told)}" if told else ""
 
 

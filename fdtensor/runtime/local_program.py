@@ -103,10 +103,6 @@ def _types(program: Program, eqn: Eqn) -> tuple[list[TensorType], list[TensorTyp
     return [program.type_of(v) for v in eqn.ins], outs
 
 
-def _by_number(condition: tuple[Var, bool]) -> int:
-    return condition[0].index
-
-
 class _Writer:
     """The lines of a rank as they are written."""
 
@@ -169,7 +165,7 @@ class _Writer:
         lines, outs = owned(self.lines, inputs, outs, self.new)
         lines = waiting_late(lines)
         when = {
-            i: tuple([(predicates[v], holds) for v, holds in sorted(own, key=_by_number)])
+            i: tuple([(predicates[v], holds) for v, holds in own])
             for i, own in conditions(program).items()
         }
         for v, own in zip(program.inputs, inputs, strict=False):  # after which constants come

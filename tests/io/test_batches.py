@@ -272,3 +272,9 @@ def test_what_is_no_state_of_batches_is_refused(state):
     with pytest.raises(ArgumentError, match="state of"):
         batches.load_state_dict(state)
     assert batches.state_dict() == {"epoch": 0, "position": 0, "seed": 0}
+
+
+def test_batches_whose_number_is_not_known_go_on_from_any_of_them():
+    batches = shard_batches(DataLoader(Stream(), batch_size=2), MESH.layout("dp"), COMM)
+    batches.load_state_dict({"epoch": 0, "position": 2, "seed": 0})
+    assert [x.full().tolist() for x in batches] == [[4]]

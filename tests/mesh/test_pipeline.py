@@ -247,6 +247,7 @@ def with_one_wrong_call(who, fault):
         "no tensor": lambda: step([*params[:1], 3], x, y),
         "plain": lambda: step(params, torch.ones(8, 4), y),
         "too few": lambda: step(params[:1], x, y),
+        "no list": lambda: step(3, x, y),
         "another size": lambda: step(params, *twice),
         "another pipeline": lambda: other(params, x, y),
     }[fault]
@@ -262,7 +263,7 @@ def with_one_wrong_call(who, fault):
 
 @pytest.mark.parametrize("who", [0, 2])
 @pytest.mark.parametrize(
-    "fault", ["no tensor", "plain", "too few", "another size", "another pipeline"]
+    "fault", ["no tensor", "plain", "too few", "no list", "another size", "another pipeline"]
 )
 def test_after_a_wrong_call_of_one_rank_a_pipeline_goes_on(pool4, who, fault):
     for rank, (first, *rest) in enumerate(pool4.run(with_one_wrong_call, who, fault, timeout=60)):

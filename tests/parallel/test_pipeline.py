@@ -263,7 +263,7 @@ def test_parameters_are_gathered_again_for_each_use(schedule):
     comm = SimulatedComm(Mesh(all=4))
     x, y = (distribute(torch.ones(8, 16), m.layout("dp"), comm) for m in meshes)
     params = [distribute(torch.eye(16) * 2, m.layout("dp"), comm) for m in meshes]
-    made = [
+    steps = [
         pipeline(
             [lambda w, x: torch.sin(x @ w)] * 2,
             mse,
@@ -274,7 +274,7 @@ def test_parameters_are_gathered_again_for_each_use(schedule):
         )
         for regather in (False, True)
     ]
-    once, again = (step.trace(params, x, y) for step in made)
+    once, again = (step.trace(params, x, y) for step in steps)
     for stages in (once.stages, again.stages):
         counts = [len(p.collectives) for p in stages[1].programs.values()]
         assert counts[0] == (stages is once.stages)
@@ -282,7 +282,7 @@ def test_parameters_are_gathered_again_for_each_use(schedule):
     assert len(again.stages[1].forward.program.collectives) > len(
         once.stages[1].forward.program.collectives
     )
-    for a, b in zip(*(step(params, x, y)[0] for step in made), strict=True):
+    for a, b in zip(*(step(params, x, y)[0] for step in steps), strict=True):
         assert torch.equal(a.full(), b.full())
 
 

@@ -154,14 +154,14 @@ class Pipeline:
         self, params: Sequence[Any], x: Any, target: Any, *, key: AnyKey | None = None
     ) -> tuple[list[Any], Any]:
         """The gradients of `params`, and the loss."""
-        trees = trees_of(params, x, target)
         try:
+            trees = trees_of(params, x, target)
             comm = comm_of(trees)
             if key is not None:
                 words_of(key)  # raises for what is no key
             plans = self._planned(trees, key is not None, comm.cost, comm.device)
         except BaseException as error:
-            raise self._failed(trees, error)  # noqa: B904 - the same error, of which others hear
+            raise self._failed((params, x, target), error)  # noqa: B904 - the same error, of which others hear
         own = [values_of(tree) for tree in trees[0]]
         try:
             is_first = (id(plans), comm) not in self.prepared
@@ -183,11 +183,12 @@ class Pipeline:
     def _groups(self) -> list[tuple[Mesh, ...]]:
         """The meshes whose ranks wait for each other in the calls of a step, one by one and all."""
         meshes = tuple(dict.fromkeys(self.meshes))
-        return [*[(mesh,) for mesh in meshes], *itertools.pairwise(meshes), meshes]
+        some = [*[(mesh,) for mesh in meshes], *itertools.pairwise(meshes), meshes]
+        return [*dict.fromkeys(some)]
 
-    def _failed(self, trees: Any, error: BaseException) -> BaseException:
+    def _failed(self, given: Any, error: BaseException) -> BaseException:
         """The error, of which the other ranks hear in whichever call they wait for this one."""
-        leaves = flatten(trees, is_leaf=is_dtensor)[0]
+        leaves = flatten(given, is_leaf=is_dtensor)[0]
         comm = next((leaf.comm for leaf in leaves if isinstance(leaf, DTensor)), None)
         if comm is not None:
             for meshes in self._groups():
