@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,6 @@ from fdtensor.layouts.text import spans
 from fdtensor.layouts.torch_private import (
     any_unwaited,
     c10d_group,
-    default_group,
     group_tables,
     new_group_helper,
     prefixed,
@@ -70,7 +69,7 @@ def make_group(
     has made, which differs between ranks that make groups when they need them, and then hangs; so
     this calls what it calls.
     """
-    world, default = group_tables(), default_group()
+    world, default = group_tables(), cast(Any, dist.group.WORLD)
     bound = default.bound_device_id
     default.bound_device_id = None  # else NCCL splits the default group, which needs every rank
     try:

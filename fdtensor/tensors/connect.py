@@ -53,7 +53,8 @@ def connect(
     is the faster one, and `calibrate` measures another.
 
     `timeout` is how many seconds ranks wait for each other. What one of them raises, or a call that
-    it does not make, is one `CommError` on all of them, at once or within that time.
+    it does not make, is one `CommError` on all of them, at once or within that time. A rank that
+    traces a function or chooses layouts longer than others is waited for as long as it does.
 
     >>> connect(Mesh(x=2))
     SimulatedComm(Mesh(x=2))

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from importlib import import_module
 from typing import Any
 
@@ -15,7 +16,6 @@ __all__ = [
     "c10d_group",
     "collectives_on_fakes",
     "memory_format_class",
-    "default_group",
     "default_store",
     "local_store",
     "store_port",
@@ -28,6 +28,7 @@ __all__ = [
     "rendezvous",
     "spec_of",
     "storage_info_class",
+    "set_group_timeout",
     "strided_shard",
     "unregister_group",
 ]
@@ -50,11 +51,6 @@ def _c10d() -> Any:
     return import_module("torch.distributed.distributed_c10d")
 
 
-def default_group() -> Any:
-    """The default process group; raises where there is none."""
-    return _c10d()._get_default_group()
-
-
 def group_tables() -> Any:
     """What torch knows of groups: `pg_map` has backends and stores, `pg_group_ranks` the ranks."""
     return _c10d()._world
@@ -68,6 +64,11 @@ def register_group(name: str, group: Any) -> None:
 def unregister_group(name: str) -> None:
     """Takes a name from the group that has it."""
     _c10d()._unregister_process_group(name)
+
+
+def set_group_timeout(group: Any, seconds: float) -> None:
+    """Sets how long the ranks of a group wait for each other, from the next collective on."""
+    _c10d()._set_pg_timeout(timedelta(seconds=seconds), group)
 
 
 def any_unwaited() -> bool:

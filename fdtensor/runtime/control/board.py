@@ -8,6 +8,7 @@ from typing import Any
 
 import attrs
 
+from fdtensor.runtime.control.patience import Patience
 from fdtensor.runtime.control.posts import Account, Post, account, not_back
 
 __all__ = ["Board"]
@@ -83,9 +84,9 @@ class Board:
 
     def all_back(self, ranks: Sequence[int], seconds: float) -> dict[int, bool]:
         """The same once all ranks have raised their errors; raises where one has not by then."""
-        latest = time.monotonic() + seconds
+        patience = Patience(self.store, seconds)
         while not self.store.check([f"{self.prefix}/back/{rank}" for rank in ranks]):
-            if time.monotonic() > latest:
+            if patience.is_over():
                 raise not_back(ranks, [*self.back(ranks)], seconds)
             time.sleep(_SLICE)
         return self.back(ranks)

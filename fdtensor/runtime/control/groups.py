@@ -10,7 +10,8 @@ from typing import Any
 
 import attrs
 
-from fdtensor.layouts.torch_private import c10d_group
+from fdtensor.layouts.torch_private import c10d_group, set_group_timeout
+from fdtensor.runtime.control.patience import Patience
 from fdtensor.runtime.control.sockets import listening_ports, shut
 from fdtensor.runtime.process_groups import free_group, group_name, make_group, renamed
 
@@ -27,6 +28,8 @@ class _Group:
     ranks: tuple[int, ...]
     name: str
     backend: str | None
+    seconds: float | None = None
+    """How long its ranks wait for each other, where that does not follow the Comm."""
     handle: Any = None
     """The group itself."""
     turn: int = 0
@@ -63,6 +66,14 @@ class Groups:
         """The errors so far by name: the ranks known to have raised each, and which were clean."""
         self.lock = threading.RLock()
 
+    def wait_for(self, seconds: float) -> None:
+        """Sets how long ranks wait for each other, in the groups so far and in those to come."""
+        if seconds != self.seconds:
+            self.seconds = seconds
+            for group in self.known.values():
+                if group.seconds is None and not group.is_cut:
+                    set_group_timeout(group.handle, seconds)
+
     def group(self, ranks: tuple[int, ...]) -> str:
         """The name of the group of these ranks, made at its first use by its members."""
         return self.named(ranks, group_name(ranks, self.lane))
@@ -74,11 +85,17 @@ class Groups:
             self.meet(name, peers)
         return self.known[name].handle
 
-    def named(self, ranks: tuple[int, ...], name: str, backend: str | None = None) -> str:
+    def named(
+        self,
+        ranks: tuple[int, ...],
+        name: str,
+        backend: str | None = None,
+        seconds: float | None = None,
+    ) -> str:
         """The name of a group with these ranks in this order, made at its first use."""
         group = self.known.get(name)
         if group is None:
-            group = self.known[name] = _Group(ranks, name, backend)
+            group = self.known[name] = _Group(ranks, name, backend, seconds)
             self._make(group)
         return name
 
@@ -97,9 +114,9 @@ class Groups:
             group.met.add(self.rank)
         missing = [r for r in (group.ranks if peers is None else peers) if r not in group.met]
         keys = [f"came/{group.key}/{rank}" for rank in missing]
-        latest = time.monotonic() + self.seconds
+        patience = Patience(board, self.seconds)
         while keys and not board.check(keys):
-            if group.is_cut or self.is_stopped() or time.monotonic() > latest:
+            if group.is_cut or self.is_stopped() or patience.is_over():
                 raise RuntimeError("timed out: a rank has not come to the group")
             time.sleep(0.01)
         group.met.update(missing)
@@ -115,7 +132,8 @@ class Groups:
                 free_group(old)
                 del old  # it closes its ports before those of the new one are told apart
             before = listening_ports()
-            make_group(group.ranks, name, self.store, self.seconds, group.backend)
+            seconds = self.seconds if group.seconds is None else group.seconds
+            make_group(group.ranks, name, self.store, seconds, group.backend)
             if group.turn:
                 renamed(name, group.name)
             group.ports = listening_ports() - before

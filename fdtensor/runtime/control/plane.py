@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from threading import get_ident
 from typing import Any
 from weakref import ref
 
@@ -21,6 +22,8 @@ from fdtensor.runtime.control.behind import put_behind
 from fdtensor.runtime.control.flight import FOLDER, write
 from fdtensor.runtime.control.groups import Groups
 from fdtensor.runtime.control.ledger import Ledger
+from fdtensor.runtime.control.patience import Patience
+from fdtensor.runtime.control.places import at_work
 from fdtensor.runtime.control.sockets import limit_silence
 from fdtensor.runtime.control.watcher import watch
 from fdtensor.runtime.process_groups import SECONDS, group_name
@@ -28,6 +31,9 @@ from fdtensor.runtime.process_groups import SECONDS, group_name
 __all__ = ["Plane"]
 
 _ROOM = "fdtensor_control"
+
+_LONG = 86400.0
+"""The timeout in seconds of groups in which waits are ended from outside."""
 
 
 class Plane:
@@ -41,6 +47,7 @@ class Plane:
     def __init__(self, world: Any, lane: str = "") -> None:
         self.world = ref(world)
         self.lane = lane
+        self.thread = get_ident()
         self.rank = dist.get_rank()
         self.pid = os.getpid()
         self.tag = 0
@@ -65,7 +72,7 @@ class Plane:
 
     def wait_for(self, seconds: float) -> None:
         """Sets how long ranks wait for each other, and this one for its store."""
-        self.groups.seconds = seconds
+        self.groups.wait_for(seconds)
         port = store_port(self.data_store)
         if port is not None:
             limit_silence(port, seconds)
@@ -86,6 +93,12 @@ class Plane:
         """Has the ledgers that may use its groups begin their next call after it has begun anew."""
         for ledger in list(self.ledgers.values()):
             put_behind(ledger, failed)
+
+    def is_at_work(self) -> bool:
+        """Whether this library traces or plans on this rank, for which others may wait."""
+        ledgers = list(self.ledgers.values())
+        threads = {self.thread, *(ledger.thread for ledger in ledgers)}
+        return all(x.number == x.done for x in ledgers) and any(map(at_work, threads))
 
     def spread(self, ranks: tuple[int, ...], error: BaseException) -> None:
         """Tells ranks of an error that came up in calls with others, for which they may wait."""
@@ -109,16 +122,23 @@ class Plane:
 
     # --- process groups ----------------------------------------------------------------------
 
-    def control_group(self, ledger: Ledger) -> str:
-        """The name of a group on the CPU, in which the ranks of a ledger agree."""
+    def control_group(self, ledger: Ledger) -> Any:
+        """A group on the CPU, in which the ranks of a ledger agree.
+
+        Its collectives do not end by themselves: whoever waits for one has the `patience` for it.
+        """
         backend = None if self.is_fake else "gloo"
         name = f"{_ROOM}_{group_name(ledger.ranks, self.lane)}"
-        self.groups.named(ledger.ranks, name, backend)
+        self.groups.named(ledger.ranks, name, backend, _LONG)
         if name in self.groups.unmet:
             self.groups.meet(name)
             if ledger.board.rings():  # gloo would wait long for a rank that has left the group
                 raise RuntimeError("timed out: a rank has left the group")
-        return name
+        return self.groups.known[name].handle
+
+    def patience(self) -> Patience:
+        """How long this rank waits for others from now on."""
+        return Patience(self.store, self.seconds)
 
     def _is_stopped(self) -> bool:
         """Whether a call is open that has to end, for an error of another rank."""

@@ -21,6 +21,7 @@ import attrs
 
 from fdtensor.runtime.control.kept import KEPT
 from fdtensor.runtime.control.ledger import Ledger
+from fdtensor.runtime.control.patience import tell_of_work
 
 if TYPE_CHECKING:
     from fdtensor.runtime.control.plane import Plane
@@ -99,7 +100,7 @@ def _woken_by_signals() -> tuple[int, int] | None:
 
 def _watch(of: ref[Plane], wake: tuple[int, int] | None, ending: threading.Event) -> None:
     known: WeakKeyDictionary[Ledger, _Seen] = WeakKeyDictionary()
-    interrupted = 0.0
+    interrupted = told = 0.0
     while not ending.is_set():
         if wake is None:
             ending.wait(TICK)
@@ -114,7 +115,18 @@ def _watch(of: ref[Plane], wake: tuple[int, int] | None, ending: threading.Event
             with suppress(RuntimeError, OSError):  # without its store, waits end by themselves
                 _look(ledger, known.setdefault(ledger, _Seen()))
         interrupted = _interrupt(plane, interrupted)
+        told = _tell_of_work(plane, told)
         del plane
+
+
+def _tell_of_work(plane: Plane, last: float) -> float:
+    """Tells the others that this rank is at work, if it is, now and then; when it did last."""
+    now = time.monotonic()
+    if now < last + 4 * TICK or not plane.is_at_work():
+        return last
+    with suppress(RuntimeError, OSError):
+        tell_of_work(plane.store)
+    return now
 
 
 def _interrupt(plane: Plane, since: float) -> float:

@@ -1,0 +1,45 @@
+"""`Patience`: how long a rank waits for others, some of which may be at work."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+__all__ = ["Patience", "tell_of_work"]
+
+_WORK = "work"
+"""The key in the store that counts how often some rank has said that it is at work."""
+
+_EVERY = 0.25
+"""Seconds between two looks at it."""
+
+
+def tell_of_work(store: Any) -> None:
+    """Tells all ranks that this one is at work: tracing, planning or choosing layouts."""
+    store.add(_WORK, 1)
+
+
+class Patience:
+    """The end of a wait for other ranks: `seconds` after it began, or after one was last at work.
+
+    Tracing a program and choosing its layouts takes as long as the model is large and the machine
+    busy: a rank that is late for that reason is not a fault.
+    """
+
+    def __init__(self, store: Any, seconds: float) -> None:
+        self.store, self.seconds = store, seconds
+        now = time.monotonic()
+        self.latest, self.next = now + seconds, now + _EVERY
+        self.said: int | None = None
+
+    def is_over(self) -> bool:
+        """Whether it is: looks at the store, though not at every call."""
+        now = time.monotonic()
+        if now < self.next:
+            return False
+        self.next = now + _EVERY
+        said = self.store.add(_WORK, 0)
+        if self.said not in (None, said):
+            self.latest = now + self.seconds
+        self.said = said
+        return now > self.latest
