@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
-from typing import Any
 from zlib import crc32
 
 import torch
-import torch.distributed as dist
 
 from fdtensor.layouts.errors import CommError
 from fdtensor.runtime.comm import misfit
 from fdtensor.runtime.control.ledger import Ledger
 from fdtensor.runtime.control.posts import Post, account, parting
 from fdtensor.runtime.digests import lines_of, windows
+from fdtensor.runtime.world import functional
 
 __all__ = ["agree", "pooled"]
 
 _MOST = 16384
 """The letters of a line that are told at most: every rank reads those of all."""
 
-_PART = timedelta(seconds=0.25)
-"""How long a wait takes before it is asked whether that is enough."""
+_all_gather = functional("all_gather_into_tensor")
 
 
 def agree(ledger: Ledger, about: str, digest: str, mistake: str | None) -> None:
@@ -97,14 +94,8 @@ def _differ(ledger: Ledger, wrong: bool) -> bool:
 def _pooled(ledger: Ledger, numbers: Sequence[int]) -> list[list[int]]:
     group = ledger.plane.control_group(ledger)
     own = torch.tensor(numbers, dtype=torch.int64, device="cpu")
-    rows = [torch.empty_like(own) for _ in ledger.ranks]
-    work: Any = dist.all_gather(rows, own, group, async_op=True)
-    patience = ledger.plane.patience()
-    while True:
-        try:
-            work.wait(_PART)
-        except RuntimeError:
-            if work.is_completed() or patience.is_over():
-                raise
-        else:
-            return [row.tolist() for row in rows]
+    ledger.patience = ledger.plane.patience()
+    try:
+        return _all_gather(own, len(ledger.ranks), group).view(len(ledger.ranks), -1).tolist()
+    finally:
+        ledger.patience = None

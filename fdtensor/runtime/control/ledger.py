@@ -20,6 +20,7 @@ from fdtensor.runtime.control.behind import catch_up
 from fdtensor.runtime.control.board import Board
 from fdtensor.runtime.control.causes import is_noted, is_of_network, note, told_of
 from fdtensor.runtime.control.kept import KEPT, Entry, Record, entries
+from fdtensor.runtime.control.patience import Patience
 from fdtensor.runtime.control.places import caller, line_of, raised_at, running
 from fdtensor.runtime.control.posts import (
     Call,
@@ -50,7 +51,8 @@ class Ledger:
 
     __slots__ = (
         "__weakref__", "alarmed", "before", "behind", "board", "done", "ended", "epoch", "failed",
-        "mark", "met", "name", "number", "plane", "ranks", "records", "stop", "thread", "whole",
+        "mark", "met", "name", "number", "patience", "plane", "ranks", "records", "stop", "thread",
+        "whole",
     )  # fmt: skip
 
     def __init__(self, ranks: tuple[int, ...], name: str, plane: Plane) -> None:
@@ -59,11 +61,11 @@ class Ledger:
         self.plane = plane
         self.thread = get_ident()
         """The thread that makes the calls."""
-        self.whole = 0
-        """The calls of all epochs together."""
+        self.patience: Patience | None = None
+        """The end of the open call's wait for others; None where the network ends it."""
+        self.whole = 0  # the calls of all epochs together
         self.epoch = -1
-        self.before: list[Entry] = []
-        """The last calls of the epoch before this one."""
+        self.before: list[Entry] = []  # the last calls of the epoch before this one
         self.behind: list[Ledger] = []
         """Those that have failed, and come before the next call of this one."""
         self._begin_epoch()

@@ -122,10 +122,10 @@ class Plane:
 
     # --- process groups ----------------------------------------------------------------------
 
-    def control_group(self, ledger: Ledger) -> Any:
-        """A group on the CPU, in which the ranks of a ledger agree.
+    def control_group(self, ledger: Ledger) -> str:
+        """The name of a group on the CPU, in which the ranks of a ledger agree.
 
-        Its collectives do not end by themselves: whoever waits for one has the `patience` for it.
+        Waits in it do not end by themselves: the watcher ends them when `ledger.patience` is over.
         """
         backend = None if self.is_fake else "gloo"
         name = f"{_ROOM}_{group_name(ledger.ranks, self.lane)}"
@@ -134,7 +134,7 @@ class Plane:
             self.groups.meet(name)
             if ledger.board.rings():  # gloo would wait long for a rank that has left the group
                 raise RuntimeError("timed out: a rank has left the group")
-        return self.groups.known[name].handle
+        return name
 
     def patience(self) -> Patience:
         """How long this rank waits for others from now on."""

@@ -149,6 +149,8 @@ def _look(ledger: Ledger, seen: _Seen) -> None:
     if seen.number != number:
         seen.number, seen.since = number, now
     is_open = number != ledger.done
+    if is_open and _is_out_of_patience(ledger):
+        ledger.plane.groups.abort(ledger.ranks)
     if ledger.failed and not seen.told and now - seen.looked >= TICK:
         seen.looked, seen.told = now, ledger.answer_ahead()
     if ledger.failed:
@@ -166,6 +168,15 @@ def _look(ledger: Ledger, seen: _Seen) -> None:
             ledger.told()
     if seen.rung and is_open and now - max(seen.rung, seen.since) >= PATIENCE:
         ledger.plane.groups.abort(ledger.ranks)
+
+
+def _is_out_of_patience(ledger: Ledger) -> bool:
+    """Whether the open call has waited long enough for others."""
+    patience = ledger.patience
+    try:
+        return patience is not None and patience.is_over()
+    except (RuntimeError, OSError):
+        return True  # without the store nobody hears of the others
 
 
 def _one_has_left(ledger: Ledger) -> bool:
