@@ -125,10 +125,19 @@ def _group(item: pytest.Item) -> str:
 @pytest.fixture(scope="session")
 def pool4(gloo_ranks) -> GlooPool:  # noqa: F811
     """Four gloo ranks, started by the first test that runs something on them."""
-    return gloo_ranks(4)
+    return _patient(gloo_ranks(4))
 
 
 @pytest.fixture(scope="session")
 def pool8(gloo_ranks) -> GlooPool:  # noqa: F811
     """Eight gloo ranks, started by the first test that runs something on them."""
-    return gloo_ranks(8)
+    return _patient(gloo_ranks(8))
+
+
+def _patient(pool: GlooPool) -> GlooPool:
+    """A pool that waits three minutes for an answer: a slow machine is no fault of what is tested.
+
+    What is one fails sooner: its ranks wait a minute for each other.
+    """
+    pool.timeout = 180.0
+    return pool

@@ -14,7 +14,7 @@ from fdtensor.tensors.connect import connect
 from fdtensor.testing.pool import WorkerError
 
 few = settings(max_examples=settings.default.max_examples // 2)
-SECONDS = 60
+SECONDS = 180
 MESH = Mesh(dp=2, sp=2)
 COMM = SimulatedComm(MESH)
 

@@ -21,7 +21,7 @@ from fdtensor.testing.strategies import types
 from fdtensor.testing.values import full_tensor, scatter
 
 few = settings(max_examples=settings.default.max_examples // 2)
-SECONDS = 60
+SECONDS = 180
 
 
 # --- fingerprints ----------------------------------------------------------------------------

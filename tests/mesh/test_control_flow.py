@@ -8,7 +8,7 @@ from fdtensor import Mesh, connect, distribute, scan, spmd
 
 pytestmark = pytest.mark.mesh
 
-SECONDS = 60
+SECONDS = 180
 MESH = Mesh(x=4)
 
 

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 
 from fdtensor import Mesh, connect, distribute, spmd
 
-SECONDS = 60
+SECONDS = 180
 HEADS, WIDTH = 4, 8
 
 

@@ -24,7 +24,7 @@ from fdtensor.tensors.spmd import spmd
 
 pytestmark = pytest.mark.mesh
 
-SECONDS = 60
+SECONDS = 180
 SQUARE = Mesh(dp=2, tp=2)
 SOME = Mesh.from_ranks([3, 1], "x")
 LAYOUTS = [

@@ -24,7 +24,7 @@ from tests.parallel.test_input_reshard import (
 
 pytestmark = pytest.mark.mesh
 
-SECONDS = 60
+SECONDS = 180
 
 
 def comm_here(**options):

@@ -16,7 +16,7 @@ from fdtensor.tensors.spmd import spmd
 
 pytestmark = pytest.mark.mesh
 
-SECONDS = 60
+SECONDS = 180
 SQUARE = Mesh(dp=2, tp=2)
 TO = {"a": SQUARE.layout(None, ("tp", "dp")), "b": Layout(SQUARE, [Ragged(1, (0, 3)), Shard(0)])}
 

@@ -10,7 +10,7 @@ from fdtensor.errors import CommError, FdtensorError
 
 pytestmark = pytest.mark.mesh
 
-SECONDS = 60
+SECONDS = 180
 WIDTH, BATCH = 8, 16
 mse = torch.nn.functional.mse_loss
 
@@ -266,7 +266,7 @@ def with_one_wrong_call(who, fault):
     "fault", ["no tensor", "plain", "too few", "no list", "another size", "another pipeline"]
 )
 def test_after_a_wrong_call_of_one_rank_a_pipeline_goes_on(pool4, who, fault):
-    for rank, (first, *rest) in enumerate(pool4.run(with_one_wrong_call, who, fault, timeout=60)):
+    for rank, (first, *rest) in enumerate(pool4.run(with_one_wrong_call, who, fault, timeout=480)):
         assert first == "CommError" or rank == who
         assert rest == [0.0, 0.0]
 

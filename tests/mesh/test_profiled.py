@@ -7,7 +7,7 @@ from torch.profiler import profile
 from fdtensor import Mesh, connect, cost, distribute, spmd
 from fdtensor.programs.sources import sources
 
-SECONDS = 60
+SECONDS = 180
 
 
 def profiled(folder):

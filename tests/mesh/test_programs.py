@@ -45,7 +45,7 @@ any_setting = st.sampled_from(sorted(CASES)).flatmap(lambda name: settings_of(na
 any_smooth = st.sampled_from(SMOOTH).flatmap(
     lambda name: settings_of(name, world=4, partial=("sum", "avg"), max_size=4)
 )
-SECONDS = 60
+SECONDS = 180
 X = torch.arange(12.0, dtype=torch.float64).reshape(4, 3) - 4
 SOME = Mesh.from_ranks([3, 1], "x")
 

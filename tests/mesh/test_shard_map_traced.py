@@ -26,7 +26,7 @@ from tests.tensors.test_shard_map_traced import (
 
 pytestmark = pytest.mark.mesh
 
-SECONDS = 60
+SECONDS = 180
 LINE = Mesh(x=4)
 
 

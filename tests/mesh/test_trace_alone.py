@@ -5,7 +5,7 @@ import torch
 
 from fdtensor import Mesh, TraceError, call, connect, distribute, spmd
 
-SECONDS = 60
+SECONDS = 180
 X = torch.arange(32, dtype=torch.float64).view(8, 4)
 W = torch.arange(12, dtype=torch.float64).view(4, 3)
 

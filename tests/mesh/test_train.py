@@ -35,6 +35,6 @@ def losses_here(job, mesh, regather):
 def test_training_on_real_ranks_goes_as_on_one_process(pool4, mesh, regather):
     job = Job(SIZE, steps=times(30, 200), batch=4, dtype=torch.float64)
     wanted = list(plain_losses(job))
-    for found in pool4.run(losses_here, job, mesh, regather, timeout=240):
+    for found in pool4.run(losses_here, job, mesh, regather, timeout=480):
         assert found == pytest.approx(wanted, rel=1e-6)
     assert wanted[-1] < wanted[0] - times(0, 1)

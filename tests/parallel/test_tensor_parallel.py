@@ -587,7 +587,7 @@ def splits_and_runs(name):
     "name", ["an mlp", "one axis of two", "any batch of four", "sequence parallel"]
 )
 def test_programs_run_on_real_ranks(pool4, name):
-    for wanted, found, again, _ in pool4.run(splits_and_runs, name, timeout=180):
+    for wanted, found, again, _ in pool4.run(splits_and_runs, name, timeout=480):
         alike(wanted, found)
         alike(wanted, again)
 

@@ -8,7 +8,7 @@ from fdtensor import Mesh, SimulatedComm, connect, distribute, shard_map, spmd
 from fdtensor.errors import LayoutError, TraceError
 
 MESH = Mesh(a=2, b=2)
-SECONDS = 60
+SECONDS = 180
 
 
 def drawn(*shape, seed):
