@@ -77,6 +77,7 @@ def pytest_collection_finish() -> None:
     given(none())(lambda _: None)()  # hypothesis registers its random: it must see a holder
     gc.collect()
     gc.freeze()  # else each full collection walks all tests again
+    gc.set_threshold(700, 10, 50)  # full ones are a twentieth of the time by default
 
 
 def _few(items: Iterable[pytest.Item]) -> set[pytest.Item]:

@@ -14,6 +14,7 @@ from fdtensor.layouts.expected import no_mesh
 from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.opaque import opaque
+from fdtensor.layouts.planning import planning
 from fdtensor.layouts.progress import working
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten, unflatten
@@ -227,7 +228,7 @@ def traced(
     make = functools.partial(program_of, it, f, spec, types, options, requires_grad)
     make = functools.partial(make, mesh=mesh, cost=cost, packed=packed)
     make = make if first is None else functools.partial(program_like, first, make)
-    with neutral():  # rules ask torch too: what taps an op reads, which dtype it gives
+    with neutral(), planning():  # rules ask torch too: what taps an op reads, which dtype it gives
         program = make(repeats, budget)
     if recording is not None and first is None:
         recording.program = program

@@ -54,7 +54,7 @@ def connect(
 
     `timeout` is how many seconds ranks wait for each other. What one of them raises, or a call that
     it does not make, is one `CommError` on all of them, at once or within that time. A rank that
-    traces a function or chooses layouts longer than others is waited for as long as it does.
+    chooses the layouts of a program longer than others is waited for as long as it does.
 
     >>> connect(Mesh(x=2))
     SimulatedComm(Mesh(x=2))

@@ -1,37 +1,26 @@
-"""A rank that traces or plans is waited for beyond the timeout; one that does not is not."""
+"""A rank that plans is waited for beyond the timeout; one that does anything else is not."""
 
+import gc
 import threading
 import time
+from contextlib import nullcontext
 
 import pytest
 import torch
 
-import fdtensor
-from fdtensor import CommError, Mesh, connect, distribute, spmd
-from fdtensor.runtime.control.places import at_work
+from fdtensor import CommError, Mesh, connect, distribute, spmd, trace
+from fdtensor.layouts.planning import is_planning, planning
+from fdtensor.plans import cost
 
 pytestmark = pytest.mark.mesh
 
 
-def _of_library(source: str) -> dict:
-    """The names of some code that counts as the library's own."""
-    names = {"time": time}
-    exec(compile(source, fdtensor.__file__, "exec"), names)
-    return names
-
-
-WORK = _of_library("def work(seconds):\n    time.sleep(seconds)\n")["work"]
-
-
-def rest(seconds):
-    time.sleep(seconds)
-
-
-def first_call(comm, factor, seconds, where):
-    """The sum of a program's first call, to which rank 2 comes late."""
+def first_call(comm, factor, seconds, block):
+    """The sum of a program's first call, to which rank 2 comes late, out of a block."""
     x = distribute(torch.arange(8.0), comm.mesh.layout("x"), comm)
     if comm.rank == 2:
-        where(seconds)
+        with block():
+            time.sleep(seconds)
     try:
         return spmd(lambda x: (x * factor).sum())(x).item()
     except CommError as error:
@@ -39,28 +28,57 @@ def first_call(comm, factor, seconds, where):
 
 
 def late(seconds, timeout):
-    """What a first call gives where a rank is late for work, and for something else."""
+    """What a first call gives where a rank is late because it plans, and for something else."""
     comm = connect(Mesh(x=4), timeout=timeout)
-    return [first_call(comm, n, seconds, where) for n, where in enumerate((WORK, WORK, rest), 1)]
+    blocks = enumerate((planning, planning, nullcontext), 1)
+    return [first_call(comm, n, seconds, block) for n, block in blocks]
 
 
-def test_ranks_wait_for_one_that_is_at_work_as_long_as_it_is(gloo_ranks):
+def test_ranks_wait_for_one_that_plans_as_long_as_it_does(gloo_ranks):
     lost = "rank 2 did not come to what others waited for within 2 s."
     told = gloo_ranks(4).run(late, 5.0, 2.0, timeout=90)
     assert told == [[28.0, 56.0, lost]] * 4
 
 
-def test_what_the_library_waits_for_and_what_users_do_is_no_work():
-    def seen(function):
-        thread = threading.Thread(target=function, args=(1.0,))
-        thread.start()
-        time.sleep(0.3)
-        found = at_work(thread.ident)
-        thread.join()
-        return found, at_work(thread.ident)
+def states():
+    """Whether this thread plans, and whether garbage is collected."""
+    return is_planning(threading.get_ident()), gc.isenabled()
 
-    assert seen(WORK) == (True, False)
-    assert seen(rest) == (False, False)
-    assert seen(lambda seconds: WORK(seconds)) == (True, False)
-    calls = _of_library("def calls(f, x):\n    f(x)\n")["calls"]
-    assert seen(lambda seconds: calls(rest, seconds)) == (False, False)
+
+def test_choosing_is_planning_and_the_function_is_not(monkeypatch):
+    seen = []
+    price = cost.seconds
+
+    def priced(step, model):
+        seen.append(states())
+        return price(step, model)
+
+    def f(x):
+        seen.append(states())
+        return torch.sort(x).values
+
+    monkeypatch.setattr("fdtensor.plans.search.seconds", priced)
+    x = torch.zeros(173, 5)
+    trace(f, distribute(x, Mesh(x=4).layout("x"), connect(Mesh(x=4))))
+    assert seen[0] == states() == (False, True)
+    assert set(seen[1:]) == {(True, False)}
+
+
+def test_planning_ends_where_it_began():
+    def fails():
+        with planning():
+            with planning():
+                assert states() == (True, False)
+            assert states() == (True, False)
+            raise ValueError("on purpose")
+
+    with pytest.raises(ValueError, match="on purpose"):
+        fails()
+    assert states() == (False, True)
+    gc.disable()
+    try:
+        with planning():
+            pass
+        assert states() == (False, False)
+    finally:
+        gc.enable()

@@ -7,7 +7,7 @@ file defines one thing, in this order:
     places     the lines of the user that are running
     causes     what an error says to other ranks, and whether it came from the network
     posts      what a rank says of itself when something has gone wrong, and the one error of all
-    patience   how long a rank waits for others, which may be at work
+    patience   how long a rank waits for others, which may be planning
     board      where posts hang: keys in a store
     kept       the last calls of a ledger
     ledger     the calls of a rank on a set of ranks, with a rolling fingerprint

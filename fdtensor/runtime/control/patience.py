@@ -1,29 +1,29 @@
-"""`Patience`: how long a rank waits for others, some of which may be at work."""
+"""`Patience`: how long a rank waits for others, some of which may be planning."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
-__all__ = ["Patience", "tell_of_work"]
+__all__ = ["Patience", "tell_of_planning"]
 
-_WORK = "work"
-"""The key in the store that counts how often some rank has said that it is at work."""
+_KEY = "planning"
+"""The key in the store that counts how often some rank has said that it plans."""
 
 _EVERY = 0.25
 """Seconds between two looks at it."""
 
 
-def tell_of_work(store: Any) -> None:
-    """Tells all ranks that this one is at work: tracing, planning or choosing layouts."""
-    store.add(_WORK, 1)
+def tell_of_planning(store: Any) -> None:
+    """Tells all ranks that this one plans: it chooses layouts, or writes a program down."""
+    store.add(_KEY, 1)
 
 
 class Patience:
-    """The end of a wait for other ranks: `seconds` after it began, or after one was last at work.
+    """The end of a wait for others: `seconds` after it began, or after one last said that it plans.
 
-    Tracing a program and choosing its layouts takes as long as the model is large and the machine
-    busy: a rank that is late for that reason is not a fault.
+    Choosing layouts takes as long as the model is large and the machine busy: a rank that is late
+    for that reason is not a fault.
     """
 
     def __init__(self, store: Any, seconds: float) -> None:
@@ -38,7 +38,7 @@ class Patience:
         if now < self.next:
             return False
         self.next = now + _EVERY
-        said = self.store.add(_WORK, 0)
+        said = self.store.add(_KEY, 0)
         if self.said not in (None, said):
             self.latest = now + self.seconds
         self.said = said

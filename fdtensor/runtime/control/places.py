@@ -5,19 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import sysconfig
 from pathlib import Path
 from types import CodeType, FrameType
 
-__all__ = ["Place", "at_work", "caller", "line_of", "raised_at", "running"]
+__all__ = ["Place", "caller", "line_of", "raised_at", "running"]
 
 _OURS = f"{Path(__file__).parents[2]}{os.sep}"
 _TORCH = f"{os.sep}torch{os.sep}"
-
-_WAITING = tuple(f"{_OURS}{name}{os.sep}" for name in (f"runtime{os.sep}control", "cluster"))
-"""Where this library waits: for other ranks, or for the next task."""
-
-_LIBRARIES = ("<", *{f"{path}{os.sep}" for path in sysconfig.get_paths().values()})
 
 _WITH = contextlib.__file__
 """What runs where a block of `with` ends."""
@@ -45,22 +39,6 @@ def running(thread: int) -> str:
     """Where the user's code is in a thread, as `train.py:44 in step`; empty where it is in none."""
     frame = _of_user(sys._current_frames().get(thread))
     return "" if frame is None else _text(frame.f_code, frame.f_lineno)
-
-
-def at_work(thread: int) -> bool:
-    """Whether this library is what runs in a thread, and does not wait: it traces or plans.
-
-    That includes what libraries do for it, not what a function of the user does that it calls.
-    """
-    frame = sys._current_frames().get(thread)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if file.startswith(_OURS):
-            return not file.startswith(_WAITING)
-        if not file.startswith(_LIBRARIES):
-            return False
-        frame = frame.f_back
-    return False
 
 
 def raised_at(error: BaseException) -> str:

@@ -12,6 +12,7 @@ from weakref import ref
 import torch.distributed as dist
 
 from fdtensor.layouts.errors import CommError
+from fdtensor.layouts.planning import is_planning
 from fdtensor.layouts.torch_private import (
     default_store,
     local_store,
@@ -23,7 +24,6 @@ from fdtensor.runtime.control.flight import FOLDER, write
 from fdtensor.runtime.control.groups import Groups
 from fdtensor.runtime.control.ledger import Ledger
 from fdtensor.runtime.control.patience import Patience
-from fdtensor.runtime.control.places import at_work
 from fdtensor.runtime.control.sockets import limit_silence
 from fdtensor.runtime.control.watcher import watch
 from fdtensor.runtime.process_groups import SECONDS, group_name
@@ -94,11 +94,10 @@ class Plane:
         for ledger in list(self.ledgers.values()):
             put_behind(ledger, failed)
 
-    def is_at_work(self) -> bool:
-        """Whether this library traces or plans on this rank, for which others may wait."""
-        ledgers = list(self.ledgers.values())
-        threads = {self.thread, *(ledger.thread for ledger in ledgers)}
-        return all(x.number == x.done for x in ledgers) and any(map(at_work, threads))
+    def is_planning(self) -> bool:
+        """Whether this library plans on this rank, for which others may wait."""
+        threads = {self.thread, *(ledger.thread for ledger in list(self.ledgers.values()))}
+        return any(map(is_planning, threads))
 
     def spread(self, ranks: tuple[int, ...], error: BaseException) -> None:
         """Tells ranks of an error that came up in calls with others, for which they may wait."""

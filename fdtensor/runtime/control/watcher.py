@@ -21,7 +21,7 @@ import attrs
 
 from fdtensor.runtime.control.kept import KEPT
 from fdtensor.runtime.control.ledger import Ledger
-from fdtensor.runtime.control.patience import tell_of_work
+from fdtensor.runtime.control.patience import tell_of_planning
 
 if TYPE_CHECKING:
     from fdtensor.runtime.control.plane import Plane
@@ -115,17 +115,17 @@ def _watch(of: ref[Plane], wake: tuple[int, int] | None, ending: threading.Event
             with suppress(RuntimeError, OSError):  # without its store, waits end by themselves
                 _look(ledger, known.setdefault(ledger, _Seen()))
         interrupted = _interrupt(plane, interrupted)
-        told = _tell_of_work(plane, told)
+        told = _tell_of_planning(plane, told)
         del plane
 
 
-def _tell_of_work(plane: Plane, last: float) -> float:
-    """Tells the others that this rank is at work, if it is, now and then; when it did last."""
+def _tell_of_planning(plane: Plane, last: float) -> float:
+    """Tells the others that this rank plans, if it does, now and then; when it did last."""
     now = time.monotonic()
-    if now < last + 4 * TICK or not plane.is_at_work():
+    if now < last + 4 * TICK or not plane.is_planning():
         return last
     with suppress(RuntimeError, OSError):
-        tell_of_work(plane.store)
+        tell_of_planning(plane.store)
     return now
 
 
