@@ -24,6 +24,7 @@ from fdtensor.layouts.torch_private import (
     prefixed,
     register_group,
     rendezvous,
+    set_group_timeout,
     unregister_group,
 )
 from fdtensor.runtime.control.sockets import limit_silence
@@ -38,6 +39,7 @@ __all__ = [
     "initialized",
     "make_group",
     "renamed",
+    "set_timeout",
     "this_rank",
     "up",
 ]
@@ -97,6 +99,13 @@ def free_group(group: Any) -> None:
     backend = group_tables().pg_map.get(group, ("", None))[0]
     if backend == "gloo" and not any_unwaited():
         dist.destroy_process_group(group)
+
+
+def set_timeout(group: Any, seconds: float) -> None:
+    """Sets how long the ranks of a group wait for each other, where its backend lets one."""
+    backend = group_tables().pg_map.get(group, ("", None))[0]
+    if "gloo" in backend or "nccl" in backend:  # torch warns of any other
+        set_group_timeout(group, seconds)
 
 
 def renamed(name: str, to: str) -> None:

@@ -156,6 +156,29 @@ def test_a_group_has_the_timeout_of_the_comm_that_was_connected_last(own4):
     assert own4.run(lazily) == [(None, [SECONDS, 7.5, SECONDS])] * 4
 
 
+FAKE = """
+import warnings
+
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+warnings.simplefilter("error")
+dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+from fdtensor import Mesh, connect, distribute
+
+mesh = Mesh(x=4)
+for timeout in (60, 5):
+    comm = connect(mesh, timeout=timeout)
+    print(distribute(torch.ones(8), mesh.layout("x"), comm).full().shape[0])
+"""
+
+
+def test_a_backend_without_a_timeout_is_left_alone():
+    done = subprocess.run([sys.executable, "-c", FAKE], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "8\n8\n"), done.stderr[-3000:]
+
+
 SCRIPT = """
 import warnings
 

@@ -10,10 +10,16 @@ from typing import Any
 
 import attrs
 
-from fdtensor.layouts.torch_private import c10d_group, set_group_timeout
+from fdtensor.layouts.torch_private import c10d_group
 from fdtensor.runtime.control.patience import Patience
 from fdtensor.runtime.control.sockets import listening_ports, shut
-from fdtensor.runtime.process_groups import free_group, group_name, make_group, renamed
+from fdtensor.runtime.process_groups import (
+    free_group,
+    group_name,
+    make_group,
+    renamed,
+    set_timeout,
+)
 
 __all__ = ["Groups"]
 
@@ -72,7 +78,7 @@ class Groups:
             self.seconds = seconds
             for group in self.known.values():
                 if group.seconds is None and not group.is_cut:
-                    set_group_timeout(group.handle, seconds)
+                    set_timeout(group.handle, seconds)
 
     def group(self, ranks: tuple[int, ...]) -> str:
         """The name of the group of these ranks, made at its first use by its members."""
