@@ -6,6 +6,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -65,17 +66,20 @@ class Record(metaclass=_Interned):
 def intern(record: R) -> R:
     """The one record that equals `record`: itself, or the one made before it."""
     with _lock:
-        return _existing.setdefault((type(record), *fields_of(record)), record)
+        return _existing.setdefault((record.__class__, _reader(record.__class__)(record)), record)
 
 
 def fields_of(record: Record) -> tuple[object, ...]:
     """The fields of a record, in order."""
-    return tuple([getattr(record, name) for name in _names(type(record))])
+    names = [field.name for field in attrs.fields(type(record))]
+    return tuple([getattr(record, name) for name in names])
 
 
 @functools.cache
-def _names(kind: type) -> tuple[str, ...]:
-    return tuple(field.name for field in attrs.fields(kind))
+def _reader(kind: type) -> Callable[[object], object]:
+    """What reads all fields of a record of this kind; where there is one, by itself."""
+    names = [field.name for field in attrs.fields(kind)]
+    return attrgetter(*names) if names else lambda _record: ()
 
 
 def _rebuild(kind: type[Record], values: tuple[object, ...]) -> object:

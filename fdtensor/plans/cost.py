@@ -245,7 +245,7 @@ def _linked(cost: CostModel, mesh: Mesh) -> CostModel:
 @remembered(16384)
 def seconds(step: Step, cost: CostModel) -> float:
     """The seconds that `cost` gives for a step. Time: constant in the number of messages."""
-    collective, moved = step.collective, most_received((step,))
+    collective, moved = step.collective, _moved(step)
     time = collective.copied(step, moved) / cost.copy
     if not is_local(step):
         kind = collective.kind
@@ -254,6 +254,12 @@ def seconds(step: Step, cost: CostModel) -> float:
         time += launch.get(kind, launch.get("", 0.0)) + collective.messages(step) * latency
         time += moved * slowdown.get(kind, 1.0) * _hops(step, cost) / bandwidth
     return time
+
+
+@remembered(16384)
+def _moved(step: Step) -> int:
+    """The bytes that the busiest rank receives, by any cost model."""
+    return most_received((step,))
 
 
 def _link(step: Step, cost: CostModel) -> tuple[float, float]:
