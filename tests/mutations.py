@@ -37,6 +37,36 @@ class Fault:
 
 FAULTS = (
     Fault(
+        "a rank that plans does not say so",
+        "        tell_of_planning(plane.store)\n",
+        "        pass\n",
+        "mesh/test_patience.py",
+    ),
+    Fault(
+        "a wait for a rank that plans ends as any other",
+        "        if self.said not in (None, said):\n",
+        "        if False:\n",
+        "mesh/test_patience.py",
+    ),
+    Fault(
+        "an agreement never ends by itself",
+        "    if is_open and _is_out_of_patience(ledger):\n",
+        "    if False:\n",
+        "mesh/test_patience.py",
+    ),
+    Fault(
+        "groups keep the timeout that they began with",
+        "                    set_timeout(group.handle, seconds)\n",
+        "                    pass\n",
+        "mesh/test_process_groups.py",
+    ),
+    Fault(
+        "choosing layouts is no planning",
+        "    with neutral(), planning():",
+        "    with neutral():",
+        "mesh/test_patience.py",
+    ),
+    Fault(
         "a pipeline runs the program of other settings of torch",
         "        key = *key, draws, cost, device, ambient()\n",
         "        key = *key, draws, cost, device\n",
