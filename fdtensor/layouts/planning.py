@@ -18,7 +18,7 @@ def planning() -> Generator[None]:
     """A block of this thread in which no code of the user runs, only work on many small records.
 
     Other ranks wait for it as long as it takes. Python does not search for garbage meanwhile: each
-    full collection walks all objects of the process, and plans leave none.
+    full collection walks all objects of the process, and what is planned is hardly ever garbage.
     """
     thread = get_ident()
     if thread in _threads:

@@ -11,7 +11,7 @@ _KEY = "planning"
 """The key in the store that counts how often some rank has said that it plans."""
 
 _EVERY = 0.25
-"""Seconds between two looks at it."""
+"""Seconds between two looks at it, so that a fault is told that much late at most."""
 
 
 def tell_of_planning(store: Any) -> None:
@@ -33,7 +33,7 @@ class Patience:
         self.said: int | None = None
 
     def is_over(self) -> bool:
-        """Whether it is: looks at the store, though not at every call."""
+        """Whether the wait is over; looks at the store four times a second at most."""
         now = time.monotonic()
         if now < self.next:
             return False
