@@ -77,7 +77,7 @@ def pytest_collection_finish() -> None:
     given(none())(lambda _: None)()  # hypothesis registers its random: it must see a holder
     gc.collect()
     gc.freeze()  # else each full collection walks all tests again
-    gc.set_threshold(700, 10, 50)  # full ones are a twentieth of the time by default
+    gc.set_threshold(700, 10, 50)  # and what earlier tests have left in memory
 
 
 def _few(items: Iterable[pytest.Item]) -> set[pytest.Item]:
@@ -136,9 +136,9 @@ def pool8(gloo_ranks) -> GlooPool:  # noqa: F811
 
 
 def _patient(pool: GlooPool) -> GlooPool:
-    """A pool that waits three minutes for an answer: a slow machine is no fault of what is tested.
+    """The pool, which waits three minutes for an answer, as slow machines take.
 
-    What is one fails sooner: its ranks wait a minute for each other.
+    Its ranks wait one minute for each other, so that their own error comes first.
     """
     pool.timeout = 180.0
     return pool

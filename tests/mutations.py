@@ -38,8 +38,8 @@ class Fault:
 FAULTS = (
     Fault(
         "a rank that plans does not say so",
-        "        tell_of_planning(plane.store)\n",
-        "        pass\n",
+        "                tell_of_planning(plane.store)\n",
+        "                pass\n",
         "mesh/test_patience.py",
     ),
     Fault(

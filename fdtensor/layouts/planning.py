@@ -10,7 +10,7 @@ from threading import get_ident
 __all__ = ["is_planning", "planning"]
 
 _threads: set[int] = set()
-"""The threads that plan."""
+"""The threads that plan, of which a process seldom has two."""
 
 
 @contextmanager
@@ -35,6 +35,6 @@ def planning() -> Generator[None]:
             gc.enable()
 
 
-def is_planning(thread: int) -> bool:
-    """Whether a thread plans."""
-    return thread in _threads
+def is_planning() -> bool:
+    """Whether a thread of this process plans."""
+    return bool(_threads)

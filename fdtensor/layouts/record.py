@@ -66,20 +66,21 @@ class Record(metaclass=_Interned):
 def intern(record: R) -> R:
     """The one record that equals `record`: itself, or the one made before it."""
     with _lock:
-        return _existing.setdefault((record.__class__, _reader(record.__class__)(record)), record)
+        return _existing.setdefault((type(record), fields_of(record)), record)
 
 
 def fields_of(record: Record) -> tuple[object, ...]:
     """The fields of a record, in order."""
-    names = [field.name for field in attrs.fields(type(record))]
-    return tuple([getattr(record, name) for name in names])
+    return _reader(type(record))(record)
 
 
 @functools.cache
-def _reader(kind: type) -> Callable[[object], object]:
-    """What reads all fields of a record of this kind; where there is one, by itself."""
+def _reader(kind: type) -> Callable[[object], tuple[object, ...]]:
+    """The function that reads all fields of a record of this kind."""
     names = [field.name for field in attrs.fields(kind)]
-    return attrgetter(*names) if names else lambda _record: ()
+    if len(names) > 1:
+        return attrgetter(*names)
+    return lambda record: tuple([getattr(record, name) for name in names])
 
 
 def _rebuild(kind: type[Record], values: tuple[object, ...]) -> object:

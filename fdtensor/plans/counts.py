@@ -127,7 +127,6 @@ def _plain(type: NormalType, d: int) -> bool:
     return shards and type.shape[d] < 1 << 62
 
 
-@remembered(4096)
 def _blocks(type: NormalType, d: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Where the block of each rank begins in a dim that is cut plainly, and how long it is."""
     start = np.zeros((1,) * type.mesh.ndim, np.int64)

@@ -14,7 +14,6 @@ from fdtensor.tensors.connect import connect
 from fdtensor.testing.pool import WorkerError
 
 few = settings(max_examples=settings.default.max_examples // 2)
-SECONDS = 180
 MESH = Mesh(dp=2, sp=2)
 COMM = SimulatedComm(MESH)
 
@@ -179,7 +178,7 @@ def read_here(count, size, shuffle):
 @pytest.mark.mesh
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_each_rank_reads_its_own_rows(pool4, shuffle):
-    ranks = pool4.run(read_here, 11, 4, shuffle, timeout=SECONDS)
+    ranks = pool4.run(read_here, 11, 4, shuffle)
     first, _ = ranks[0]
     assert [len(batch["label"]) for batch in first] == [4, 4, 3]
     for out, read in ranks:
@@ -197,7 +196,7 @@ def fewer_than_ranks():
 
 @pytest.mark.mesh
 def test_a_last_batch_of_less_than_there_are_ranks(pool4):
-    assert pool4.run(fewer_than_ranks, timeout=SECONDS) == [[[0, 1, 2, 3], [4]]] * 4
+    assert pool4.run(fewer_than_ranks) == [[[0, 1, 2, 3], [4]]] * 4
 
 
 def other_seeds():
@@ -219,8 +218,8 @@ def cannot_read():
 )
 def test_ranks_that_differ_are_told_together(pool4, body, told):
     with pytest.raises(WorkerError, match=told):
-        pool4.run(body, timeout=SECONDS)
-    assert pool4.run(fewer_than_ranks, timeout=SECONDS) == [[[0, 1, 2, 3], [4]]] * 4
+        pool4.run(body)
+    assert pool4.run(fewer_than_ranks) == [[[0, 1, 2, 3], [4]]] * 4
 
 
 def test_an_empty_dataset_has_no_batches():
@@ -254,7 +253,7 @@ def refused_on_a_rank(collate):
 @pytest.mark.mesh
 @pytest.mark.parametrize("collate", COLLATES)
 def test_real_ranks_refuse_it_too(gloo_ranks, collate):
-    gloo_ranks(2).run(refused_on_a_rank, collate, timeout=SECONDS)
+    gloo_ranks(2).run(refused_on_a_rank, collate, timeout=180)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from fdtensor.testing.strategies import types
 from fdtensor.testing.values import full_tensor, scatter
 
 few = settings(max_examples=settings.default.max_examples // 2)
-SECONDS = 180
 
 
 # --- fingerprints ----------------------------------------------------------------------------
@@ -131,7 +130,7 @@ def test_the_state_of_an_optimizer_on_blocks_is_refused_on_all_ranks(pool4, tmp_
         loaded = load_checkpoint(path / "second", wanted, comm, strict=False)
         return said, loaded["rng.2"].tolist()
 
-    for (sentence, facts), rng in pool4.run(check, tmp_path, timeout=SECONDS):
+    for (sentence, facts), rng in pool4.run(check, tmp_path):
         assert sentence.startswith("3 of 17 entries are not the same on all ranks")
         assert facts == {
             "optim.state.0.exp_avg": "ranks 0, 2 | ranks 1, 3",
@@ -154,7 +153,7 @@ def test_replicas_that_drifted_are_refused_on_all_ranks(pool4, tmp_path):
         except CheckpointError as error:
             return dict(error.facts)
 
-    assert pool4.run(check, tmp_path, timeout=SECONDS) == [{"y": "rank 1 | rank 3"}] * 4
+    assert pool4.run(check, tmp_path) == [{"y": "rank 1 | rank 3"}] * 4
 
 
 TEXT = """\

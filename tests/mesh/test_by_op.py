@@ -15,7 +15,6 @@ from tests.tensors.test_by_op import SHAPES, ints, layer, plain_parameters
 
 pytestmark = pytest.mark.mesh
 
-SECONDS = 180
 LINE, SQUARE, SOME = Mesh(x=4), Mesh(y=2, x=2), Mesh.from_ranks([3, 1], "x")
 
 
@@ -48,7 +47,7 @@ def test_gradients_are_those_of_one_process(pool4, mesh, peek):
     grads = torch.autograd.grad(loss, [*plain, h, y], create_graph=True)
     again = torch.autograd.grad(sum(g.square().sum() for g in grads[:4]), plain)
     wanted = [t.detach() for t in (*grads, *again, *grads[:4])]
-    for given in pool4.run(on_this_rank, mesh, peek, timeout=SECONDS):
+    for given in pool4.run(on_this_rank, mesh, peek):
         for a, b in zip(given, wanted, strict=True):
             assert torch.equal(a, b)
 
@@ -71,7 +70,7 @@ def looked_at_by_one():
 
 
 def test_a_rank_that_reduces_a_sum_alone_is_told_and_the_others_too(pool4):
-    for said, told in pool4.run(looked_at_by_one, timeout=SECONDS):
+    for said, told in pool4.run(looked_at_by_one):
         assert said.endswith("owes the sum over x)")
         assert "do not agree" in told
         assert "rank 0 is at `this plan` test_by_op.py" in told
@@ -94,7 +93,7 @@ def known_of_relu():
 
 
 def test_few_calls_are_known_of_what_is_reduced_first(pool4):
-    for known, reduced_first in pool4.run(known_of_relu, timeout=SECONDS):
+    for known, reduced_first in pool4.run(known_of_relu):
         assert known <= 3
         assert any(reduced_first)
 
@@ -113,7 +112,7 @@ def test_one_rank_may_read_a_loss_that_requires_grad(pool4):
     plain = ints(8, 4).requires_grad_()
     loss = (plain * plain).mean()
     loss.backward()
-    for rank, (read, grad) in enumerate(pool4.run(loss_read_by_one, timeout=SECONDS)):
+    for rank, (read, grad) in enumerate(pool4.run(loss_read_by_one)):
         assert torch.equal(grad, plain.grad)
         assert not read or rank == 2
         assert read in ([], [loss.item(), loss.item(), f"{loss.item():.2f}", loss.item()])
@@ -143,6 +142,6 @@ def derived_twice(name):
 def test_ranks_that_hold_nothing_take_part_in_derivatives(pool4, name):
     x = torch.tensor([[1.0, 2.0, 4.0]]).double().requires_grad_()
     ON_EMPTY_BLOCKS[name](x).sum().backward()
-    for gradients in pool4.run(derived_twice, name, timeout=480):
+    for gradients in pool4.run(derived_twice, name):
         for gradient in gradients:
             torch.testing.assert_close(gradient, x.grad)

@@ -8,7 +8,6 @@ from fdtensor import Mesh, connect, distribute, scan, spmd
 
 pytestmark = pytest.mark.mesh
 
-SECONDS = 180
 MESH = Mesh(x=4)
 
 
@@ -47,7 +46,7 @@ def test_branches_in_one_another(pool4, scale):
     known, value = torch.func.grad_and_value(lambda x, w: plain(x, w).sum(), (0, 1))(
         *operands(scale)
     )
-    for grads, own, of_autograd in pool4.run(on_this_rank, scale, timeout=SECONDS):
+    for grads, own, of_autograd in pool4.run(on_this_rank, scale):
         torch.testing.assert_close(grads, list(known))
         torch.testing.assert_close(of_autograd, known[0])
         assert own == pytest.approx(value.item(), rel=1e-12)
@@ -91,7 +90,7 @@ def solved(layout_of_a, layout_of_b):
 def test_a_loop_ends_on_all_ranks_after_the_same_step(pool4, layouts):
     a, b = system()
     due = torch.linalg.solve(a, b)
-    ends = pool4.run(solved, *layouts, timeout=SECONDS)
+    ends = pool4.run(solved, *layouts)
     assert len({steps for steps, *_ in ends}) == 1
     assert 5 < ends[0][0] < 100
     for _, x, seen in ends:
@@ -139,6 +138,6 @@ def gradients_of_layers(of_w, of_x):
 @pytest.mark.parametrize("of_w", [(), (None, "x"), (None, None, "x"), ("x",)])
 def test_a_scan_and_its_gradient_on_ranks(pool4, of_w):
     due = torch.func.grad(deep_plainly, (0, 1))(*layers())
-    for grads, of_autograd in pool4.run(gradients_of_layers, of_w, ("x",), timeout=SECONDS):
+    for grads, of_autograd in pool4.run(gradients_of_layers, of_w, ("x",)):
         torch.testing.assert_close(grads, list(due))
         torch.testing.assert_close(of_autograd, due[1])

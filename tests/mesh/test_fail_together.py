@@ -77,7 +77,7 @@ FAULTS = st.dictionaries(
 @given(faults=FAULTS)
 @settings(max_examples=5, deadline=None)
 def test_all_ranks_fail_in_a_block_together_and_go_on_together(pool4, faults):
-    for rank, told in enumerate(pool4.run(steps, faults, True, timeout=480)):
+    for rank, told in enumerate(pool4.run(steps, faults, True)):
         for step, outcome in enumerate(told):
             if step not in faults:
                 assert outcome == 8 * (1 + step)
@@ -91,7 +91,7 @@ def test_all_ranks_fail_in_a_block_together_and_go_on_together(pool4, faults):
 
 def test_an_error_in_a_backward_is_told_at_once_without_a_block(pool4):
     faults = {1: ("backward", (2,))}
-    for rank, told in enumerate(pool4.run(steps, faults, False, timeout=480)):
+    for rank, told in enumerate(pool4.run(steps, faults, False)):
         assert told[1].startswith("ValueError" if rank == 2 else "CommError: rank 2 raised")
         assert told[2:] == [24, 32, 40]
 
@@ -111,7 +111,7 @@ def alone():
 
 
 def test_a_rank_that_lives_and_makes_no_call_is_said_to_live(pool4):
-    texts = pool4.run(alone, timeout=480)
+    texts = pool4.run(alone)
     assert len(set(texts)) == 1
     assert "rank 3: has made no call since its last error, test_fail_together.py:" in texts[0]
     assert "fail_together(comm)" in texts[0]

@@ -24,7 +24,6 @@ from fdtensor.tensors.spmd import spmd
 
 pytestmark = pytest.mark.mesh
 
-SECONDS = 180
 SQUARE = Mesh(dp=2, tp=2)
 SOME = Mesh.from_ranks([3, 1], "x")
 LAYOUTS = [
@@ -55,7 +54,7 @@ def norms_here(bad):
 
 @pytest.mark.parametrize("bad", [None, 1, 4, 5, 6])
 def test_all_ranks_have_the_same_answers(pool4, bad):
-    found = pool4.run(norms_here, bad, timeout=SECONDS)
+    found = pool4.run(norms_here, bad)
     assert len({repr(f) for f in found}) == 1
     (norms, bad_found, after) = found[0]
     assert bad_found == (bad is not None)
@@ -113,7 +112,7 @@ def trained_here(bad_steps):
 
 @pytest.mark.parametrize("bad_steps", [(), (1,), (0, 2, 3)])
 def test_training_with_scaled_losses_is_that_of_one_process(pool4, bad_steps):
-    for close, scales, held, size in pool4.run(trained_here, bad_steps, timeout=SECONDS):
+    for close, scales, held, size in pool4.run(trained_here, bad_steps):
         assert close
         assert scales
         assert held
@@ -130,7 +129,7 @@ def unlike_here():
 
 
 def test_other_trees_are_refused_by_all(pool4):
-    found = pool4.run(unlike_here, timeout=SECONDS)
+    found = pool4.run(unlike_here)
     assert found == ["the ranks do not agree on total_norm."] * 4
 
 
@@ -142,4 +141,4 @@ def unused_here():
 
 
 def test_what_no_rank_uses_has_no_gradient(pool4):
-    assert pool4.run(unused_here, timeout=SECONDS) == [(None, True)] * 4
+    assert pool4.run(unused_here) == [(None, True)] * 4

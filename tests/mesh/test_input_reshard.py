@@ -24,8 +24,6 @@ from tests.parallel.test_input_reshard import (
 
 pytestmark = pytest.mark.mesh
 
-SECONDS = 180
-
 
 def comm_here(**options):
     return connect(Mesh(dp=2, tp=2), **options)
@@ -66,7 +64,7 @@ def plain_here(dim, check):
 @pytest.mark.parametrize("check", [False, True])
 def test_gradients_are_the_same_to_the_bit_and_memory_is_shared(pool4, dim, check):
     whole = (5 * 7 * 8 + 5 * 7 * 8 + 2 * 5 * 7) * 4
-    found = pool4.run(plain_here, dim, check, timeout=SECONDS)
+    found = pool4.run(plain_here, dim, check)
     assert all(same for same, *_ in found)
     for _, held, left, weight in found:
         assert held < (0.7 if dim else 0.65) * whole
@@ -89,7 +87,7 @@ def dtensors_here():
 
 
 def test_dtensors_are_cut_where_they_are_replicated(pool4):
-    for same, cut in pool4.run(dtensors_here, timeout=SECONDS):
+    for same, cut in pool4.run(dtensors_here):
         assert same
         assert cut >= 2
 
@@ -110,12 +108,12 @@ def differing_here(check, columns):
 
 @pytest.mark.parametrize("check", [False, True])
 def test_other_shapes_are_refused_by_all(pool4, check):
-    found = pool4.run(differing_here, check, 1, timeout=SECONDS)
+    found = pool4.run(differing_here, check, 1)
     assert found == [SHAPES.format(6 + rank) for rank in range(4)]
 
 
 def test_other_values_are_refused_by_all_where_they_are_compared(pool4):
-    assert pool4.run(differing_here, True, 0, timeout=SECONDS) == [VALUES] * 4
+    assert pool4.run(differing_here, True, 0) == [VALUES] * 4
 
 
 def failing_here(check):
@@ -136,7 +134,7 @@ def failing_here(check):
 
 @pytest.mark.parametrize("check", [False, True])
 def test_one_that_fails_leaves_nobody_waiting(pool4, check):
-    found = pool4.run(failing_here, check, timeout=SECONDS)
+    found = pool4.run(failing_here, check)
     assert [f and f[0] for f in found] == ["CommError", "KeyError", None, None]
     assert "rank 1: KeyError in forward" in found[0][1]
 
@@ -169,7 +167,7 @@ def scattered_here():
 
 
 def test_what_is_scattered_over_the_axis_is_left_alone(pool4):
-    for same, cut in pool4.run(scattered_here, timeout=SECONDS):
+    for same, cut in pool4.run(scattered_here):
         assert same
         assert cut == [(4, 8)]
 
@@ -195,7 +193,7 @@ def mapped_here():
 
 
 def test_what_shard_map_computes_is_left_alone(pool4):
-    assert all(pool4.run(mapped_here, timeout=SECONDS))
+    assert all(pool4.run(mapped_here))
 
 
 def copies_here():
@@ -207,7 +205,7 @@ def copies_here():
 
 
 def test_the_promise_may_be_of_any_axis(pool4):
-    assert all(pool4.run(copies_here, timeout=SECONDS))
+    assert all(pool4.run(copies_here))
 
 
 HINT = (

@@ -48,7 +48,7 @@ def test_real_ranks_draw_what_one_process_draws(pool4):
     ((*values, grads),) = drawn(alone)
     x = distribute(X, alone.mesh.layout(), alone)
     kept = spmd(lambda x: F.dropout(torch.ones_like(x), 0.5))(x, key=KEY).full()
-    for found, backward, told in pool4.run(on_ranks, timeout=480):
+    for found, backward, told in pool4.run(on_ranks):
         for outs in found:
             for a, b in zip(outs, values, strict=False):
                 assert torch.equal(a, b)

@@ -16,7 +16,6 @@ from fdtensor.tensors.spmd import spmd
 
 pytestmark = pytest.mark.mesh
 
-SECONDS = 180
 SQUARE = Mesh(dp=2, tp=2)
 TO = {"a": SQUARE.layout(None, ("tp", "dp")), "b": Layout(SQUARE, [Ragged(1, (0, 3)), Shard(0)])}
 
@@ -56,7 +55,7 @@ def trained_here(name):
 
 @pytest.mark.parametrize("name", ["AdamW", "Adafactor", "Muon"])
 def test_training_is_that_of_one_process(pool4, name):
-    for far, kept in pool4.run(trained_here, name, timeout=SECONDS):
+    for far, kept in pool4.run(trained_here, name):
         assert far < 1e-6
         assert kept
 
@@ -73,7 +72,7 @@ def refused_here():
 
 
 def test_a_mistake_of_one_rank_is_told_to_all(pool4):
-    first, *others = sorted(pool4.run(refused_here, timeout=SECONDS))
+    first, *others = sorted(pool4.run(refused_here))
     about = "a step of AdamW cannot start: rank 2: gradients or state do not fit the parameters"
     assert first[:2] == ("CommError", f"{about} of AdamW.")
     assert first[2] == "Look at what that rank raises; the others stop with it."
@@ -95,7 +94,7 @@ def on_some_ranks_here():
 
 
 def test_parameters_may_be_on_some_of_the_ranks(pool4):
-    assert pool4.run(on_some_ranks_here, timeout=SECONDS) == [(True, True)] * 4
+    assert pool4.run(on_some_ranks_here) == [(True, True)] * 4
 
 
 def drifting_here():
@@ -111,7 +110,7 @@ def drifting_here():
 
 
 def test_other_learning_rates_are_refused_where_that_is_checked(pool4):
-    found = pool4.run(drifting_here, timeout=SECONDS)
+    found = pool4.run(drifting_here)
     assert found == ["the ranks do not agree on a step of SGD."] * 4
 
 
@@ -126,5 +125,5 @@ def unlike_here():
 
 
 def test_other_options_are_refused_by_all(pool4):
-    found = pool4.run(unlike_here, timeout=SECONDS)
+    found = pool4.run(unlike_here)
     assert found == ["the ranks do not agree on a step of AdamW."] * 4

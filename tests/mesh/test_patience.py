@@ -1,9 +1,9 @@
 """A rank that plans is waited for beyond the timeout; one that does anything else is not."""
 
 import gc
-import threading
 import time
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ import torch
 from fdtensor import CommError, Mesh, connect, distribute, spmd, trace
 from fdtensor.layouts.planning import is_planning, planning
 from fdtensor.plans import cost
+from fdtensor.runtime.control import patience, watcher
 
 pytestmark = pytest.mark.mesh
 
@@ -40,9 +41,47 @@ def test_ranks_wait_for_one_that_plans_as_long_as_it_does(gloo_ranks):
     assert told == [[28.0, 56.0, lost]] * 4
 
 
+class Store:
+    """A store that counts; without `lives` every call raises, as where its process has ended."""
+
+    def __init__(self):
+        self.count, self.lives = 0, True
+
+    def add(self, key, n):
+        if not self.lives:
+            raise RuntimeError("the store is gone")
+        self.count += n
+        return self.count
+
+
+def test_patience_begins_anew_while_some_rank_plans(monkeypatch):
+    clock = SimpleNamespace(monotonic=lambda: clock.time, time=100.0)
+    monkeypatch.setattr(patience, "time", clock)
+    store = Store()
+    wait = patience.Patience(store, 2.0)
+    for clock.time in (101.0, 101.9):
+        assert not wait.is_over()
+    patience.tell_of_planning(store)
+    for clock.time in (102.5, 104.4):
+        assert not wait.is_over()
+    clock.time = 104.8
+    assert wait.is_over()
+
+
+def test_a_wait_is_over_where_nobody_can_be_heard():
+    store = Store()
+    ledger = SimpleNamespace(patience=None)
+    assert not watcher._is_out_of_patience(ledger)
+    ledger.patience = patience.Patience(store, 60.0)
+    ledger.patience.next = 0.0
+    assert not watcher._is_out_of_patience(ledger)
+    store.lives, ledger.patience.next = False, 0.0
+    assert watcher._is_out_of_patience(ledger)
+
+
 def states():
-    """Whether this thread plans, and whether garbage is collected."""
-    return is_planning(threading.get_ident()), gc.isenabled()
+    """Whether this process plans, and whether garbage is collected."""
+    return is_planning(), gc.isenabled()
 
 
 def test_choosing_is_planning_and_the_function_is_not(monkeypatch):

@@ -10,7 +10,6 @@ from fdtensor.errors import CommError, FdtensorError
 
 pytestmark = pytest.mark.mesh
 
-SECONDS = 180
 WIDTH, BATCH = 8, 16
 mse = torch.nn.functional.mse_loss
 
@@ -99,7 +98,7 @@ def losses(kind, schedule, steps):
 def test_losses_are_those_of_one_process(pool4, kind, schedule):
     count = len(meshes_of(kind)) * (2 if schedule == "interleaved" else 1)
     known = expected(count, 3)
-    for own in pool4.run(losses, kind, schedule, 3, timeout=SECONDS):
+    for own in pool4.run(losses, kind, schedule, 3):
         assert own == pytest.approx(known, rel=1e-10)
 
 
@@ -131,19 +130,19 @@ def drawn(schedule, kind):
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
 def test_what_is_drawn_is_the_same_on_real_ranks(pool4, schedule):
     known = drawn(schedule, "alike")
-    for own in pool4.run(drawn, schedule, "alike", timeout=SECONDS):
+    for own in pool4.run(drawn, schedule, "alike"):
         assert own == pytest.approx(known, rel=1e-10)
 
 
 def test_ranks_with_other_keys_are_told(pool4):
-    told = pool4.run(drawn, "1f1b", "apart", timeout=SECONDS)
+    told = pool4.run(drawn, "1f1b", "apart")
     assert all("this key" in text for text in told), told
     works_again(pool4)
 
 
 def works_again(pool):
     """After an error the Comm computes as before."""
-    for own in pool.run(losses, "dp", "1f1b", 1, timeout=SECONDS):
+    for own in pool.run(losses, "dp", "1f1b", 1, timeout=180):
         assert own == pytest.approx(expected(2, 1), rel=1e-10)
 
 
@@ -165,7 +164,7 @@ def differs():
 
 
 def test_ranks_with_other_pipelines_are_told(pool4):
-    told = pool4.run(differs, timeout=SECONDS)
+    told = pool4.run(differs)
     assert all("this pipeline" in text for text in told), told
     works_again(pool4)
 
@@ -192,7 +191,7 @@ def raises_on_one_rank():
 
 
 def test_what_one_rank_raises_all_hear_of(pool4):
-    told = pool4.run(raises_on_one_rank, timeout=SECONDS)
+    told = pool4.run(raises_on_one_rank)
     works_again(pool4)
     assert told[3] == ("ValueError", "on purpose")
     assert all(name == "CommError" and "rank 3" in text for name, text in told[:3]), told
@@ -220,7 +219,7 @@ def with_an_index_out_of_range(kind):
 @pytest.mark.parametrize("kind", ["dp", "four"])
 def test_all_ranks_hear_of_what_one_stage_refuses_and_go_on(pool4, kind):
     first, names = meshes_of(kind)[0].order, []
-    for rank, told in enumerate(pool4.run(with_an_index_out_of_range, kind, timeout=SECONDS)):
+    for rank, told in enumerate(pool4.run(with_an_index_out_of_range, kind)):
         assert told[0] == told[2] == 1.0
         name, text = told[1]
         # of two ranks of the stage, one may hear of the error before it raises its own
@@ -266,7 +265,7 @@ def with_one_wrong_call(who, fault):
     "fault", ["no tensor", "plain", "too few", "no list", "another size", "another pipeline"]
 )
 def test_after_a_wrong_call_of_one_rank_a_pipeline_goes_on(pool4, who, fault):
-    for rank, (first, *rest) in enumerate(pool4.run(with_one_wrong_call, who, fault, timeout=480)):
+    for rank, (first, *rest) in enumerate(pool4.run(with_one_wrong_call, who, fault)):
         assert first == "CommError" or rank == who
         assert rest == [0.0, 0.0]
 
@@ -320,8 +319,8 @@ def by_pipeline(parts, schedule):
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zero_bubble"])
 def test_a_pipeline_receives_what_hand_written_code_does(pool4, schedule):
-    hands = pool4.run(by_hand, 4, timeout=SECONDS)
-    ours = pool4.run(by_pipeline, 4, schedule, timeout=SECONDS)
+    hands = pool4.run(by_hand, 4)
+    ours = pool4.run(by_pipeline, 4, schedule)
     for (grads, _, received), (own, value, nbytes) in zip(hands, ours, strict=True):
         torch.testing.assert_close(own, grads)
         assert value == pytest.approx(hands[-1][1], rel=1e-12)

@@ -34,11 +34,11 @@ pytestmark = pytest.mark.mesh
 
 @pytest.fixture(scope="module")
 def own4():
-    """Four ranks of which no other test has any: groups here are used by name, past the Comm.
+    """Four ranks that no other file uses.
 
-    It would make those anew that an error has cut, and these tests call none before.
+    These tests use groups by name, without a Comm, which alone makes those anew that an error cut.
     """
-    with GlooPool(4, timeout=60) as pool:
+    with GlooPool(4, timeout=180) as pool:
         yield pool
 
 
@@ -72,21 +72,21 @@ def named(mesh: Mesh, *axes: str) -> list[tuple[str, tuple[int, ...], float]]:
 
 def test_groups_are_those_of_each_axis_and_of_the_mesh(own4):
     mesh = Mesh.from_ranks([[3, 1], [0, 2]], ("a", "b"))
-    found = own4.run(named, mesh)
+    entries = own4.run(named, mesh)
     due = {
         0: [(0, 3), (0, 2)],
         1: [(1, 2), (1, 3)],
         2: [(1, 2), (0, 2)],
         3: [(0, 3), (1, 3)],
     }
-    for rank, some in enumerate(found):
+    for rank, some in enumerate(entries):
         all_due = [*due[rank], (0, 1, 2, 3)]
         assert some == [(group_name(ranks), ranks, sum(ranks)) for ranks in all_due]
 
 
 def test_a_rank_outside_makes_no_groups(own4):
-    found = own4.run(named, Mesh.from_ranks([[2, 0, 1]], ("a", "b")), "a", "b")
-    assert found == [[("fdtensor_0_1_2", (0, 1, 2), 3.0)]] * 3 + [[]]
+    entries = own4.run(named, Mesh.from_ranks([[2, 0, 1]], ("a", "b")), "a", "b")
+    assert entries == [[("fdtensor_0_1_2", (0, 1, 2), 3.0)]] * 3 + [[]]
 
 
 def crossing(orders: dict[int, list[tuple[int, ...]]]) -> list[float]:

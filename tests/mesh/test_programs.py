@@ -45,7 +45,6 @@ any_setting = st.sampled_from(sorted(CASES)).flatmap(lambda name: settings_of(na
 any_smooth = st.sampled_from(SMOOTH).flatmap(
     lambda name: settings_of(name, world=4, partial=("sum", "avg"), max_size=4)
 )
-SECONDS = 180
 X = torch.arange(12.0, dtype=torch.float64).reshape(4, 3) - 4
 SOME = Mesh.from_ranks([3, 1], "x")
 
@@ -68,7 +67,7 @@ def blocks_here(setting):
 @given(any_setting)
 def test_each_rank_has_its_block_of_what_a_single_process_gives(pool4, setting):
     wanted = alone(setting)
-    for rank, found in enumerate(pool4.run(blocks_here, setting, timeout=SECONDS)):
+    for rank, found in enumerate(pool4.run(blocks_here, setting)):
         for (local, type), single in zip(found, wanted, strict=True):
             assert not type.layout.partial
             if rank in setting.mesh.ranks:
@@ -90,7 +89,7 @@ def test_derivatives_are_those_of_a_single_process(pool4, setting, twice):
     twice = twice and setting.name not in ("attention", "hessian")
     leaves = [t.requires_grad_() for t in tensors_of(setting.case, setting.sizes)]
     wanted = derivatives(plainly(setting), leaves, twice)
-    for rank, found in enumerate(pool4.run(derivatives_here, setting, twice, timeout=SECONDS)):
+    for rank, found in enumerate(pool4.run(derivatives_here, setting, twice)):
         if rank in setting.mesh.ranks:
             close(found, wanted)
 
@@ -109,7 +108,7 @@ def answers(mesh):
 @pytest.mark.parametrize("mesh", [Mesh(x=4), SOME, Mesh.from_ranks([2], "x")], ids=str)
 def test_everyone_gets_the_same_answer(pool4, mesh):
     wanted = (X.sum().item(), True, False, X.tolist())
-    assert pool4.run(answers, mesh, timeout=SECONDS) == [wanted] * 4
+    assert pool4.run(answers, mesh) == [wanted] * 4
 
 
 def shapes_that_depend_on_data(mesh):
@@ -121,7 +120,7 @@ def shapes_that_depend_on_data(mesh):
 
 @pytest.mark.parametrize("mesh", [Mesh(x=4), SOME], ids=str)
 def test_what_depends_on_data_runs_on_the_whole(pool4, mesh):
-    found = pool4.run(shapes_that_depend_on_data, mesh, timeout=SECONDS)
+    found = pool4.run(shapes_that_depend_on_data, mesh)
     for rank, (places, chosen) in enumerate(found):
         if rank in mesh.ranks:
             assert torch.equal(places, X.nonzero())
@@ -138,7 +137,7 @@ def gradient_of_what_depends_on_data(mesh):
 
 
 def test_what_depends_on_data_has_derivatives(pool4):
-    for grad in pool4.run(gradient_of_what_depends_on_data, Mesh(x=4), timeout=SECONDS):
+    for grad in pool4.run(gradient_of_what_depends_on_data, Mesh(x=4)):
         assert torch.equal(grad, 2 * X.relu())
 
 
@@ -149,7 +148,7 @@ def outside(mesh):
 
 
 def test_a_rank_outside_gets_zeros_and_empty_tensors(pool4):
-    for rank, (whole, parts) in enumerate(pool4.run(outside, SOME, timeout=SECONDS)):
+    for rank, (whole, parts) in enumerate(pool4.run(outside, SOME)):
         if rank in SOME.ranks:
             assert whole == X.sum()
             assert torch.equal(parts[1], X.sum(0))
@@ -167,7 +166,7 @@ def different(rank):
 
 def test_ranks_that_call_different_functions_are_told(pool4):
     with pytest.raises(WorkerError) as raised:
-        pool4.run(different, 2, timeout=SECONDS)
+        pool4.run(different, 2)
     assert sorted(raised.value.failures) == [0, 1, 2, 3]
     for text in raised.value.failures.values():
         assert "CommError: the ranks do not agree" in text
@@ -180,7 +179,7 @@ def plain():
 
 def test_a_plain_tensor_is_refused_on_every_rank(pool4):
     with pytest.raises(WorkerError) as raised:
-        pool4.run(plain, timeout=SECONDS)
+        pool4.run(plain)
     assert sorted(raised.value.failures) == [0, 1, 2, 3]
     for text in raised.value.failures.values():
         assert "ValueTreeError: argument 1 is a plain tensor of shape (4, 3)" in text
@@ -213,7 +212,7 @@ def test_training_goes_as_in_a_single_process(pool4):
     x, v, w = (torch.randn(s, dtype=torch.float64) for s in ((6, 4), (4, 5), (5, 3)))
     for _ in range(5):
         loss, (v, w) = descent((v, w), x)
-    for found in pool4.run(trained, 5, timeout=SECONDS):
+    for found in pool4.run(trained, 5):
         close(found, [loss, v, w])
 
 
@@ -230,7 +229,7 @@ def mistaken(rank):
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_mistake_of_one_rank_fails_all(pool4, rank):
-    found = pool4.run(mistaken, rank, timeout=SECONDS)
+    found = pool4.run(mistaken, rank)
     assert found[rank][0] == "ValueTreeError"
     for kind, sentence in found[:rank] + found[rank + 1 :]:
         assert kind == "CommError"
@@ -248,7 +247,7 @@ def tracked_on(rank):
 
 
 def test_ranks_that_differ_in_what_autograd_tracks_fail_together(pool4):
-    assert pool4.run(tracked_on, 1, timeout=SECONDS) == ["CommError"] * 4
+    assert pool4.run(tracked_on, 1) == ["CommError"] * 4
 
 
 def with_constant():
@@ -260,7 +259,7 @@ def with_constant():
 
 
 def test_a_closed_over_constant_takes_part_in_local_derivatives(pool4):
-    for grad in pool4.run(with_constant, timeout=SECONDS):
+    for grad in pool4.run(with_constant):
         assert torch.equal(grad, torch.full_like(grad, 2.0))
 
 
@@ -287,7 +286,7 @@ def attention_of_strided_rows():
 
 
 def test_real_ranks_take_operands_of_any_strides(pool4):
-    assert pool4.run(attention_of_strided_rows, timeout=SECONDS) == [(True, True)] * 4
+    assert pool4.run(attention_of_strided_rows) == [(True, True)] * 4
 
 
 def announced_and_held(program, given, comm) -> tuple[int, int]:

@@ -56,6 +56,6 @@ def drawn():
 
 @pytest.mark.mesh
 def test_real_ranks_draw_what_one_process_draws(pool4):
-    for found in pool4.run(drawn, timeout=480):
+    for found in pool4.run(drawn):
         assert len(found) == 18
         assert all(found)

@@ -38,5 +38,5 @@ def each_order():
 
 
 def test_numbers_and_gradients_are_those_of_one_process(pool4):
-    for right in pool4.run(each_order, timeout=480):
+    for right in pool4.run(each_order):
         assert right == [True] * 36

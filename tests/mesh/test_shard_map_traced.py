@@ -26,7 +26,6 @@ from tests.tensors.test_shard_map_traced import (
 
 pytestmark = pytest.mark.mesh
 
-SECONDS = 180
 LINE = Mesh(x=4)
 
 
@@ -50,7 +49,7 @@ def each_step():
 
 
 def test_each_collective_gives_what_it_gives_alone(pool4):
-    for worst in pool4.run(each_step, timeout=SECONDS):
+    for worst in pool4.run(each_step):
         assert set(worst.values()) == {0.0}
 
 
@@ -99,10 +98,8 @@ def by_hand():
 
 def test_ring_attention_is_that_of_one_process_with_the_bytes_of_hand_written_code(pool4):
     wanted, value = torch.func.grad_and_value(model(attention), (0, 1, 2))(*sequences())
-    by_hands = pool4.run(by_hand, timeout=SECONDS)
-    for (grads, loss, nbytes), (total, received) in zip(
-        pool4.run(by_ring, timeout=SECONDS), by_hands, strict=True
-    ):
+    by_hands = pool4.run(by_hand)
+    for (grads, loss, nbytes), (total, received) in zip(pool4.run(by_ring), by_hands, strict=True):
         torch.testing.assert_close(grads, list(wanted))
         assert loss == pytest.approx(value.item(), rel=1e-12)
         assert total == pytest.approx(value.item(), rel=1e-12)
@@ -152,7 +149,7 @@ def test_a_mixture_of_experts_sends_tokens_there_and_back(pool4):
 
     wanted, value = torch.func.grad_and_value(loss, (0, 1, 2))(*weights())
     block = 32 * 4 * 8 // 4
-    for grads, found, nbytes in pool4.run(mixture, timeout=SECONDS):
+    for grads, found, nbytes in pool4.run(mixture):
         torch.testing.assert_close(grads, list(wanted))
         assert found == pytest.approx(value.item(), rel=1e-12)
         assert nbytes == 2 * block * 3 // 4

@@ -18,7 +18,6 @@ from tests.tensors.test_transforms import BODIES, CASES, WAYS, W, X
 
 pytestmark = pytest.mark.mesh
 
-SECONDS = 180
 SQUARE, SOME = Mesh(dp=2, tp=2), Mesh.from_ranks([3, 1], "x")
 LAYOUTS = (SQUARE.layout("dp", "tp"), SQUARE.layout(None, "dp"), SOME.layout(None, "x"))
 
@@ -45,7 +44,7 @@ def test_transforms_give_what_torch_gives(pool4, name):
     for k, layout in ((k, LAYOUTS[k]) for k in some):
         body, way = k % len(BODIES), (k + len(name)) % len(WAYS)
         wanted = CASES[name][1](BODIES[body])(X, W)
-        for given in pool4.run(transformed, name, body, way, layout, timeout=SECONDS):
+        for given in pool4.run(transformed, name, body, way, layout):
             torch.testing.assert_close(given, _as_lists(wanted), rtol=0, atol=0)
 
 
@@ -99,7 +98,7 @@ def test_gradients_of_what_moves_nothing_are_those_of_the_function(pool4, k):
     x, y = (t.clone().requires_grad_() for t in (X, X.flip(0)))
     CUT[k](x, y).sum().backward()
     for by in ("spmd", "call"):
-        for given in pool4.run(gradients_of, k, by, LAYOUTS[0], timeout=SECONDS):
+        for given in pool4.run(gradients_of, k, by, LAYOUTS[0]):
             for own, due in zip(given, (x.grad, y.grad), strict=True):
                 assert (own is None) == (due is None)
                 assert own is None or torch.equal(own, due)
@@ -126,7 +125,7 @@ def test_manners_are_those_of_one_process(pool4):
     plain = [x.grad, w.grad, X @ W, X * X.sum(1, keepdim=True)]
     read = [X.sum().item(), (X @ W)[0, 0].item(), True, X.tolist()]
     for layout in LAYOUTS[:: times(2, 1)]:
-        for tensors, values in pool4.run(manners, layout, timeout=SECONDS):
+        for tensors, values in pool4.run(manners, layout):
             torch.testing.assert_close(tensors, plain, rtol=0, atol=0)
             assert values == read
 
@@ -142,7 +141,7 @@ def mistaken(layout):
 
 
 def test_mistakes_are_told_on_all_ranks_before_traffic(pool4):
-    for told, total in pool4.run(mistaken, LAYOUTS[0], timeout=SECONDS):
+    for told, total in pool4.run(mistaken, LAYOUTS[0]):
         assert told[:2] == [NotTorchError.__name__] * 2
         assert total == (X + 1).sum().item()
 
@@ -158,4 +157,4 @@ def test_ranks_that_close_over_different_types_are_told(pool4):
     from fdtensor.testing.pool import WorkerError
 
     with pytest.raises(WorkerError, match=CommError.__name__):
-        pool4.run(unlike, LAYOUTS[0], timeout=SECONDS)
+        pool4.run(unlike, LAYOUTS[0])

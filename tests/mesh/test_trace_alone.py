@@ -5,7 +5,6 @@ import torch
 
 from fdtensor import Mesh, TraceError, call, connect, distribute, spmd
 
-SECONDS = 180
 X = torch.arange(32, dtype=torch.float64).view(8, 4)
 W = torch.arange(12, dtype=torch.float64).view(4, 3)
 
@@ -36,7 +35,7 @@ def looks(rank):
 def test_one_rank_traces_and_all_compute(pool4, rank):
     w = W.clone().requires_grad_()
     loss(X, w).backward()
-    told = pool4.run(looks, rank, timeout=SECONDS)
+    told = pool4.run(looks, rank)
     assert len({tuple(lines) for lines, *_ in told}) == 1
     for _, between, value, gradient in told:
         assert between == X.sum().item()
@@ -59,5 +58,5 @@ def differs(rank):
 
 
 def test_ranks_whose_programs_differ_are_told_at_the_first_call(pool4):
-    told = pool4.run(differs, 1, timeout=SECONDS)
+    told = pool4.run(differs, 1)
     assert all("agree" in text for text in told), told

@@ -115,7 +115,7 @@ def locally(types, cost):
 @pytest.mark.parametrize("types", [EVEN, UNEVEN], ids=["even", "uneven"])
 @pytest.mark.parametrize("cost", [NCCL, GLOO], ids=["nccl", "gloo"])
 def test_a_module_runs_by_itself_and_compiled(pool4, types, cost):
-    for wanted, plain, compiled in pool4.run(locally, types, cost, timeout=480):
+    for wanted, plain, compiled in pool4.run(locally, types, cost):
         for a, b, c in zip(wanted, plain, compiled, strict=True):
             assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)
             assert torch.allclose(a, c, rtol=1e-5, atol=1e-6)

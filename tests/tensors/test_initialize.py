@@ -182,7 +182,7 @@ def on_ranks():
 
 @pytest.mark.mesh
 def test_real_ranks_draw_the_same(pool4):
-    for found in pool4.run(on_ranks, timeout=480):
+    for found in pool4.run(on_ranks):
         assert [n for n in NAMES if not torch.equal(found[n], WANTED[n])] == []
 
 

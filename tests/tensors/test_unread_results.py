@@ -117,7 +117,7 @@ def test_ranks_outside_of_a_mesh_have_gradients_of_the_same_inputs(pool4, how):
 @pytest.mark.mesh
 @pytest.mark.parametrize("how", ["spmd", "call", "op by op"])
 def test_and_on_real_ranks(pool4, how):
-    pool4.run(on_rank, how, timeout=480)
+    pool4.run(on_rank, how)
 
 
 def test_a_backward_from_the_same_results_runs_what_the_forward_kept():

@@ -10,6 +10,7 @@ import torch
 from fdtensor.layouts.errors import CommError
 from fdtensor.runtime.comm import misfit
 from fdtensor.runtime.control.ledger import Ledger
+from fdtensor.runtime.control.patience import Patience
 from fdtensor.runtime.control.posts import Post, account, parting
 from fdtensor.runtime.digests import lines_of, windows
 from fdtensor.runtime.world import functional
@@ -94,7 +95,7 @@ def _differ(ledger: Ledger, wrong: bool) -> bool:
 def _pooled(ledger: Ledger, numbers: Sequence[int]) -> list[list[int]]:
     group = ledger.plane.control_group(ledger)
     own = torch.tensor(numbers, dtype=torch.int64, device="cpu")
-    ledger.patience = ledger.plane.patience()
+    ledger.patience = Patience(ledger.plane.store, ledger.plane.seconds)
     try:
         return _all_gather(own, len(ledger.ranks), group).view(len(ledger.ranks), -1).tolist()
     finally:

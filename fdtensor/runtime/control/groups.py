@@ -76,7 +76,7 @@ class Groups:
         """Sets how long ranks wait for each other, in the groups so far and in those to come."""
         if seconds != self.seconds:
             self.seconds = seconds
-            for group in self.known.values():
+            for group in list(self.known.values()):
                 if group.seconds is None and not group.is_cut:
                     set_timeout(group.handle, seconds)
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from threading import get_ident
 from typing import Any
 from weakref import ref
 
 import torch.distributed as dist
 
 from fdtensor.layouts.errors import CommError
-from fdtensor.layouts.planning import is_planning
 from fdtensor.layouts.torch_private import (
     default_store,
     local_store,
@@ -23,7 +21,6 @@ from fdtensor.runtime.control.behind import put_behind
 from fdtensor.runtime.control.flight import FOLDER, write
 from fdtensor.runtime.control.groups import Groups
 from fdtensor.runtime.control.ledger import Ledger
-from fdtensor.runtime.control.patience import Patience
 from fdtensor.runtime.control.sockets import limit_silence
 from fdtensor.runtime.control.watcher import watch
 from fdtensor.runtime.process_groups import SECONDS, group_name
@@ -47,7 +44,6 @@ class Plane:
     def __init__(self, world: Any, lane: str = "") -> None:
         self.world = ref(world)
         self.lane = lane
-        self.thread = get_ident()
         self.rank = dist.get_rank()
         self.pid = os.getpid()
         self.tag = 0
@@ -94,11 +90,6 @@ class Plane:
         for ledger in list(self.ledgers.values()):
             put_behind(ledger, failed)
 
-    def is_planning(self) -> bool:
-        """Whether this library plans on this rank, for which others may wait."""
-        threads = {self.thread, *(ledger.thread for ledger in list(self.ledgers.values()))}
-        return any(map(is_planning, threads))
-
     def spread(self, ranks: tuple[int, ...], error: BaseException) -> None:
         """Tells ranks of an error that came up in calls with others, for which they may wait."""
         with suppress(RuntimeError, OSError):  # without its store nobody hears of it
@@ -134,10 +125,6 @@ class Plane:
             if ledger.board.rings():  # gloo would wait long for a rank that has left the group
                 raise RuntimeError("timed out: a rank has left the group")
         return name
-
-    def patience(self) -> Patience:
-        """How long this rank waits for others from now on."""
-        return Patience(self.store, self.seconds)
 
     def _is_stopped(self) -> bool:
         """Whether a call is open that has to end, for an error of another rank."""

@@ -19,6 +19,7 @@ from weakref import WeakKeyDictionary, ref
 
 import attrs
 
+from fdtensor.layouts.planning import is_planning
 from fdtensor.runtime.control.kept import KEPT
 from fdtensor.runtime.control.ledger import Ledger
 from fdtensor.runtime.control.patience import tell_of_planning
@@ -100,7 +101,7 @@ def _woken_by_signals() -> tuple[int, int] | None:
 
 def _watch(of: ref[Plane], wake: tuple[int, int] | None, ending: threading.Event) -> None:
     known: WeakKeyDictionary[Ledger, _Seen] = WeakKeyDictionary()
-    interrupted = told = 0.0
+    interrupted = 0.0
     while not ending.is_set():
         if wake is None:
             ending.wait(TICK)
@@ -112,21 +113,13 @@ def _watch(of: ref[Plane], wake: tuple[int, int] | None, ending: threading.Event
         if ending.is_set() or plane is None or plane.unfit() is not None:
             break
         for ledger in list(plane.ledgers.values()):
-            with suppress(RuntimeError, OSError):  # without its store, waits end by themselves
+            with suppress(RuntimeError, OSError):  # without its store, other waits end themselves
                 _look(ledger, known.setdefault(ledger, _Seen()))
         interrupted = _interrupt(plane, interrupted)
-        told = _tell_of_planning(plane, told)
+        if is_planning():
+            with suppress(RuntimeError, OSError):
+                tell_of_planning(plane.store)
         del plane
-
-
-def _tell_of_planning(plane: Plane, last: float) -> float:
-    """Tells the others that this rank plans, if it does, now and then; when it did last."""
-    now = time.monotonic()
-    if now < last + 4 * TICK or not plane.is_planning():
-        return last
-    with suppress(RuntimeError, OSError):
-        tell_of_planning(plane.store)
-    return now
 
 
 def _interrupt(plane: Plane, since: float) -> float:
