@@ -126,19 +126,10 @@ def _group(item: pytest.Item) -> str:
 @pytest.fixture(scope="session")
 def pool4(gloo_ranks) -> GlooPool:  # noqa: F811
     """Four gloo ranks, started by the first test that runs something on them."""
-    return _patient(gloo_ranks(4))
+    return gloo_ranks(4)
 
 
 @pytest.fixture(scope="session")
 def pool8(gloo_ranks) -> GlooPool:  # noqa: F811
     """Eight gloo ranks, started by the first test that runs something on them."""
-    return _patient(gloo_ranks(8))
-
-
-def _patient(pool: GlooPool) -> GlooPool:
-    """The pool, which waits three minutes for an answer, as slow machines take.
-
-    Its ranks wait one minute for each other, so that their own error comes first.
-    """
-    pool.timeout = 180.0
-    return pool
+    return gloo_ranks(8)

@@ -29,4 +29,4 @@ def test_a_pool_has_limits_and_no_labels(capfd):
         with pytest.raises(WorkerError) as raised:
             pool.run(time.sleep, 60)
         assert raised.value.sentence == "rank 0 did not answer in 0.5 s"
-    assert (GlooPool(2).timeout, GlooPool(2).grace) == (60.0, 5.0)
+    assert (GlooPool(2).timeout, GlooPool(2).grace) == (180.0, 5.0)
