@@ -73,7 +73,6 @@ from typing import TYPE_CHECKING
 _collecting = gc.isenabled()
 gc.disable()  # collections on the way would walk all that torch has
 try:
-    from fdtensor.inspect.explanation import explain
     from fdtensor.layouts.layout import Layout
     from fdtensor.layouts.mesh import Mesh
     from fdtensor.layouts.placement import Partial, Ragged, Replicate, Shard, StridedShard
@@ -99,9 +98,13 @@ try:
     from fdtensor.tensors.dtensor import DTensor
     from fdtensor.tensors.grad_norms import gradients
     from fdtensor.tensors.initialize import initialize
-    from fdtensor.tensors.shard_map.mapped import shard_map
     from fdtensor.tensors.spmd import spmd
+
+    import_module("fdtensor.inspect")  # it has what plans, programs and tensors show of themselves
 finally:
+    if not gc.get_freeze_count():
+        gc.freeze()  # what was imported joins the oldest objects without a walk through it
+        gc.unfreeze()
     if _collecting:
         gc.enable()
 
@@ -123,6 +126,7 @@ if TYPE_CHECKING:
     from fdtensor.cost import *
     from fdtensor.errors import *
     from fdtensor.func import *
+    from fdtensor.inspect.explanation import explain
     from fdtensor.inspect.pictures import show
     from fdtensor.io import *
     from fdtensor.parallel import *
@@ -133,6 +137,7 @@ if TYPE_CHECKING:
     from fdtensor.tensors.fail_together import *
     from fdtensor.tensors.grad_norms import *
     from fdtensor.tensors.scaling import *
+    from fdtensor.tensors.shard_map.mapped import shard_map
     from fdtensor.testing import discovery
     from fdtensor.testing.discovery import *
     from fdtensor.testing.row_checks import verify as verify
@@ -210,10 +215,12 @@ _NAMESPACES = (
 
 _FIRST_SIGHT = {
     "FuncolComm": "runtime.funcol",
+    "explain": "inspect.explanation",
     "local_cluster": "cluster",
+    "shard_map": "tensors.shard_map.mapped",
     "show": "inspect.pictures",
 }
-"""The names of `__all__` that import torch.distributed, or what takes long."""
+"""The names of `__all__` that import torch.distributed, or much that few scripts need."""
 
 _ALSO = (
     "cluster",

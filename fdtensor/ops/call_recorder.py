@@ -36,7 +36,7 @@ from fdtensor.ops.same_dtypes import refuse_mixed
 from fdtensor.ops.saved_values import CONSTRAIN, phase
 from fdtensor.ops.sizes import Sizes
 from fdtensor.ops.transparent import needs_values
-from fdtensor.ops.value_checks import CHECKED
+from fdtensor.ops.value_checks import bounds_of
 from fdtensor.ops.write_errors import write_error
 
 __all__ = ["CallRecorder"]
@@ -167,8 +167,9 @@ class CallRecorder(TorchDispatchMode):
                 return out
         if func in REQUIREMENTS:
             return self.checks and self.checks.required(func, args)
-        if self.checks is not None and func in CHECKED:
-            args, kwargs = self.checks.within(func, args, kwargs)
+        bounds = None if self.checks is None else bounds_of(func)
+        if self.checks is not None and bounds is not None:
+            args, kwargs = self.checks.within(func, bounds, args, kwargs)
         return self.recorded(func, args, kwargs)
 
     def recorded(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -20,8 +20,8 @@ from fdtensor.ops.select import SELECT, zeros_beside
 from fdtensor.ops.value_checks import (
     BOUNDED,
     CHECK,
-    CHECKED,
     REQUIRE,
+    Bounds,
     fault_text,
     range_text,
 )
@@ -58,9 +58,10 @@ class Checks:
         """The recorder that these are of."""
         return self._recorder()
 
-    def within(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    def within(
+        self, op: Any, bounds: Bounds, args: Sequence[Any], kwargs: dict[str, Any]
+    ) -> tuple[Any, Any]:
         """The arguments of a call, its checked operand or operands with entries in range."""
-        bounds = CHECKED[op]
         names = [a.name for a in schema_of(op).arguments]
         named = {a.name: a.default_value for a in schema_of(op).arguments}
         named |= {**dict(zip(names[: len(args)], args, strict=True)), **kwargs}
@@ -72,15 +73,16 @@ class Checks:
         if isinstance(operand, (list, tuple)):
             known = named.get("counting", ())
             safe: Any = [
-                t if t is None or k in known else self._safe(op, named, t, k)
+                t if t is None or k in known else self._safe(op, bounds, named, t, k)
                 for k, t in enumerate(operand)
             ]
         else:
-            safe = self._safe(op, named, operand, 0)
+            safe = self._safe(op, bounds, named, operand, 0)
         return (*args[:place], safe, *args[place + 1 :]), kwargs
 
-    def _safe(self, op: Any, named: dict[str, Any], t: torch.Tensor, k: int) -> torch.Tensor:
-        bounds = CHECKED[op]
+    def _safe(
+        self, op: Any, bounds: Bounds, named: dict[str, Any], t: torch.Tensor, k: int
+    ) -> torch.Tensor:
         whole = t.dtype in _INTEGERS
         if not t.numel() or whole != (bounds.kind == "index"):  # a mask is no index
             return t

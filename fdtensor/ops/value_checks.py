@@ -27,10 +27,10 @@ from fdtensor.ops.own_ops import own_op
 __all__ = [
     "BOUNDED",
     "CHECK",
-    "CHECKED",
     "REQUIRE",
     "SHARED",
     "Bounds",
+    "bounds_of",
     "fault_text",
     "range_text",
     "require",
@@ -225,7 +225,7 @@ def _overloads(names: str) -> list[Any]:
     return ops
 
 
-CHECKED: dict[Any, Bounds] = {
+_CHECKED: dict[Any, Bounds] = {
     op: bounds
     for names, bounds in (
         ("index.Tensor index_put", Bounds("indices", _each_dim)),
@@ -255,6 +255,17 @@ CHECKED: dict[Any, Bounds] = {
     )
     for op in _overloads(names)
 }
-CHECKED |= {op: Bounds("index", _in_batch) for op in (TAKEN, ADDED, COPIED)}
-CHECKED |= {op: Bounds("indices", _each_dim) for op in (LOOKED_UP, PUT)}
-"""Ops whose kernels check the values of an operand."""
+_CHECKED |= {op: Bounds("index", _in_batch) for op in (TAKEN, ADDED, COPIED)}
+_CHECKED |= {op: Bounds("indices", _each_dim) for op in (LOOKED_UP, PUT)}
+_CHECKED |= {  # ops that torch registers when they are first used
+    f"torch_nn._linear_cross_entropy_batch_chunked{end}.default": Bounds(
+        "target", _rows("linear_weight"), _ignored
+    )
+    for end in ("", "_no_reduction")
+}
+"""Ops whose kernels check the values of an operand, by op or by name."""
+
+
+def bounds_of(op: Any) -> Bounds | None:
+    """The range that the kernel of an op checks; None where it looks at no values."""
+    return _CHECKED.get(op) or _CHECKED.get(str(op))

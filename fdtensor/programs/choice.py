@@ -16,7 +16,7 @@ import torch
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import Cut, Placement
 from fdtensor.layouts.remembered import remembered
-from fdtensor.ops.decompositions import DECOMPOSITIONS, decomposition_of
+from fdtensor.ops.decompositions import decomposition_of, own_decomposition
 from fdtensor.ops.graph import Call, Full, Graph, Var, is_view
 from fdtensor.ops.loop_ops import LOOP_IN
 from fdtensor.ops.notation.core import R, rule_of
@@ -263,5 +263,5 @@ def inner_values(graph: Graph) -> set[int]:
 
 def has_rule(call: Call) -> bool:
     """Whether an op has rows of its own, or a decomposition of ours, or is pinned."""
-    known = rule_of(call.op) is not None or call.op in DECOMPOSITIONS
+    known = rule_of(call.op) is not None or own_decomposition(call.op) is not None
     return known or pinned(call) is not None

@@ -42,6 +42,11 @@ def put_rows(x, i, v):
     return x
 
 
+def in_chunks(x, matrix, target):
+    options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=2, allow_retain_graph=True)
+    return F.linear_cross_entropy(x, matrix, target, options=options)
+
+
 def put_masked(x, mask, v):
     x = x.clone()
     x[mask] = v
@@ -98,6 +103,9 @@ BAD = {
 }
 """Calls that torch refuses for the values of an operand."""
 
+if hasattr(F, "linear_cross_entropy"):  # it came with torch 2.13
+    BAD["linear_cross_entropy"] = (in_chunks, x(4, 3), x(5, 3), ints(0, 5, 1, 2))
+
 KINDS = (IndexError, RuntimeError, ValueError)
 
 
@@ -146,6 +154,8 @@ GOOD = {
     "binary_cross_entropy": (F.binary_cross_entropy, x(4) / 3, x(4) / 4),
     "inverse": (torch.linalg.inv, torch.eye(2).expand(3, 2, 2).clone()),
 }
+if hasattr(F, "linear_cross_entropy"):
+    GOOD["linear_cross_entropy"] = (in_chunks, x(4, 3) / 12, x(5, 3), ints(0, -100, 1, 4))
 
 
 @pytest.mark.parametrize("name", GOOD)

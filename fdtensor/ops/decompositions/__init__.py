@@ -8,9 +8,16 @@ from fdtensor.ops.decompositions.core import (
     Decomposition,
     decomposition,
     decomposition_of,
+    own_decomposition,
 )
 
-__all__ = ["DECOMPOSITIONS", "Decomposition", "decomposition", "decomposition_of"]
+__all__ = [
+    "DECOMPOSITIONS",
+    "Decomposition",
+    "decomposition",
+    "decomposition_of",
+    "own_decomposition",
+]
 
 for _family in sorted(module.name for module in pkgutil.iter_modules(__path__)):
     importlib.import_module(f"{__name__}.{_family}")

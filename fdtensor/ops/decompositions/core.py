@@ -24,6 +24,7 @@ __all__ = [
     "Decomposition",
     "decomposition",
     "decomposition_of",
+    "own_decomposition",
     "smooth",
     "summed",
     "wide",
@@ -39,11 +40,11 @@ class Decomposition:
     """Whether `f` takes the number of blocks that a dim is cut into, before the arguments."""
 
 
-DECOMPOSITIONS: dict[OpOverload, Decomposition] = {}
-"""By op."""
+DECOMPOSITIONS: dict[OpOverload | str, Decomposition] = {}
+"""By op, or by the name of one that torch registers when it is first used."""
 
 
-def decomposition(*ops: OpOverload, blocked: bool = False) -> Callable[[Callable], Callable]:
+def decomposition(*ops: OpOverload | str, blocked: bool = False) -> Callable[[Callable], Callable]:
     """Registers the decorated function as the decomposition of the ops."""
 
     def register(f: Callable) -> Callable:
@@ -53,12 +54,17 @@ def decomposition(*ops: OpOverload, blocked: bool = False) -> Callable[[Callable
     return register
 
 
+def own_decomposition(op: Any) -> Decomposition | None:
+    """The decomposition of `op` that is ours; None where there is none."""
+    return DECOMPOSITIONS.get(op) or DECOMPOSITIONS.get(str(op))
+
+
 def decomposition_of(op: Any) -> Decomposition | None:
     """The decomposition of `op`: ours, else that of torch; None where there is none.
 
     It returns a tuple where the op has several results.
     """
-    known = DECOMPOSITIONS.get(op)
+    known = own_decomposition(op)
     if known is None and op in decomposition_table():
         return Decomposition(decomposition_table()[op])
     return known

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import torch
 import torch.nn.functional as F
 
@@ -84,7 +82,8 @@ def _linear_loss(x, matrix, target, bias, weight, ignore_index, reduction="none"
     )
 
 
-def _with_gradients(
+@decomposition("torch_nn._linear_cross_entropy_batch_chunked.default")
+def linear_cross_entropy(
     x, matrix, target, bias, weight, reduction, ignore_index, smoothing, size, policy, dtype, again,
     *wanted,
 ):  # fmt: skip
@@ -102,15 +101,7 @@ def _with_gradients(
     return out, *grads
 
 
-def _of_samples(x, matrix, target, bias, weight, ignore_index, *_):
+@decomposition("torch_nn._linear_cross_entropy_batch_chunked_no_reduction.default")
+def linear_cross_entropy_of_samples(x, matrix, target, bias, weight, ignore_index, *_):
     """`out[n] = -log_softmax(x[n] @ matrix.T + bias)[t[n]]`"""
     return _linear_loss(x, matrix, target, bias, weight, ignore_index)
-
-
-with contextlib.suppress(ImportError):  # it came with torch 2.13
-    import torch.nn.modules.linear_cross_entropy
-
-    decomposition(torch.ops.torch_nn._linear_cross_entropy_batch_chunked.default)(_with_gradients)
-    decomposition(torch.ops.torch_nn._linear_cross_entropy_batch_chunked_no_reduction.default)(
-        _of_samples
-    )
