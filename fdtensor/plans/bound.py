@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+import numpy as np
+
 from fdtensor.layouts.blocks import length, whole
 from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.collectives import scalable
-from fdtensor.plans.counts import axes_of, constant, most, summed, table, to_receive
+from fdtensor.plans.counts import Count, axes_of, most, shared, summed, table, to_receive
 from fdtensor.plans.meetings import few_enough, received_and_sent
 from fdtensor.plans.movement import movement
 from fdtensor.plans.normal_type import NormalType, normalized, overlaps
@@ -88,20 +90,34 @@ def _reduced(a: NormalType, b: NormalType) -> list[int]:
 def _terms_at_wanter(a: NormalType, b: NormalType) -> int:
     """The elements for which some rank both holds a term and wants the result."""
     both = sorted(a.cut_axes & b.cut_axes)
-    total = constant(a.mesh, 1)
+    return summed(_spread(a, both), _common(a, b, both))
+
+
+def _common(a: NormalType, b: NormalType, axes: Sequence[int]) -> Count:
+    """How many elements ranks along `axes` have in both types, by the blocks of all others."""
+    total = np.ones((1,) * a.mesh.ndim, np.int64)
     for d in range(len(a.shape)):
+        total = total * _common_indices(a, b, d, axes)
+    return total
 
-        def common(c: list[int], d: int = d) -> int:
-            fixed = {axis: c[axis] for axis in both}
-            return sum(
-                length(part)
-                for _, held in overlaps(a.cuts[d], whole(a.shape[d]), whole(a.shape[d]), fixed)
-                for _, part in overlaps(b.cuts[d], whole(b.shape[d]), held, fixed)
-            )
 
-        axes = [axis for axis in axes_of((a, d), (b, d)) if axis in both]
-        total = total * table(a, axes, common)
-    return summed(_spread(a, both), total)
+def _common_indices(a: NormalType, b: NormalType, d: int, axes: Sequence[int]) -> Count:
+    """The same of the indices of dim `d`."""
+    cutting = axes_of((a, d), (b, d))
+    each = shared(a, b, d)
+    if each is not None:
+        rest = np.sum(each, axis=tuple({*cutting}.difference(axes)), keepdims=True)
+        return rest.astype(np.int64 if prod(a.shape) * a.mesh.size < 1 << 62 else np.object_)
+
+    def common(c: list[int]) -> int:
+        fixed = {axis: c[axis] for axis in axes}
+        return sum(
+            length(part)
+            for _, held in overlaps(a.cuts[d], whole(a.shape[d]), whole(a.shape[d]), fixed)
+            for _, part in overlaps(b.cuts[d], whole(b.shape[d]), held, fixed)
+        )
+
+    return table(a, [axis for axis in cutting if axis in axes], common)
 
 
 def _spread(here: NormalType, axes: Sequence[int]) -> tuple[int, ...]:
@@ -112,17 +128,7 @@ def _already_held(a: NormalType, b: NormalType, adding: Sequence[int]) -> int:
     """The wanted elements that some rank of the wanting ones holds, over all wanters."""
     kept = [i for i in b.partial if _kept(a, b, i)]
     fixed_axes = [i for i in range(a.mesh.ndim) if i not in adding and i not in kept]
-    total = constant(a.mesh, 1)
-    for d in range(len(a.shape)):
-
-        def common(c: list[int], d: int = d) -> int:
-            fixed = {axis: c[axis] for axis in fixed_axes}
-            held = overlaps(a.cuts[d], whole(a.shape[d]), b.indices(d, tuple(c)), fixed)
-            return sum(length(part) for _, part in held)
-
-        axes = [axis for axis in axes_of((a, d), (b, d)) if axis in fixed_axes]
-        total = total * table(a, axes, common)
-    return summed(_spread(a, [*fixed_axes, *kept]), total)
+    return summed(_spread(a, [*fixed_axes, *kept]), _common(a, b, fixed_axes))
 
 
 def _cross_bound(src: TensorType, dst: TensorType, a: NormalType, b: NormalType) -> int:

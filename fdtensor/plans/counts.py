@@ -31,6 +31,7 @@ __all__ = [
     "summed",
     "table",
     "per_rank",
+    "shared",
     "to_receive",
     "to_send",
 ]
@@ -106,12 +107,8 @@ def _common_numel(a: NormalType, b: NormalType, kind: Any = np.object_) -> Count
             total = total * _lengths(b, d).astype(kind)
         elif after == before[: len(after)]:
             total = total * _lengths(a, d).astype(kind)
-        elif _plain(a, d) and _plain(b, d):
-            (start, size), (other, its) = _blocks(a, d), _blocks(b, d)
-            shared = np.minimum(start + size, other + its) - np.maximum(start, other)
-            total = total * np.maximum(shared, 0).astype(kind)
-        elif _units(a, b, d):
-            total = total * _shared(a, b, d).astype(kind)
+        elif (both := shared(a, b, d)) is not None:
+            total = total * both.astype(kind)
         else:
 
             def common(c: list[int], d: int = d) -> int:
@@ -119,6 +116,18 @@ def _common_numel(a: NormalType, b: NormalType, kind: Any = np.object_) -> Count
 
             total = total * table(a, axes_of((a, d), (b, d)), common).astype(kind)
     return total
+
+
+def shared(a: NormalType, b: NormalType, d: int) -> NDArray[np.int64] | None:
+    """How many indices of dim `d` a block of one type and a block of the other have in common.
+
+    By the indices along the axes that cut the dim; None where that has no closed form.
+    """
+    if _plain(a, d) and _plain(b, d):
+        (start, size), (other, its) = _blocks(a, d), _blocks(b, d)
+        common = np.minimum(start + size, other + its) - np.maximum(start, other)
+        return np.maximum(common, 0)
+    return _shared(a, b, d) if _units(a, b, d) else None
 
 
 def _plain(type: NormalType, d: int) -> bool:

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from math import prod
+from collections.abc import Iterator, Sequence
+from math import lcm, prod
 
 import attrs
 import torch
@@ -173,19 +173,22 @@ def essential(
 
 
 @remembered(65536)
-def least_shape(sizes: Shape, mesh: Mesh, ends: tuple[Placement, ...]) -> Shape | None:
+def least_shape(sizes: Shape, mesh: Mesh, src: Placements, dst: Placements) -> Shape | None:
     """The smallest shape of a tensor that moves alike; None where more than bytes may tell.
 
     Blocks are even then, and what else may tell is whether a dim between those that are cut has
     more than one index: blocks are in one piece or not.
     """
+    ends = (*src, *dst)
     cuts = [x for x in ends if isinstance(x, Cut)]
     pending = any(isinstance(x, Partial) for x in ends)
     if not sizes or 0 in sizes or not (cuts or pending):
         return None
-    blocks = {x.dim: mesh.size for x in cuts}
+    blocks = {x.dim: _blocks(x.dim, mesh, src, dst) for x in cuts}
     if pending and (mesh.ndim > 1 or not cuts):  # what is reduced is cut by any dim that is even
-        blocks |= {d: mesh.size for d, n in enumerate(sizes) if n >= min(mesh.sizes)}
+        reached = [d for d, n in enumerate(sizes) if n >= min(mesh.sizes)]
+        each = {d: _blocks(d, mesh, src, dst) for d in reached}
+        blocks |= {d: n for d, n in each.items() if n > 1}
     for x in cuts:
         if isinstance(x, StridedShard) and mesh.ndim == 1:
             blocks[x.dim] *= x.split_factor
@@ -194,3 +197,18 @@ def least_shape(sizes: Shape, mesh: Mesh, ends: tuple[Placement, ...]) -> Shape 
     if not blocks or any(sizes[d] % n for d, n in blocks.items()):
         return None
     return tuple([blocks.get(d, min(n, 2)) for d, n in enumerate(sizes)])
+
+
+def _blocks(dim: int, mesh: Mesh, *ends: Placements) -> int:
+    """The least number of indices of a dim that all blocks of it on a way divide evenly.
+
+    Axes that cut no dim of an end may cut any: replicas send a part each, as owners reduce one.
+    """
+    return lcm(*[prod(_at(dim, mesh.sizes, end)) for end in ends])
+
+
+def _at(dim: int, sizes: Sequence[int], end: Placements) -> Iterator[int]:
+    """The sizes of the axes that cut a dim, or none."""
+    for n, placement in zip(sizes, end, strict=True):
+        if not isinstance(placement, Cut) or placement.dim == dim:
+            yield n

@@ -159,7 +159,7 @@ def _priced(
     src, dst = (_renamed(x, names) for x in ends)
     sizes, src, dst = essential(shape, part, src, dst)
     move = _Move(src, dst, full.dtype, part, cost, wide)
-    least = least_shape(sizes, part, (*src, *dst))
+    least = least_shape(sizes, part, src, dst)
     if least is None:
         return _seconds(sizes, move)
     by_size = _by_size(least, move)

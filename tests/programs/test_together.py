@@ -1,6 +1,7 @@
 """The choice on all axes at once: near the best there is, however the mesh is written."""
 
 import itertools
+import math
 
 import attrs
 import pytest
@@ -161,6 +162,32 @@ def test_even_moves_take_what_their_plans_take_whatever_their_size(move, cost):
             due = sum(seconds(step, overlapped(cost)) for step in p.steps)
             got = move_seconds(full, mesh, src, dst, cost, None)
             assert got == pytest.approx(due, rel=1e-9, abs=2e-9)
+
+
+@st.composite
+def moves_of_all_axes(draw):
+    """A move along all axes; each dim is divided by some of them, and two may cut the same."""
+    counts = draw(st.lists(st.sampled_from([2, 3, 4]), min_size=1, max_size=3))
+    mesh = Mesh(**{f"a{i}": n for i, n in enumerate(counts)})
+    some = st.lists(st.sampled_from([1, 2, 3, 5, 16, *counts]), max_size=4).map(math.prod)
+    shape = tuple(draw(st.lists(some, min_size=1, max_size=4)))
+    cuts: list[Placement] = [Shard(d) for d in range(len(shape))]
+    kinds = st.sampled_from([Replicate(), Partial("sum"), *cuts])
+    pairs = st.tuples(kinds, kinds).filter(lambda pair: pair[0] != pair[1])
+    src, dst = zip(*[draw(pairs) for _ in counts], strict=True)
+    return Full(shape, draw(st.sampled_from([torch.float32, torch.int8]))), mesh, src, dst
+
+
+@given(move=moves_of_all_axes(), cost=st.sampled_from([NCCL, GLOO, H100]))
+def test_a_move_of_even_blocks_takes_what_its_plan_takes(move, cost):
+    full, mesh, src, dst = move
+    sizes, before, after = by_size.essential(full.shape, mesh, src, dst)
+    if by_size.least_shape(sizes, mesh, before, after) is not None:
+        ends = [TensorType(full.shape, full.dtype, Layout(mesh, side)) for side in (src, dst)]
+        p = plan(*ends, cost=cost)
+        due = sum(seconds(step, overlapped(cost)) for step in p.steps)
+        got = move_seconds(full, mesh, src, dst, cost, None)
+        assert got == pytest.approx(due, rel=1e-8, abs=2e-9)
 
 
 @given(move=even_moves(), cost=st.sampled_from([NCCL, GLOO, H100]), data=st.data())
