@@ -147,6 +147,8 @@ GOOD = {
     "x[mask] = v": (put_masked, x(4), ints(1, 0, 1, 1) > 0, x(3)),
     "gather": (lambda x, i: x.gather(0, i), x(5, 3), ints([0, 4, 1])),
     "take": (torch.take, x(5, 3), ints(-15, 14)),
+    "index_fill": (lambda x, i: x.index_fill(0, i, 9.0), x(6, 3), ints(-1, 2, -6)),
+    "index_fill_": (lambda x, i: x.clone().index_fill_(1, i, 9.0), x(3, 5), ints(0, -2)),
     "embedding": (lambda x, i: F.embedding(i, x), x(5, 3), ints([0, 4], [1, 2])),
     "nll_loss, ignored": (F.nll_loss, x(4, 5), ints(0, -100, 4, 2)),
     "one_hot": (lambda x, i: F.one_hot(i, 5) + x, x(1), ints(0, 4)),

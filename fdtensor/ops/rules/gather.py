@@ -64,6 +64,10 @@ def gather(x, dim, index, *, sparse_grad=False):
         yield (R if d == dim else matched(d, x, index.shape[d]), S(d)), S(d)
 
 
+WRAPPING = (aten.index_fill.int_Tensor, aten.index_fill.int_Scalar)
+"""Writes whose indices below 0 count from the end."""
+
+
 def writing(op):
     """The local computation of a write: a rank writes to its block, the rest to a scratch index."""
 
@@ -77,6 +81,8 @@ def writing(op):
                     args = (subset(args[0], d, at.ins[2].box[d], to.box[d]), *args[1:])
         if x.ndim == 0 or length(to.box[dim]) == to.full[dim]:
             return op(x, dim, index, *args, **kwargs)
+        if op in WRAPPING:
+            index = index.remainder(to.full[dim])
         return without_scratch(
             op(with_scratch(x, dim), dim, local_index(index, to.box[dim]), *args, **kwargs), dim
         )
