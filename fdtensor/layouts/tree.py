@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import is_dataclass
 from typing import Any
 
 import optree
 import optree.dataclasses
 
+from fdtensor.layouts.torch_private import torch_pytree
+
 __all__ = [
     "argument",
     "broadcast_prefix",
     "flatten",
-    "flatten_with_dataclasses",
+    "flatten_admitting",
     "key_orders",
     "mismatches",
     "paths",
@@ -34,17 +35,54 @@ def flatten(
     return leaves, spec
 
 
-def flatten_with_dataclasses(
+def flatten_admitting(
     tree: Any, is_leaf: Callable[[Any], bool] | None = None
 ) -> tuple[list[Any], optree.PyTreeSpec]:
-    """The leaves of a pytree and its structure, where dataclasses are nodes from now on."""
+    """The leaves of a pytree and its structure.
+
+    Dataclasses in it and what torch has for nodes, as results of Hugging Face, are nodes from now
+    on.
+    """
     while True:
         leaves, spec = flatten(tree, is_leaf)
-        kinds = {type(leaf) for leaf in leaves if is_dataclass(leaf) and not isinstance(leaf, type)}
-        if not kinds:
+        kinds: set[Any] = {type(x) for x in leaves if is_leaf is None or not is_leaf(x)}
+        if not [kind for kind in kinds if _admitted(kind)]:
             return leaves, spec
-        for kind in kinds:
-            optree.dataclasses.register_node(kind, namespace=NAMESPACE)
+
+
+def _admitted(kind: Any) -> bool:
+    """Whether a kind of leaf is a node from now on."""
+    node: Any = torch_pytree.SUPPORTED_NODES.get(kind)
+    if node is not None:
+
+        def apart(value: Any) -> tuple[Any, _Context]:
+            children, context = node.flatten_fn(value)
+            return children, _Context(context)
+
+        def whole(context: Any, children: Any) -> Any:
+            return node.unflatten_fn([*children], context.value)
+
+        optree.register_pytree_node(  # pyright: ignore[reportUnknownMemberType]  # optree's own
+            kind, apart, whole, namespace=NAMESPACE
+        )
+    elif hasattr(kind, "__dataclass_fields__"):
+        optree.dataclasses.register_node(kind, namespace=NAMESPACE)
+    else:
+        return False
+    return True
+
+
+class _Context:
+    """What torch keeps of a node beside its children, which may have no hash."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Context) and bool(self.value == other.value)
 
 
 def key_orders(tree: Any) -> tuple[tuple[Any, ...], ...]:

@@ -41,7 +41,7 @@ from fdtensor.ops.parts import refuse_old
 from fdtensor.ops.torch_refusal import tensors_in_arguments
 from fdtensor.ops.writes import checked_write
 
-__all__ = ["ALONE", "needs_values", "recorded_as", "recording", "transparent"]
+__all__ = ["ALONE", "has_values", "needs_values", "recorded_as", "recording", "transparent"]
 
 ALONE = threading.RLock()
 """Held while a function is recorded: what is set for that is set for all threads."""
@@ -193,7 +193,7 @@ def _deep_copy(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
 _READS = {torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__, torch.Tensor.data_ptr}
 
 
-def _has_values(tensor: torch.Tensor) -> bool:
+def has_values(tensor: torch.Tensor) -> bool:
     """Whether a tensor has values: it is neither a fake nor a wrapper of one."""
     wrapped = is_functional_tensor(tensor) or is_functorch_wrapped_tensor(tensor)
     return not wrapped and not isinstance(tensor, FakeTensor)
@@ -204,7 +204,7 @@ def _refuse_copied(func: Any, args: Any) -> None:
     if func not in _COPIES or not args or not isinstance(args[0], (list, tuple)):
         return
     tensors = [t for t in optree.tree_leaves(args[0]) if isinstance(t, torch.Tensor)]
-    if not all(map(_has_values, tensors)):
+    if not all(map(has_values, tensors)):
         raise DataDependentError(
             f"torch.{func.__name__} of a list reads the values of its tensors, which a traced "
             "function does not know.",
@@ -232,7 +232,7 @@ class _Plain(TorchFunctionMode):
     """Replaces functions that read values by others, and raises where values are asked for."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _READS and args and not _has_values(args[0]):
+        if func in _READS and args and not has_values(args[0]):
             raise needs_values(func, args)
         name = qualified_name_or(func)
         _refuse_fused(func)

@@ -43,8 +43,7 @@ int64 where all are below `SMALL`, which bytes, rounds and ranks may multiply.""
 
 SMALL = 1 << 32
 
-Places = NDArray[np.intp] | slice
-"""Where ranks are in the order of a mesh."""
+Places = NDArray[np.intp] | slice  # where ranks are in the order of a mesh
 
 
 def most(count: Count) -> int:
@@ -125,8 +124,7 @@ def shared(a: NormalType, b: NormalType, d: int) -> NDArray[np.int64] | None:
     """
     if _plain(a, d) and _plain(b, d):
         (start, size), (other, its) = _blocks(a, d), _blocks(b, d)
-        common = np.minimum(start + size, other + its) - np.maximum(start, other)
-        return np.maximum(common, 0)
+        return np.maximum(np.minimum(start + size, other + its) - np.maximum(start, other), 0)
     return _shared(a, b, d) if _units(a, b, d) else None
 
 

@@ -17,15 +17,17 @@ from fdtensor.layouts.callsite import user_line, user_line_of, warn_user
 from fdtensor.layouts.errors import FallbackWarning, FdtensorError, IndexRangeError, TraceError
 from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.layouts.tree import argument, flatten, paths, unflatten
+from fdtensor.layouts.tree import argument, flatten_admitting, paths, unflatten
 from fdtensor.layouts.words import first_sentence, shown
 from fdtensor.ops.graph import Call, Full, Graph
+from fdtensor.ops.left_behind import LeftBehind, left_behind
 from fdtensor.ops.recorder import record
 from fdtensor.ops.rewrite import rewritten
 from fdtensor.ops.sizes import Sizes
 from fdtensor.ops.sources import Sources
 from fdtensor.ops.write_errors import AS_BUFFERS
 from fdtensor.programs.failure_hints import INSIDE, hint_for, instead
+from fdtensor.programs.hidden import refuse_hidden
 
 __all__ = ["TENSOR", "Recorded", "filled", "name_of", "recorded", "refuse_no_function"]
 
@@ -105,8 +107,9 @@ def recorded(
 
     def flat(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         args, kwargs = unflatten(spec, filled(leaves, types, tensors))
-        out, tree = flatten(f(*args, **kwargs))
+        out, tree = flatten_admitting(f(*args, **kwargs))
         out = [_full(o) for o in out]
+        refuse_hidden(name_of(f), out)
         results = [o for o in out if isinstance(o, torch.Tensor)]
         taken = {id(t) for t in tensors}
         new = [o.requires_grad and o.is_leaf and id(o) not in taken for o in results]
@@ -126,8 +129,9 @@ def recorded(
         sizes=sizes,
         lost=functools.partial(_tell_lost, f, spec, types),
     )
-    with _told(f, spec, types):
+    with _told(f, spec, types), left_behind() as left:
         graph = record_these(flat, fulls)
+    _tell_left(f, left)
     return Recorded(graph if sizes is not None else rewritten(graph), *result)
 
 
@@ -232,6 +236,24 @@ def _tell_lost(
         AS_BUFFERS if getattr(call.mark, "module", "") else "Return it too, or write to a clone()."
     )
     warn_user(f"{sentence} ({line}). {cure}", FallbackWarning)
+
+
+def _tell_left(f: Callable[..., Any], left: LeftBehind) -> None:
+    """Says what a function does that is lost, or is done at the first call alone."""
+    if left.attributes:
+        names = ", ".join(left.attributes[:3])
+        warn_user(
+            f"{name_of(f)} keeps tensors in {names}, and a program keeps none: what was there "
+            f"before is there again ({user_line() or 'not known'}). Return them as results, and "
+            "pass those of an earlier call as arguments.",
+            FallbackWarning,
+        )
+    for name in left.generators:
+        warn_user(
+            f"{name_of(f)} draws from {name}, and its program keeps the numbers of this call "
+            f"({user_line() or 'not known'}). Draw with torch, by key=, or pass them as arguments.",
+            FallbackWarning,
+        )
 
 
 def _line_of(error: BaseException) -> str:

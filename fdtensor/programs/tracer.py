@@ -17,7 +17,7 @@ from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.planning import planning
 from fdtensor.layouts.progress import working
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.layouts.tree import flatten, unflatten
+from fdtensor.layouts.tree import flatten, flatten_admitting, unflatten
 from fdtensor.ops.ambient import neutral
 from fdtensor.ops.random_key import is_key, key_type, with_random_key
 from fdtensor.plans.cost import CostModel, model_of
@@ -136,7 +136,7 @@ def trace(
         leaves, _ = flatten((args, kwargs), is_leaf=is_typed)
         mesh = one_mesh([t for t in map(type_of, leaves) if t is not None], mesh)
         f, kwargs = with_random_key(f), {**kwargs, "key": key_type(mesh)}
-    leaves, spec = flatten((args, kwargs), is_leaf=is_typed)
+    leaves, spec = flatten_admitting((args, kwargs), is_leaf=is_typed)
     options = Options(
         out_layouts=out_layouts,
         regather=regather,

@@ -12,7 +12,7 @@ import torch
 from fdtensor.layouts.errors import LayoutError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.prefixes import layout_of_each, whole_without_dims
-from fdtensor.layouts.tree import flatten, flatten_with_dataclasses, paths, unflatten
+from fdtensor.layouts.tree import flatten, flatten_admitting, paths, unflatten
 from fdtensor.tensors.dtensor import is_dtensor
 
 __all__ = ["Given"]
@@ -43,7 +43,7 @@ class Given:
             return cls(
                 [None] * len(leaves), leaves, paths(spec, "tree"), leaves, range(len(leaves)), spec
             )
-        leaves, spec = flatten_with_dataclasses(tree, is_leaf=is_dtensor)
+        leaves, spec = flatten_admitting(tree, is_leaf=is_dtensor)
         if spec.is_leaf():
             return cls([_tensor(tree)], [layouts], [""])
         places = [i for i, leaf in enumerate(leaves) if is_dtensor(leaf) or _is_array(leaf)]

@@ -1,7 +1,6 @@
 """All private names of torch that this package uses, a file for each theme: 2.11 to 2.13 have them.
 
-`tests/layouts/test_torch_private.py` resolves all, and fails where another file uses such a name.
-"""
+A test resolves all, and fails where another file uses such a name."""
 
 from fdtensor.layouts.torch_private.batching import only_batched_ops, unbatched
 from fdtensor.layouts.torch_private.compiling import DYNAMO, as_if_compiling, make_uncompiled
@@ -125,6 +124,7 @@ from fdtensor.layouts.torch_private.tensors import (
     forward_hooks,
     lazy_clone,
     module_tensors,
+    module_values,
     only_one_holds,
     storage_number,
     torch_pytree,
@@ -263,6 +263,7 @@ __all__ = [
     "lazy_clone",
     "call_of_modules",
     "module_tensors",
+    "module_values",
     "only_one_holds",
     "storage_number",
     "torch_pytree",

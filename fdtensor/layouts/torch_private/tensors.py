@@ -23,6 +23,7 @@ __all__ = [
     "lazy_clone",
     "call_of_modules",
     "module_tensors",
+    "module_values",
     "only_one_holds",
     "storage_number",
     "torch_pytree",
@@ -74,6 +75,21 @@ def only_one_holds(tensor: Any) -> bool:
 def module_tensors(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
     """The parameters and the buffers that a module itself has, None for those left out."""
     return module._parameters, module._buffers
+
+
+def module_values(module: torch.nn.Module) -> list[Any]:
+    """The values of a module and of those in it: attributes, parameters, buffers, names of parts.
+
+    Two lists are of one state of the module if their values are the same objects.
+    """
+    values: list[Any] = []
+    for part in module.modules():
+        own = part.__dict__
+        values += own.values()
+        values += own["_parameters"].values()
+        values += own["_buffers"].values()
+        values += own["_modules"]
+    return values
 
 
 def forward_hooks(module: torch.nn.Module) -> tuple[list[MutableMapping[int, Any]], ...]:

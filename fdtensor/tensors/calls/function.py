@@ -17,7 +17,7 @@ from fdtensor.layouts.errors import DataDependentError, FdtensorError
 from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.layouts.tree import argument, flatten, key_orders, paths, unflatten
+from fdtensor.layouts.tree import argument, flatten, flatten_admitting, key_orders, paths, unflatten
 from fdtensor.ops.random_bits.keys import AnyKey
 from fdtensor.ops.random_key import is_key, with_random_key
 from fdtensor.ops.transparent import recording
@@ -105,7 +105,7 @@ class Spmd(Generic[P, R]):
         drawing = self._drawing(args, kwargs)
         if drawing is not None:
             return drawing.trace(*args, **kwargs)
-        leaves, spec = flatten((args, kwargs), is_leaf=is_typed)
+        leaves, spec = flatten_admitting((args, kwargs), is_leaf=is_typed)
         free = any(isinstance(leaf, FreeType) for leaf in leaves)
         if not free and any(isinstance(leaf, DTensor) for leaf in leaves):
             entry = self._entry(leaves, spec, key_orders((args, kwargs)), agreed=False)
@@ -124,7 +124,7 @@ class Spmd(Generic[P, R]):
         drawing = self._drawing(args, kwargs)
         if drawing is not None:
             return drawing.trace_backward(*args, **kwargs)
-        leaves, spec = flatten((args, kwargs), is_leaf=is_dtensor)
+        leaves, spec = flatten_admitting((args, kwargs), is_leaf=is_dtensor)
         entry = self._entry(leaves, spec, key_orders((args, kwargs)), agreed=False)
         if entry.backward is None:
             raise no_backward(self)
@@ -145,7 +145,8 @@ class Spmd(Generic[P, R]):
             drawing = self._drawing(args, kwargs)
             if drawing is not None:
                 return drawing(*args, **kwargs)
-        leaves, spec = flatten((args, kwargs), is_leaf=is_dtensor)
+        apart = flatten if self.programs else flatten_admitting  # which are known from then on
+        leaves, spec = apart((args, kwargs), is_leaf=is_dtensor)
         try:
             if any(isinstance(leaf, torch.Tensor) for leaf in leaves):
                 leaves = distributed(self, leaves, spec, self.options)

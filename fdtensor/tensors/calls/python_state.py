@@ -3,8 +3,9 @@
 A program belongs to the Python values that its function is given, and to those that it reads by
 itself: from its closure, or by name from the globals of its module. Where one is another at the
 next call, another program is made. Attributes count of objects that are arguments, and of those
-that compare by what they hold; of other objects that a function reads by itself they do not, and
-neither does what a function further down reads. Of DTensors that it reads their types count.
+that compare by what they hold, and those of modules that are numbers, strings, tensors, or lists
+and the like of these; of other objects that a function reads by itself they do not, and neither
+does what a function further down reads. Of DTensors that it reads their types count.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import numpy as np
 import torch
 
 from fdtensor.layouts.remembered import remembered
-from fdtensor.layouts.torch_private import SYMBOLIC, module_tensors
+from fdtensor.layouts.torch_private import SYMBOLIC
+from fdtensor.tensors.calls.module_state import OF_MODULES, Itself, ModuleStates
 from fdtensor.tensors.dtensor import DTensor
 
 __all__ = ["Reads", "argument_key", "reads_of"]
@@ -41,21 +43,13 @@ _CONTAINERS = (list, tuple, set, frozenset, dict)
 _DEEPEST, _WIDEST = 6, 1024
 """How many containers inside of each other, and entries of one, are looked at."""
 
-_OF_MODULES = frozenset(vars(torch.nn.Module()))
-"""The attributes that every module has."""
 
+class _Look:
+    """A look at values: the objects that were `seen`, and what is known of modules."""
 
-class _Itself:
-    """An object as a key, kept so that no other takes its id."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and self.value is other.value
+    def __init__(self, modules: ModuleStates) -> None:
+        self.modules = modules
+        self.seen: set[int] = set()
 
 
 def argument_key(value: Any) -> Any:
@@ -64,13 +58,13 @@ def argument_key(value: Any) -> Any:
     The attributes of objects and modules are a part of it.
     """
     kind = value.__class__
-    return (kind, value) if kind in _PLAIN else _key(value, True, 0, set())
+    return (kind, value) if kind in _PLAIN else _key(value, True, 0, _Look(ModuleStates()))
 
 
-def _key(value: Any, is_argument: bool, depth: int, seen: set[int]) -> Any:
+def _key(value: Any, is_argument: bool, depth: int, looking: _Look) -> Any:
     """The key of an argument, which was `given`, or of a value that a function reads by itself.
 
-    Objects that were `seen` are not looked into again: they may hold each other.
+    Objects that it has `looking.seen` are not looked into again: they may hold each other.
     """
     kind = value.__class__
     if kind in _PLAIN:
@@ -81,13 +75,15 @@ def _key(value: Any, is_argument: bool, depth: int, seen: set[int]) -> Any:
         return _own_key(value)
     if isinstance(value, Number):  # equal ones may differ: 1 and 1.0, 0.0 and -0.0
         return kind, repr(value)
-    if kind is DTensor and not is_argument and not seen:  # a call reads the one that is there
-        return kind, value.type, _Itself(value.comm), value.requires_grad
+    if (
+        kind is DTensor and not is_argument and not looking.seen
+    ):  # a call reads the one that is there
+        return kind, value.type, Itself(value.comm), value.requires_grad
     if isinstance(value, torch.Tensor):  # two of them are compared element by element
-        return _Itself(value)
+        return Itself(value)
     if kind is slice:  # has no hash before Python 3.12
         return slice, *[
-            _key(v, is_argument, depth, seen) for v in (value.start, value.stop, value.step)
+            _key(v, is_argument, depth, looking) for v in (value.start, value.stop, value.step)
         ]
     if isinstance(value, bytearray):
         return kind, bytes(value)
@@ -98,13 +94,19 @@ def _key(value: Any, is_argument: bool, depth: int, seen: set[int]) -> Any:
     if isinstance(value, _CONTAINERS) and len(value) <= _WIDEST:
         entries = value.items() if isinstance(value, dict) else value
         own = _attributes(value) if is_argument and kind not in _CONTAINERS else ()
-        return kind, *[_key(v, is_argument, depth + 1, seen) for v in (*entries, *own)]
+        return kind, *[_key(v, is_argument, depth + 1, looking) for v in (*entries, *own)]
     if isinstance(value, torch.nn.Module):
-        return _Itself(value), *_module_keys(value, is_argument, depth, seen)
+        if is_argument:
+            return tuple(_given_module(value, depth, looking))
+        return _key_of_module(value, depth, looking)
     key = _own_key(value)
-    if _of_user(kind) and (is_argument or key.__class__ is not _Itself) and id(value) not in seen:
-        seen.add(id(value))
-        return key, *[_key(v, is_argument, depth + 1, seen) for v in _attributes(value)]
+    if (
+        _of_user(kind)
+        and (is_argument or key.__class__ is not Itself)
+        and id(value) not in looking.seen
+    ):
+        looking.seen.add(id(value))
+        return key, *[_key(v, is_argument, depth + 1, looking) for v in _attributes(value)]
     return key
 
 
@@ -112,11 +114,11 @@ def _own_key(value: Any) -> Any:
     """The key of an object without a look inside: what it compares by, or itself."""
     kind = value.__class__
     if kind.__hash__ in (None, object.__hash__):
-        return _Itself(value)
+        return Itself(value)
     try:
         hash(value)
     except TypeError:
-        return _Itself(value)
+        return Itself(value)
     return kind, value
 
 
@@ -139,18 +141,19 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
                 yield name, getattr(value, name)
 
 
-def _module_keys(
-    module: torch.nn.Module, is_argument: bool, depth: int, seen: set[int]
-) -> Iterator[Any]:
-    """Of each module: whether it is in training, which tensors it has, and what else if `given`."""
+def _key_of_module(module: torch.nn.Module, depth: int, looking: _Look) -> tuple[Any, ...]:
+    """The key of a module that a function reads by itself."""
+    state = looking.modules.of(module)
+    mutable = [(name, _key(own[name], False, depth + 1, looking)) for own, name in state.mutable]
+    return Itself(module), state, *mutable
+
+
+def _given_module(module: torch.nn.Module, depth: int, looking: _Look) -> Iterator[Any]:
+    """The key of a module that is an argument, whose attributes of all kinds count."""
+    yield from _key_of_module(module, depth, looking)
     for part in module.modules():
-        yield part.training
-        parameters, buffers = module_tensors(part)
-        for tensor in (*parameters.values(), *buffers.values()):
-            yield _Itself(tensor)
-        if is_argument:
-            own = [a for a in vars(part).items() if a[0] not in _OF_MODULES]
-            yield from [_key(a, is_argument, depth + 1, seen) for a in own]
+        own = [a for a in vars(part).items() if a[0] not in OF_MODULES]
+        yield from [_key(a, True, depth + 1, looking) for a in own]
 
 
 class Reads:
@@ -161,9 +164,10 @@ class Reads:
         self.names: list[tuple[dict[str, Any], str]] = []
         self.functions: list[Callable[[], Any]] = []
         self.bound: list[Any] = []
+        self._modules = ModuleStates()
         while f is not None:
             if isinstance(f, functools.partial):
-                self.bound += [f.args, f.keywords]
+                self.bound += [*f.args, *f.keywords.values()]
                 f = f.func
             elif isinstance(f, MethodType):
                 self.bound.append(f.__self__)
@@ -189,10 +193,17 @@ class Reads:
         outer = (*outer, self)
         return tuple(
             [
-                (v.__class__, v) if v.__class__ in _PLAIN else _key_of_read(v, outer)
+                (v.__class__, v) if v.__class__ in _PLAIN else self._key_of(v, outer)
                 for v in self._values()
             ]
         )
+
+    def _key_of(self, value: Any, outer: tuple[Reads, ...]) -> Any:
+        """The key of a value; of a function of DTensors, what that one reads too."""
+        reads = getattr(value, "reads", None)
+        if isinstance(reads, Reads) and reads not in outer:
+            return Itself(value), reads.key(outer)
+        return _key(value, False, 0, _Look(self._modules))
 
     def tensors(self, outer: tuple[Reads, ...] = ()) -> list[DTensor[Any]]:
         """The DTensors among the values, in lists, tuples and dicts too."""
@@ -218,14 +229,6 @@ def reads_of(f: Any) -> Reads:
     """What a function reads; one of DTensors knows it."""
     known = getattr(f, "reads", None)
     return known if isinstance(known, Reads) else Reads(f)
-
-
-def _key_of_read(value: Any, outer: tuple[Reads, ...]) -> Any:
-    """The key of a value; of a function of DTensors, what that one reads too."""
-    reads = getattr(value, "reads", None)
-    if not isinstance(reads, Reads) or reads in outer:
-        return _key(value, False, 0, set())
-    return _Itself(value), reads.key(outer)
 
 
 def _tensors(value: Any, depth: int, outer: tuple[Reads, ...]) -> Iterator[DTensor[Any]]:

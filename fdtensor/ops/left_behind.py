@@ -1,0 +1,97 @@
+"""`left_behind`: what a function does to Python while it is recorded, and no later call repeats.
+
+A module that keeps a tensor of its forward in an attribute would be left with one without values,
+and numbers that Python or NumPy draws stay those of the first call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import attrs
+import numpy as np
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from fdtensor.layouts.tree import flatten
+from fdtensor.ops.transparent import has_values
+
+__all__ = ["LeftBehind", "left_behind"]
+
+
+@attrs.define
+class LeftBehind:
+    """What a recording has left behind, known when it is over."""
+
+    attributes: tuple[str, ...] = ()
+    """Of modules, by the kind of the module: they have their earlier values again."""
+    generators: tuple[str, ...] = ()
+    """The modules of Python that have drawn numbers."""
+
+
+@contextlib.contextmanager
+def left_behind() -> Generator[LeftBehind]:
+    """A context for a recording. Attributes that hold tensors of it are restored at its end."""
+    left, thread = LeftBehind(), threading.get_ident()
+    known: dict[torch.nn.Module, dict[str, Any]] = {}
+
+    def enter(module: torch.nn.Module, _: Any) -> None:
+        if threading.get_ident() == thread and module not in known:
+            known[module] = {name: _copied(value) for name, value in vars(module).items()}
+
+    hook = register_module_forward_pre_hook(enter)
+    before = _generators()
+    try:
+        yield left
+    finally:
+        hook.remove()
+        after = _generators()
+        left.generators = tuple(name for name, state in before.items() if state != after[name])
+        restored = [name for module, own in known.items() for name in _restored(module, own)]
+        left.attributes = tuple(dict.fromkeys(restored))
+
+
+def _generators() -> dict[str, object]:
+    """The states of the generators that Python and NumPy draw from by default."""
+    legacy: Any = np.random.get_state()
+    kind, words, place = legacy[:3]
+    return {"random": random.getstate(), "numpy.random": (kind, bytes(words), place)}
+
+
+def _copied(value: Any) -> tuple[Any, Any]:
+    """A value, and what is in it where it is a list or a dict, which may change in place."""
+    return value, value.copy() if isinstance(value, (list, dict)) else None
+
+
+def _restored(module: torch.nn.Module, own: dict[str, Any]) -> Iterator[str]:
+    """The attributes of a module that hold tensors without values, which have earlier ones now."""
+    attributes = vars(module)
+    for name in [n for n, value in attributes.items() if n not in _OF_MODULES and _is_lost(value)]:
+        yield f"{type(module).__name__}.{name}"
+        earlier, content = own.get(name, (None, None))
+        if name not in own:
+            del attributes[name]
+            continue
+        if isinstance(earlier, list):
+            earlier[:] = content
+        elif content is not None:
+            earlier.clear()
+            earlier.update(content)
+        attributes[name] = earlier
+
+
+_OF_MODULES = frozenset(vars(torch.nn.Module()))
+
+
+def _is_lost(value: Any) -> bool:
+    """Whether a value holds a tensor that has no values outside of a recording."""
+    if isinstance(value, torch.Tensor):
+        return not has_values(value)
+    if not isinstance(value, (list, tuple, dict)):
+        return False
+    tensors = (leaf for leaf in flatten(value)[0] if isinstance(leaf, torch.Tensor))
+    return not all(map(has_values, tensors))

@@ -1,0 +1,106 @@
+"""`ModuleState`: what the forward of a module depends on besides its operands, as a key.
+
+A call asks for it anew each time, so that `ModuleStates` looks for changes by identity alone.
+"""
+
+from __future__ import annotations
+
+from operator import is_
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+import numpy as np
+import torch
+
+from fdtensor.layouts.torch_private import module_tensors, module_values
+
+__all__ = ["OF_MODULES", "Itself", "ModuleState", "ModuleStates"]
+
+OF_MODULES = frozenset(vars(torch.nn.Module()))
+"""The attributes that every module has."""
+
+_VALUES = (
+    *(int, str, bytes, type(None), type, torch.dtype, torch.device),
+    *(FunctionType, BuiltinFunctionType),
+)
+"""Kinds of which a value is its own key."""
+
+_MUTABLE = (list, tuple, set, frozenset, dict, np.ndarray)
+"""Kinds that count by what is in them."""
+
+
+class Itself:
+    """An object as a key, kept so that no other takes its id."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Itself) and self.value is other.value
+
+
+class ModuleState:
+    """What the forward of a module depends on, as a key: of all modules in it the classes, modes,
+    tensors and those attributes that are values. Its hash is worked out once.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self.mutable: list[tuple[dict[str, Any], str]] = []
+        """The attributes that may change in place: of which module, and their names."""
+        self._values: list[Any] = []
+        for name, part in module.named_modules(remove_duplicate=False):
+            self._values += [name, part.__class__, part.training]
+            parameters, buffers = module_tensors(part)
+            self._values += [(n, Itself(t)) for n, t in (*parameters.items(), *buffers.items())]
+            for n, v in vars(part).items():
+                if n in OF_MODULES:
+                    continue
+                key = _as_key(v)
+                if key is not None:
+                    self._values.append((n, key))
+                elif isinstance(v, _MUTABLE):
+                    self.mutable.append((vars(part), n))
+        self._hash = hash(tuple(self._values))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, ModuleState) and self._values == other._values
+
+
+def _as_key(value: Any) -> Any:
+    """A value as a key, where it does not change in place; None for objects.
+
+    1, 1.0 and True differ, as do 0.0 and -0.0; nan equals itself.
+    """
+    match value:
+        case torch.Tensor():
+            return Itself(value)
+        case float() | complex() | np.generic():
+            return value.__class__, repr(value)
+        case tuple() if all(isinstance(x, _VALUES) for x in value):
+            return value.__class__, value, tuple(map(type, value))
+        case _:
+            return (value.__class__, value) if isinstance(value, _VALUES) else None
+
+
+class ModuleStates:
+    """The states of modules, worked out anew only where a value in one is another object."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[list[Any], ModuleState]] = {}
+
+    def of(self, module: torch.nn.Module) -> ModuleState:
+        """The state of a module."""
+        values = module_values(module)
+        before, state = self._known.get(id(module), ((), None))
+        if state is None or len(before) != len(values) or not all(map(is_, before, values)):
+            state = ModuleState(module)
+            self._known[id(module)] = values, state
+        return state
