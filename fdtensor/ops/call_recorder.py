@@ -28,7 +28,7 @@ from fdtensor.ops.loop_ops import LOOP_OPS, WITH_ENTRY
 from fdtensor.ops.mapped import frozen, mapped
 from fdtensor.ops.memory_order import IN_OTHER_ORDER, in_order_of_kernel
 from fdtensor.ops.overlap import alias_among
-from fdtensor.ops.randomness import Numbers, is_quiet, refuse_random, replacement
+from fdtensor.ops.randomness import Numbers, is_quiet, refuse_numbers, refuse_random, replacement
 from fdtensor.ops.recorded_checks import REQUIREMENTS, Checks
 from fdtensor.ops.recorded_otherwise import OTHERWISE
 from fdtensor.ops.region import pin_of_region
@@ -36,7 +36,6 @@ from fdtensor.ops.same_dtypes import refuse_mixed
 from fdtensor.ops.saved_values import CONSTRAIN, phase
 from fdtensor.ops.sizes import Sizes
 from fdtensor.ops.transparent import needs_values
-from fdtensor.ops.value_checks import bounds_of
 from fdtensor.ops.write_errors import write_error
 
 __all__ = ["CallRecorder"]
@@ -167,9 +166,8 @@ class CallRecorder(TorchDispatchMode):
                 return out
         if func in REQUIREMENTS:
             return self.checks and self.checks.required(func, args)
-        bounds = None if self.checks is None else bounds_of(func)
-        if self.checks is not None and bounds is not None:
-            args, kwargs = self.checks.within(func, bounds, args, kwargs)
+        if self.checks is not None:
+            args, kwargs = self.checks.within(func, args, kwargs)
         return self.recorded(func, args, kwargs)
 
     def recorded(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -245,7 +243,10 @@ class CallRecorder(TorchDispatchMode):
                 f"{func} draws from a generator, and each rank would draw its own numbers.",
                 hint="Leave the generator out, and pass key=random.key(0) in the call.",
             )
+        refuse_numbers(func, args)
         args, kwargs = mapped((args, kwargs), self.fake)
+        if self.checks is not None:
+            args, kwargs = self.checks.within(func, args, kwargs)
         with self:
             return drawn(functools.partial(self.numbers.draw, func), *args, **kwargs)
 

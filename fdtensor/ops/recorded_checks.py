@@ -22,6 +22,7 @@ from fdtensor.ops.value_checks import (
     CHECK,
     REQUIRE,
     Bounds,
+    bounds_of,
     fault_text,
     range_text,
 )
@@ -58,10 +59,11 @@ class Checks:
         """The recorder that these are of."""
         return self._recorder()
 
-    def within(
-        self, op: Any, bounds: Bounds, args: Sequence[Any], kwargs: dict[str, Any]
-    ) -> tuple[Any, Any]:
+    def within(self, op: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """The arguments of a call, its checked operand or operands with entries in range."""
+        bounds = bounds_of(op)
+        if bounds is None:
+            return args, kwargs
         names = [a.name for a in schema_of(op).arguments]
         named = {a.name: a.default_value for a in schema_of(op).arguments}
         named |= {**dict(zip(names[: len(args)], args, strict=True)), **kwargs}
@@ -93,6 +95,8 @@ class Checks:
                 line=user_place() or "not known",
                 hint="Leave such calls out where the dim is empty.",
             )
+        if bounds.kind != "index" and self._is_filled(t, low, high):
+            return t
         ignored = bounds.ignored(named)
         plain = self.recorder.plain
         key = (self.recorder.known(t), *plain((low, high, ignored)))
@@ -104,6 +108,15 @@ class Checks:
             self.bounded[key] = safe
             self._add(count, text)
         return self.bounded[key]
+
+    def _is_filled(self, t: torch.Tensor, low: float, high: float) -> bool:
+        """Whether all of a tensor is one number that is known and in the range."""
+        v = self.recorder.known(t)
+        call = next((call for call in reversed(self.recorder.calls) if v in call.outs), None)
+        if call is None or call.op not in _FILLED:
+            return False
+        number = _FILLED[call.op](call.args)
+        return isinstance(number, (int, float)) and low <= number <= high
 
     def _add(self, count: torch.Tensor, text: str) -> None:
         self.counts[phase() >= 0].append((count, text))
@@ -206,6 +219,14 @@ class Checks:
             del sequence[start:]
             sequence[last + 1 : last + 1] = moved
 
+
+_FILLED: dict[Any, Callable[[Any], Any]] = {
+    aten.full.default: lambda args: args[1],
+    aten.full_like.default: lambda args: args[1],
+    aten.ones.default: lambda _: 1,
+    aten.ones_like.default: lambda _: 1,
+}
+"""Ops whose results have one number everywhere, as a function of the arguments."""
 
 _INTEGERS = {torch.int64, torch.int32, torch.int16, torch.int8}
 _FLOATS = {torch.float32, torch.float64, torch.float16, torch.bfloat16}

@@ -10,16 +10,16 @@ not 0.
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable, Mapping
-from math import prod
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 import torch
 
 from fdtensor.layouts.errors import IndexRangeError, OperandError
-from fdtensor.layouts.torch_private import packet_name
+from fdtensor.layouts.torch_private import packet_name, schema_of
 from fdtensor.ops.batched_index import ADDED, COPIED, TAKEN
 from fdtensor.ops.counted_index import LOOKED_UP, PUT
 from fdtensor.ops.own_ops import own_op
@@ -33,6 +33,7 @@ __all__ = [
     "bounds_of",
     "fault_text",
     "range_text",
+    "refuse_out_of_range",
     "require",
 ]
 
@@ -210,7 +211,19 @@ def _classes(named: Arguments, _: int) -> tuple[float, float]:
 
 
 def _places(named: Arguments, _: int) -> tuple[float, float]:
-    return 0, prod(named["output_size"])
+    return 0, math.prod(named["output_size"])
+
+
+def _probable(_named: Arguments, _: int) -> tuple[float, float]:
+    return 0.0, 1.0
+
+
+def _wide(_named: Arguments, _: int) -> tuple[float, float]:
+    return 0.0, math.inf
+
+
+def _finite(named: Arguments, _: int) -> tuple[float, float]:
+    return 0.0, torch.finfo(named["self"].dtype).max
 
 
 def _ignored(named: Arguments) -> int | None:
@@ -248,10 +261,11 @@ _CHECKED: dict[Any, Bounds] = {
         ("multi_margin_loss multi_margin_loss_backward", Bounds("target", _classes)),
         ("max_unpool2d max_unpool3d", Bounds("indices", _places)),
         ("masked_scatter", Bounds("", _flat)),
-        (
-            "binary_cross_entropy",
-            Bounds("self", lambda _named, _k: (0.0, 1.0), kind="value"),
-        ),
+        ("binary_cross_entropy", Bounds("self", _probable, kind="value")),
+        ("bernoulli", Bounds("self", _probable, kind="probability")),
+        ("bernoulli.Tensor", Bounds("p", _probable, kind="probability")),
+        ("normal.float_Tensor normal.Tensor_Tensor", Bounds("std", _wide, kind="std")),
+        ("multinomial", Bounds("self", _finite, kind="weight")),
     )
     for op in _overloads(names)
 }
@@ -269,3 +283,16 @@ _CHECKED |= {  # ops that torch registers when they are first used
 def bounds_of(op: Any) -> Bounds | None:
     """The range that the kernel of an op checks; None where it looks at no values."""
     return _CHECKED.get(op) or _CHECKED.get(str(op))
+
+
+def refuse_out_of_range(op: Any, args: Sequence[Any]) -> None:
+    """Raises for a call on real tensors whose checked operand, one of numbers, is out of range."""
+    bounds = bounds_of(op)
+    if bounds is None:
+        return
+    names = [a.name for a in schema_of(op).arguments]
+    named = dict(zip(names, args, strict=False))
+    low, high = bounds.range(named, 0)
+    text = range_text(op, bounds, low, high)
+    _, count = bounded_shared(named[bounds.operand], low, high, None, text)
+    _checked(count.unsqueeze(0), [text])

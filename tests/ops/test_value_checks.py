@@ -1,6 +1,8 @@
 """Tests of ops/value_checks.py: what torch refuses for its values, every layout refuses."""
 
+import re
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -9,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fdtensor import (
+    FallbackWarning,
     IndexRangeError,
     OperandError,
     Shard,
     SimulatedComm,
+    TraceError,
     call,
     connect,
     distribute,
@@ -21,9 +25,12 @@ from fdtensor import (
 )
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.random import key
 from fdtensor.testing.pool import GlooPool
 from fdtensor.testing.strategies import layouts, meshes
 from fdtensor.testing.values import block
+
+MESH = Mesh(dp=2)
 
 few = settings(max_examples=max(4, settings.default.max_examples // 12))
 
@@ -110,8 +117,10 @@ KINDS = (IndexError, RuntimeError, ValueError)
 
 
 def settings_of(name):
-    _, *tensors = BAD[name]
+    return places_of(BAD[name][1:])
 
+
+def places_of(tensors):
     @st.composite
     def drawn(draw):
         mesh = draw(meshes(max_axes=2, max_ranks=4).filter(lambda m: m.ndim))
@@ -176,17 +185,153 @@ def test_what_is_in_range_is_computed(name):
 
 
 def settings_of_good(name):
-    BAD_NAME = f"good {name}"
-    BAD.setdefault(BAD_NAME, GOOD[name])
-    try:
-        return settings_of(BAD_NAME)
-    finally:
-        del BAD[BAD_NAME]
+    return places_of(GOOD[name][1:])
+
+
+# --- random ops --------------------------------------------------------------------------------
+
+INF, NAN = float("inf"), float("nan")
+
+
+def written(p):
+    return torch.empty_like(p).bernoulli_(p)
+
+
+def some(p):
+    return torch.multinomial(p, 2)
+
+
+def many(p):
+    return torch.multinomial(p, 5, replacement=True)
+
+
+UNFIT = {
+    "bernoulli": (torch.bernoulli, [0, 2, 0.5, 1]),
+    "bernoulli, negative": (torch.bernoulli, [[0, -0.5], [1, 1]]),
+    "bernoulli, nan": (torch.bernoulli, [0, NAN, 0.5, 1]),
+    "bernoulli_": (written, [[0.5, 1, 1], [0, 0, 1.5]]),
+    "normal": (lambda std: torch.normal(0.0, std), [1, -2, 0.5, 1]),
+    "normal of two": (lambda std: torch.normal(std, std), [1, 0, NAN, 1]),
+    "multinomial": (some, [1, -2, 0.5, 1]),
+    "multinomial, nan": (some, [[1, 1, 2, 3], [1, 2, NAN, 3]]),
+    "multinomial, inf": (some, [[1, INF, 2, 3], [1, 2, 0, 3]]),
+    "multinomial, zeros": (some, [[1, 2, 2, 3], [0, 0, 0, 0]]),
+    "multinomial again, negative": (many, [1, -2, 0.5, 1]),
+    "multinomial again, zeros": (many, [0, 0, 0, 0]),
+}
+"""Random ops of one operand, whose values torch refuses."""
+
+FIT = {
+    "bernoulli": (torch.bernoulli, [0, -0.0, 0.5, 1]),
+    "bernoulli_": (written, [[0.5, 1, 1], [0, 0, 1]]),
+    "normal": (lambda std: torch.normal(0.0, std), [1, 0, 0.5, INF]),
+    "multinomial": (some, [[1, 0, 1e-30, 3e38], [0, 0, 0, 1]]),
+    "multinomial again": (many, [0, 0, 0, 1e-30]),
+}
+
+
+@pytest.mark.few(6)
+@pytest.mark.parametrize("name", UNFIT)
+def test_what_torch_cannot_draw_by_every_layout_refuses(name):
+    f, values = UNFIT[name]
+    operand = torch.tensor(values, dtype=torch.float32)
+    with pytest.raises(RuntimeError):
+        f(operand)
+
+    @few
+    @given(places_of([operand]))
+    def law(placed):
+        args = spread([operand], placed, SimulatedComm(placed[0].mesh))
+        for run in (spmd(f), partial(call, f)):
+            with pytest.raises(OperandError):
+                run(*args, key=key(0))
+        assert (
+            spmd(f, check_indices=False)(*args, key=key(0)).shape
+            == f(torch.ones_like(operand)).shape
+        )
+
+    law()
+
+
+@pytest.mark.parametrize("name", FIT)
+def test_what_is_in_range_is_drawn(name):
+    f, values = FIT[name]
+    operand = torch.tensor(values, dtype=torch.float32)
+
+    @few
+    @given(places_of([operand]))
+    def law(placed):
+        args = spread([operand], placed, SimulatedComm(placed[0].mesh))
+        assert spmd(f)(*args, key=key(0)).shape == f(operand).shape
+
+    law()
+
+
+NUMBERS = {
+    "bernoulli": lambda x: torch.bernoulli(x, 1.5),
+    "bernoulli_": lambda x: x.clone().bernoulli_(NAN),
+    "uniform_": lambda x: x.clone().uniform_(2, 1),
+    "normal": lambda x: torch.normal(x, -1.0),
+    "normal of a size": lambda x: x + torch.normal(0.0, -1.0, (4,)),
+    "randint": lambda x: x + torch.randint(5, 5, (4,)),
+    "randint_like": lambda x: torch.randint_like(x, 0),
+    "random_": lambda x: x.clone().random_(5, 5),
+    "multinomial of none": lambda x: torch.multinomial(x, 0),
+    "multinomial of too many": lambda x: torch.multinomial(x, 5),
+    "normal of complex": lambda x: torch.normal(x + 0j, x + 0j),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_that_torch_cannot_draw_by_are_refused_in_its_words(name):
+    f = NUMBERS[name]
+    with pytest.raises(RuntimeError) as plain:
+        f(x(4))
+    held = distribute(x(4), MESH.layout("dp"), SimulatedComm(MESH))
+    with pytest.raises(TraceError, match=re.escape(str(plain.value)[:20])):
+        spmd(f)(held, key=key(0))
+
+
+@pytest.mark.parametrize("f", [torch.bernoulli, some, NUMBERS["bernoulli"]])
+def test_values_are_checked_on_replicas_too(f):
+    held = distribute(x(4) - 1, MESH.layout("dp"), SimulatedComm(MESH))
+
+    def reads(x):
+        return f(x) if x.sum().item() == 2 else x
+
+    run = spmd(reads, on_data_dependent="replicate")
+    with pytest.warns(FallbackWarning), pytest.raises(RuntimeError):
+        run(held, key=key(0))
+
+
+@pytest.mark.parametrize("dims", [("dp",), (None, "dp"), ()])
+@pytest.mark.parametrize("f", [some, many, torch.bernoulli])
+def test_checks_of_what_is_drawn_by_travel_together(f, dims):
+    by, other = typed((8, 64), torch.float32, *dims), typed((4096, 64), torch.float32, "dp")
+    step = lambda p, y, key: (f(p), y.sum())  # noqa: E731
+    checked, bare = (
+        trace(step, by, other, key=key(0), check_indices=checks) for checks in (True, False)
+    )
+    assert len(checked.collectives) == len(bare.collectives)
+    assert checked.received_bytes <= bare.received_bytes + 16
+
+
+def test_numbers_that_are_known_are_not_looked_at():
+    def drawn(x, key):
+        halves = torch.bernoulli(torch.full((4,), 0.5)), torch.bernoulli(x, 0.5)
+        return *halves, torch.normal(x, torch.ones_like(x)), torch.multinomial(torch.ones(4), 2)
+
+    text = str(trace(drawn, typed((4,), torch.float32, "dp"), key=key(0)))
+    assert "bounded" not in text
+    with pytest.raises(OperandError):
+        call(
+            lambda x: x * torch.bernoulli(torch.full((4,), 2.0)),
+            distribute(x(4), MESH.layout("dp"), SimulatedComm(MESH)),
+            key=key(0),
+        )
 
 
 # --- how it is told and what it costs ----------------------------------------------------------
-
-MESH = Mesh(dp=2)
 
 
 def loss(table, ids, targets):

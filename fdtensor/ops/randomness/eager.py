@@ -11,8 +11,9 @@ import torch
 from fdtensor.layouts.torch_private import TorchDispatchMode, uncompiled
 from fdtensor.ops.randomness.numbers import Numbers
 from fdtensor.ops.randomness.of_torch import replacement
-from fdtensor.ops.randomness.refusal import is_quiet, refuse_random
+from fdtensor.ops.randomness.refusal import is_quiet, refuse_numbers, refuse_random
 from fdtensor.ops.randomness.truncated import without_rejection
+from fdtensor.ops.value_checks import refuse_out_of_range
 
 __all__ = ["Drawing"]
 
@@ -59,10 +60,13 @@ class Drawing(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        drawn = replacement(_FUNCTIONS.get(func, func))
+        functional = _FUNCTIONS.get(func, func)
+        drawn = replacement(functional)
         if drawn is None or is_quiet(func, args):
             refuse_random(func, args)
             return func(*args, **kwargs)
+        refuse_numbers(functional, args, func)
+        refuse_out_of_range(functional, args)
         out = drawn(functools.partial(self.numbers.draw, func), *args, **kwargs)
         if func is aten.rrelu_with_noise.default:
             args[1].copy_(out[1])

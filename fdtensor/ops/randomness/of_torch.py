@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from fdtensor.ops.value_checks import require
+
 __all__ = ["Draw", "replacement"]
 
 aten = torch.ops.aten
@@ -270,9 +272,14 @@ def _rrelu(
 def _multinomial(draw: Draw, p: Tensor, count: int, replacement: bool = False, **_: Any) -> Tensor:
     """The categories whose exponential times, of rate `p`, are the shortest."""
     if not replacement:
-        return (p / _exponentials(draw, p.shape, p.dtype).clamp(min=_TINY)).topk(count, -1).indices
-    times = _exponentials(draw, (*p.shape[:-1], count, p.shape[-1]), p.dtype)
-    return (p.unsqueeze(-2) / times.clamp(min=_TINY)).argmax(-1)
+        times = _exponentials(draw, p.shape, p.dtype)
+        rates, chosen = (p / times.clamp(min=_TINY)).topk(count, -1)
+    else:
+        times = _exponentials(draw, (*p.shape[:-1], count, p.shape[-1]), p.dtype)
+        rates, chosen = (p.unsqueeze(-2) / times.clamp(min=_TINY)).max(-1)
+    first = aten.slice.Tensor(rates, -1, 0, 1)
+    require(first > 0, "weights of multinomial, not all of a row 0")
+    return chosen
 
 
 _TINY = 2.0**-24
