@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
+import torch
+
+from fdtensor.layouts.torch_private import OpOverload, OpOverloadPacket
 from fdtensor.layouts.words import near
+from fdtensor.ops.randomness import PASS_A_KEY
 
-__all__ = ["INSIDE", "hint_for", "instead"]
+__all__ = ["INSIDE", "hint_for", "hint_for_torch", "instead", "name_of_torch"]
 
 INSIDE = "inside of a traced function"
 """How a DTensor that stands for a full tensor is printed."""
+
+_overrides: Any = torch.overrides
+_resolved = _overrides.resolve_name
 
 OPTIONS = (
     *("out_layouts", "regather", "on_missing_rule", "on_data_dependent", "plain", "check"),
@@ -50,6 +58,24 @@ _INSTEAD = {
 def instead(error: Exception) -> tuple[str, str] | None:
     """What a function that raised this error does, and a hint; None for any other error."""
     return next((told for text, told in _INSTEAD.items() if text in str(error)), None)
+
+
+def name_of_torch(func: Any) -> str:
+    """The name under which users know a function of torch."""
+    if isinstance(func, (OpOverload, OpOverloadPacket)):
+        return f"torch.ops.{func}"
+    known = _resolved(func)
+    return known or getattr(func, "__qualname__", None) or type(func).__name__
+
+
+def hint_for_torch(f: Any, hint: str) -> str:
+    """The hint of an error; for a function of torch, which takes no key, the call that does."""
+    if hint != PASS_A_KEY or _resolved(f) is None:
+        return hint
+    return (
+        f"Write fd.call({name_of_torch(f)}, ..., key=random.key(0)), or call the function around "
+        "it so; or switch dropout off with eval()."
+    )
 
 
 def hint_for(text: str, *, of_library: bool = False) -> str:

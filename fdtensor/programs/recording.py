@@ -26,7 +26,7 @@ from fdtensor.ops.rewrite import rewritten
 from fdtensor.ops.sizes import Sizes
 from fdtensor.ops.sources import Sources
 from fdtensor.ops.write_errors import AS_BUFFERS
-from fdtensor.programs.failure_hints import INSIDE, hint_for, instead
+from fdtensor.programs.failure_hints import INSIDE, hint_for, hint_for_torch, instead
 from fdtensor.programs.hidden import refuse_hidden
 
 __all__ = ["TENSOR", "Recorded", "filled", "name_of", "recorded", "refuse_no_function"]
@@ -151,6 +151,7 @@ def _told(
         yield
     except FdtensorError as error:
         error.facts.setdefault("line", _line_of(error))
+        error.hint = hint_for_torch(f, error.hint)
         raise
     except (RuntimeError, TypeError, IndexError, AttributeError) as error:
         nested = _raised_below(error, "/torch/nested/")

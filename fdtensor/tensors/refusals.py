@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from fdtensor.layouts.callsite import user_line
 from fdtensor.layouts.errors import FdtensorError, NotTorchError
 from fdtensor.layouts.expected import no_argument
-from fdtensor.layouts.torch_private import OF_PARAMETERS, OpOverload, OpOverloadPacket, schema_of
+from fdtensor.layouts.torch_private import OF_PARAMETERS, OpOverload, schema_of
+from fdtensor.programs.failure_hints import name_of_torch
 from fdtensor.tensors.torch_transforms import (
     INSTEAD,
     asked_by_a_transform,
@@ -23,7 +24,6 @@ from fdtensor.tensors.torch_transforms import (
 __all__ = [
     "Absent",
     "lacked",
-    "name_of_torch",
     "refuse_clipping",
     "refuse_device",
     "refuse_many",
@@ -270,11 +270,3 @@ def _shown(value: Any) -> str:
     """A value in a line: the type of a distributed tensor."""
     text = str(getattr(value, "type", value)) if hasattr(type(value), "comm") else repr(value)
     return text if len(text) <= 60 else f"{text[:60]}..."
-
-
-def name_of_torch(func: Any) -> str:
-    """The name under which users know a function of torch."""
-    if isinstance(func, (OpOverload, OpOverloadPacket)):
-        return f"torch.ops.{func}"
-    known = torch.overrides.resolve_name(func)
-    return known or getattr(func, "__qualname__", None) or type(func).__name__

@@ -10,6 +10,7 @@ from hypothesis import settings
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import fdtensor as fd
 from fdtensor import (
     DTensor,
     Layout,
@@ -457,11 +458,10 @@ def test_what_cannot_be_traced_draws_from_the_key_too():
 
 def test_ops_without_a_key_are_refused():
     x = distribute(X, SQUARE.layout("dp"), COMM)
-    for run in (lambda: call(F.dropout, x), lambda: spmd(lambda x: F.dropout(x))(x)):
-        with pytest.raises(TraceError) as error:
-            run()
-        assert "F.dropout" in error.value.facts.pop("line")
-        assert str(error.value) == NO_KEY.format("aten.bernoulli.p")
+    with pytest.raises(TraceError) as error:
+        spmd(lambda x: F.dropout(x))(x)
+    assert "F.dropout" in error.value.facts.pop("line")
+    assert str(error.value) == NO_KEY.format("aten.bernoulli.p")
     with pytest.raises(TraceError) as error:
         spmd(torch.poisson)(x, key=KEY)
     assert "torch.poisson" in error.value.facts.pop("line")
@@ -477,6 +477,28 @@ def test_what_is_no_key_is_refused(key):
     x = distribute(X, SQUARE.layout("dp"), COMM)
     with pytest.raises(FdtensorError, match="is not a key"):
         spmd(lambda x: F.dropout(x))(x, key=key)
+
+
+OP_BY_OP = {
+    "torch.nn.functional.dropout": lambda x: F.dropout(x),
+    "torch.nn.functional.dropout ": nn.Dropout(),
+    "torch.randn_like": torch.randn_like,
+    "torch.bernoulli": torch.bernoulli,
+    "torch.Tensor.bernoulli": lambda x: x.bernoulli(),
+    "torch.normal": lambda x: torch.normal(x, 1.0),
+    "torch.ops.aten.bernoulli.default": torch.ops.aten.bernoulli.default,
+}
+
+
+@pytest.mark.parametrize("name", OP_BY_OP)
+def test_op_by_op_the_call_that_takes_a_key_is_advised(name):
+    x = distribute(torch.rand(4, 4), SQUARE.layout("dp"), COMM)
+    with pytest.raises(TraceError) as error:
+        OP_BY_OP[name](x)
+    advised = ADVISED.format(name.strip())
+    assert error.value.hint == advised
+    code = advised.removeprefix("Write ").partition(", or")[0].replace("...", "x")
+    assert eval(code, {"fd": fd, "torch": torch, "random": random, "x": x}).shape == x.shape
 
 
 def test_words_of_32_bits_are_those_of_64():
@@ -499,6 +521,11 @@ NO_KEY = """\
 
 Pass one in the call: key=random.key(0); or switch dropout off with eval(), and \
 build modules outside, or on the meta device."""
+
+ADVISED = (
+    "Write fd.call({}, ..., key=random.key(0)), or call the function around it so; or switch "
+    "dropout off with eval()."
+)
 
 NO_DRAWS = """\
 aten.poisson.default draws random numbers, and nothing is known that draws them from a key.

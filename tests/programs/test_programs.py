@@ -407,8 +407,8 @@ Give it one with @fdtensor.rule, or pass on_missing_rule="replicate"."""
 RANDOM = """\
 aten.bernoulli.p draws random numbers, and has no key to draw from.
 
-Pass one in the call: key=random.key(0); or switch dropout off with eval(), and \
-build modules outside, or on the meta device."""
+Write fd.call(torch.nn.functional.dropout, ..., key=random.key(0)), or call the function around \
+it so; or switch dropout off with eval()."""
 
 
 def other():

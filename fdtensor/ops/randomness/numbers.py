@@ -17,7 +17,13 @@ from fdtensor.layouts.torch_private import without_modes
 from fdtensor.ops.random_bits import RECORDING
 from fdtensor.ops.randomness.draw import DRAW, draw_by
 
-__all__ = ["Numbers", "drawn_again"]
+__all__ = ["PASS_A_KEY", "Numbers", "drawn_again"]
+
+PASS_A_KEY = (
+    "Pass one in the call: key=random.key(0); or switch dropout off with eval(), and build modules "
+    "outside, or on the meta device."
+)
+"""What to do where there is no key, for a function of the user."""
 
 
 def drawn_again() -> Callable[[], None]:
@@ -94,7 +100,6 @@ class Numbers:
         if self.key is None:
             raise TraceError(
                 f"{op} draws random numbers, and has no key to draw from.",
-                hint="Pass one in the call: key=random.key(0); or switch dropout off with eval(), "
-                "and build modules outside, or on the meta device.",
+                hint=PASS_A_KEY,
             )
         return DRAW(self.key, self.stream(), kind, list(ends), list(size), dtype)

@@ -15,6 +15,7 @@ from fdtensor.layouts.torch_private import transforms_active
 from fdtensor.layouts.tree import argument, paths
 from fdtensor.ops.random_bits.keys import AnyKey
 from fdtensor.ops.random_key import key_type
+from fdtensor.programs.failure_hints import name_of_torch
 from fdtensor.programs.meshes import one_mesh
 from fdtensor.programs.options import EVERY_CALL, Check, Options
 from fdtensor.runtime.comm import speaker
@@ -22,7 +23,6 @@ from fdtensor.runtime.interpreter import digest_of
 from fdtensor.tensors.calls.replicas import replica
 from fdtensor.tensors.dtensor import DTensor, due, settled
 from fdtensor.tensors.owed import STAND_INS
-from fdtensor.tensors.refusals import name_of_torch
 
 __all__ = [
     "compare_key",
