@@ -41,7 +41,15 @@ from fdtensor.ops.parts import refuse_old
 from fdtensor.ops.torch_refusal import tensors_in_arguments
 from fdtensor.ops.writes import checked_write
 
-__all__ = ["ALONE", "has_values", "needs_values", "recorded_as", "recording", "transparent"]
+__all__ = [
+    "ALONE",
+    "checks_nans",
+    "has_values",
+    "needs_values",
+    "recorded_as",
+    "recording",
+    "transparent",
+]
 
 ALONE = threading.RLock()
 """Held while a function is recorded: what is set for that is set for all threads."""
@@ -120,6 +128,7 @@ def transparent(of_caller: bool) -> Iterator[None]:
             _Plain(),
             _as_written(),
             _without_masked(),
+            _without_nan_checks(),
             folding(),
             without_saving_hooks(),
             recorded_saving_hooks(recomputed),
@@ -137,6 +146,18 @@ def _as_written() -> Any:
     if DYNAMO not in sys.modules:  # none was compiled, and the import takes seconds
         return contextlib.nullcontext()
     return torch.compiler.set_stance("force_eager")
+
+
+def checks_nans() -> bool:
+    """Whether autograd's anomaly mode looks for nans in gradients."""
+    return torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
+
+
+def _without_nan_checks() -> Any:
+    """A context in which anomaly mode looks at no values: what is recorded has none."""
+    if not checks_nans():
+        return contextlib.nullcontext()
+    return torch.autograd.set_detect_anomaly(True, check_nan=False)
 
 
 @contextlib.contextmanager

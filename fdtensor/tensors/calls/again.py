@@ -1,4 +1,4 @@
-"""`warn_of_values`: a function that is recorded again for each value of a Python argument."""
+"""`warn_of_recording`: a function that is recorded for each value, or while autograd seeks nans."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from fdtensor.layouts.callsite import warn_user
 from fdtensor.layouts.errors import FallbackWarning
 from fdtensor.layouts.tree import argument, paths
 from fdtensor.ops.random_bits.keys import Key
+from fdtensor.ops.transparent import checks_nans
 from fdtensor.tensors.calls.entry import Entry
 from fdtensor.tensors.calls.key import FIRST_LEAF, SPEC
 from fdtensor.tensors.calls.text import shown
 from fdtensor.tensors.dtensor import DTensor
 
-__all__ = ["timed", "warn_of_values"]
+__all__ = ["timed", "warn_of_recording"]
 
 TIMES = 32
 """For how many values of one argument a function is recorded before that is told."""
@@ -35,7 +36,36 @@ def timed(make: Callable[[], Entry]) -> Entry:
     return attrs.evolve(make(), seconds=perf_counter() - start)
 
 
-def warn_of_values(
+def warn_of_recording(
+    f: Callable[..., Any],
+    key: tuple[Any, ...],
+    others: Mapping[tuple[Any, ...], Entry],
+    leaves: Sequence[Any],
+    spec: Any,
+    said: set[str],
+) -> None:
+    """Says of a call that is recorded now what its caller may not expect, once for each function.
+
+    `key` is that of the call, `others` are those of all that are known, and `said` has the reasons
+    of the warnings before.
+    """
+    _warn_of_nans(f, said)
+    _warn_of_values(f, key, others, leaves, spec, said)
+
+
+def _warn_of_nans(f: Callable[..., Any], said: set[str]) -> None:
+    """Says that anomaly mode, where it looks for nans, sees none inside of a program."""
+    if checks_nans() and "nans" not in said:
+        said.add("nans")
+        warn_user(
+            f"anomaly mode looks for nans in the gradients that {shown(f)} gives, and not inside "
+            "of its program. It looks at each op of a function that is called on DTensors without "
+            "spmd.",
+            FallbackWarning,
+        )
+
+
+def _warn_of_values(
     f: Callable[..., Any],
     key: tuple[Any, ...],
     others: Mapping[tuple[Any, ...], Entry],

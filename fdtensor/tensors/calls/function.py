@@ -26,7 +26,7 @@ from fdtensor.programs.options import EVERY_CALL, Options
 from fdtensor.programs.program import Program
 from fdtensor.programs.recording import refuse_no_function
 from fdtensor.programs.tracer import is_typed, trace
-from fdtensor.tensors.calls.again import timed, warn_of_values
+from fdtensor.tensors.calls.again import timed, warn_of_recording
 from fdtensor.tensors.calls.arguments import (
     distributed,
     distributed_key,
@@ -203,7 +203,7 @@ class Spmd(Generic[P, R]):
         entry = self.programs.get(key)
         if entry is None:
             if not self.options.eager:
-                warn_of_values(self.f, key, self.programs, leaves, spec, self.reasons)
+                warn_of_recording(self.f, key, self.programs, leaves, spec, self.reasons)
             entry = self.programs[key] = timed(partial(self._new, leaves, spec, key))
             keep_few(self.programs, self.quick)
         every = (self.options.check or entry.comm.check) in EVERY_CALL
