@@ -8,7 +8,6 @@ other, on tensors of its own sizes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -16,17 +15,26 @@ import attrs
 from fdtensor.layouts.errors import FdtensorError, TraceError
 from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.layout import Layout
-from fdtensor.layouts.placement import Ragged, Spans, StridedShard
+from fdtensor.layouts.placement import Cut, Shard
 from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.ops.graph import Call, Graph, Var
+from fdtensor.layouts.tree import flatten, unflatten
+from fdtensor.ops.graph import Graph, Var
 from fdtensor.plans.cost import CostModel
-from fdtensor.programs.nodes import Option
+from fdtensor.programs.sized import LISTED, fits, kind
 
 if TYPE_CHECKING:
     from fdtensor.programs.program import Program
 
-__all__ = ["Repeated", "Scale", "as_in", "at_scale", "dearer", "kinds", "nearest"]
+__all__ = [
+    "Repeated",
+    "Scale",
+    "as_in",
+    "at_scale",
+    "dearer",
+    "evenly",
+    "refuse_other_sizes",
+]
 
 Scale = Callable[[tuple[int, ...]], Sequence[int]]
 """A function from the shape of an argument to the one that it stands for."""
@@ -126,7 +134,7 @@ def _refuse_other_blocks(type: TensorType | FreeType, sizes: Sequence[int]) -> N
     """Raises `TraceError` for another size of a dim whose blocks are listed one by one."""
     placements = type.layout.placements if isinstance(type, TensorType) else ()
     for p in placements:
-        if isinstance(p, (Ragged, Spans)) and sizes[p.dim] != type.shape[p.dim]:
+        if isinstance(p, LISTED) and sizes[p.dim] != type.shape[p.dim]:
             raise TraceError(
                 f"as_if gives {sizes} for {type}, and ragged blocks are not scaled.",
                 placement=p,
@@ -160,13 +168,46 @@ def _refuse_other_arguments(program: Program, layouts: Sequence[Layout]) -> None
             hint="Repeat a program of the same function.",
         )
     for i, (own, other) in enumerate(zip(layouts, theirs, strict=True)):
-        if own is not other:
+        if not _alike(own, other):
             raise TraceError(
                 f"argument {i} has another layout than in the program to repeat.",
                 argument=own,
                 program=other,
                 hint="Give both the same layouts, on one mesh; sizes may differ.",
             )
+
+
+def _alike(own: Layout, other: Layout) -> bool:
+    """Whether a layout stands for another one, as blocks that are listed do for such blocks."""
+    pairs = [*zip(own.placements, other.placements, strict=True)]
+    listed = any(isinstance(p, LISTED) for pair in pairs for p in pair)
+    same = all(kind(p) == kind(q) for p, q in pairs) and own.order == other.order
+    return own is other or (listed and same and own.mesh is other.mesh)
+
+
+def evenly(out_layouts: object) -> object:
+    """A tree of layouts, even ones in place of those whose blocks are listed one by one."""
+    leaves, spec = flatten(out_layouts)
+    return unflatten(spec, [_even(x) if isinstance(x, Layout) else x for x in leaves])
+
+
+def _even(layout: Layout) -> Layout:
+    cuts = [Shard(p.dim) if isinstance(p, LISTED) else p for p in layout.placements]
+    return attrs.evolve(layout, placements=cuts)
+
+
+def refuse_other_sizes(wants: Sequence[object], graph: Graph) -> None:
+    """Raises `TraceError` where blocks were asked of a result that it has at other sizes alone."""
+    for k, (v, want) in enumerate(zip(graph.outs, wants, strict=True)):
+        full = graph.types[v.index]
+        for p in want.placements if isinstance(want, Layout) else ():
+            if isinstance(p, Cut) and not fits(p, full):
+                raise TraceError(
+                    f"as_if= (or like=) repeats a program of which result {k} was asked as {p}, "
+                    f"and its shape is {full.shape}.",
+                    asked=want,
+                    hint="Give out_layouts= beside it, for the sizes at hand.",
+                )
 
 
 def _refuse_other_calls(program: Program, graph: Graph) -> None:
@@ -181,60 +222,7 @@ def _refuse_other_calls(program: Program, graph: Graph) -> None:
         f"the program to repeat takes other calls from call {i} on.",
         call=told[0],
         program=told[1],
-        hint="Repeat a program of the same function, whose steps do not depend on sizes.",
-    )
-
-
-def nearest(options: Sequence[Option], chosen: tuple[Any, ...], call: Call, axis: str) -> Option:
-    """The option with the placements that were chosen at other sizes, or with the closest ones.
-
-    How blocks are cut that follow a halo, a padding or several merged dims depends on sizes. Raises
-    `TraceError` where none is of that kind.
-    """
-    kind = kinds(chosen)
-    alike = [option for option in options if kinds(option.key) == kind]
-    if not alike:
-        raise _no_such_row(call, axis, chosen)
-    return min(alike, key=lambda o: (o.key != chosen, _distance(o.key, chosen)))
-
-
-def kinds(key: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The placements of an option, without what depends on sizes."""
-    return tuple([tuple(map(_kind, side)) for side in key])
-
-
-def _kind(p: Any) -> Any:
-    return (type(p), p.dim) if isinstance(p, (Ragged, Spans, StridedShard)) else p
-
-
-def _distance(own: tuple[Any, ...], chosen: tuple[Any, ...]) -> float:
-    """How far ends of blocks are from those that were chosen, as parts of their dims."""
-    placed: list[Any] = [*own[0], *own[1]]
-    others: list[Any] = [*chosen[0], *chosen[1]]
-    pairs = zip(placed, others, strict=True)
-    return sum(abs(a - b) for p, q in pairs for a, b in zip(_ends(p), _ends(q), strict=False))
-
-
-def _ends(p: Any) -> list[float]:
-    match p:
-        case Ragged(_, sizes):
-            return [end / max(1, sum(sizes)) for end in accumulate(sizes)]
-        case Spans(_, spans):
-            size = max([end for ranges in spans for _, end in ranges], default=1)
-            return [ranges[-1][1] / size if ranges else 0.0 for ranges in spans]
-        case StridedShard(_, blocks):
-            return [1 / blocks]
-        case _:
-            return []
-
-
-def _no_such_row(call: Call, axis: str, chosen: tuple[Any, ...]) -> TraceError:
-    """The error for a call that cannot do at these sizes what was chosen at others."""
-    return TraceError(
-        f"{call.op} has no row at these sizes that is the one chosen at others.",
-        call=call.mark,
-        axis=axis,
-        chosen=f"{chosen[0]} -> {chosen[1]}",
-        hint="Take sizes that are cut as the others are (a dim of 1 stays whole); fix those of an "
-        "export.",
+        line=next((c.mark for g in (graph, other) for c in g.calls[i : i + 1]), "not known"),
+        hint="Repeat a program of the same function, whose steps do not depend on sizes: a write "
+        "to a slice is one to the whole where it covers a small dim.",
     )

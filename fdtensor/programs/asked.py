@@ -10,6 +10,7 @@ import optree
 from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Graph
+from fdtensor.programs.as_if import refuse_other_sizes
 from fdtensor.programs.choices import Constraints
 from fdtensor.programs.ends import Wanted
 from fdtensor.programs.following import parameters_among
@@ -32,7 +33,9 @@ def asked_of(
 ) -> Sequence[Wanted]:
     """What is asked of each output, by the options and the arguments."""
     if repeats is not None and options.out_layouts is None:
-        return repeats.origin.wants  # small sizes may be equal where the real ones are not
+        wants = repeats.origin.wants  # small sizes may be equal where the real ones are not
+        refuse_other_sizes(wants, graph)
+        return wants
     asked = resolved(options.out_layouts, f, spec, types)
     return wanted_layouts(graph, spec, types, out_tree, statics, asked, options.eager)
 

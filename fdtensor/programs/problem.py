@@ -11,8 +11,6 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from math import prod
 from typing import Any, TypeGuard
 
-import attrs
-
 from fdtensor.layouts.placement import Cut, Partial, Placement, Ragged, Shard
 from fdtensor.ops.flops import work
 from fdtensor.ops.graph import Call, Full, Graph, Var
@@ -20,12 +18,11 @@ from fdtensor.ops.lift import rows_compose
 from fdtensor.ops.notation.core import R, Row, rule_of
 from fdtensor.ops.pins import pinned
 from fdtensor.ops.rows import CallKey, kinds_of, recut_rows, rows_of, variants
-from fdtensor.programs.as_if import kinds, nearest
 from fdtensor.programs.boundary import Boundary, boundary_of
 from fdtensor.programs.choices import Body, Choice, Constraints
-from fdtensor.programs.decomposed import decomposed
 from fdtensor.programs.deterministic import on_whole, on_whole_operands
 from fdtensor.programs.ends import any_place, block, input_node, open_places, output_node
+from fdtensor.programs.nearest import Past, kinds
 from fdtensor.programs.nodes import Node, Option, Place
 from fdtensor.programs.prices import AxisPrices, LeastPrices, Prices
 
@@ -62,10 +59,11 @@ class ProblemBuilder:
         self.constraints, self.body_options = constraints, body_options
         self.taken = taken
         self.whole = on_whole_operands(graph) if constraints.deterministic else frozenset[int]()
-        self.like = None if constraints.like is None else constraints.like[axis]
         self.known: dict[Hashable, tuple[Option, ...]] = {}
         self.domain: dict[Var, dict[Placement, None]] = {}
         """The placements in which a value may be computed."""
+        like = None if constraints.like is None else constraints.like[axis]
+        self.like = like and Past(like, graph, self.mesh, axis, self.domain)
         self.left = tuple([self._left(Var(i), full) for i, full in enumerate(graph.types)])
         placed: dict[int, dict[str, Placement]] = {}
         for other, choice in before.items():
@@ -117,7 +115,7 @@ class ProblemBuilder:
     def _results(self, k: int, v: Var) -> list[Placement]:
         """The placements that output `k`, value `v`, may have where it is free."""
         if self.like is not None:
-            return [self.like.outs[k]]
+            return [self.like.result(k)]
         if k in self.constraints.ties:
             return list(self.domain[self.graph.inputs[self.constraints.ties[k]]])
         ends = [choice.outs[k] for choice in self.before.values()]
@@ -157,9 +155,11 @@ class ProblemBuilder:
         ins = tuple([tuple(self.domain[v]) for v in call.ins])
         past = tuple([choice.calls[i] for choice in self.before.values()])
         cuts = [tuple([c.placements.get(v) for c in self.before.values()]) for v in call.ins]
-        like = None if self.like is None else self.like.calls[i]
-        repeated = like and (like.key, getattr(like.note, "blocks", None))
-        rest = i in self.whole, self.cost_of(call) is not self.cost, repeated
+        rest = (
+            i in self.whole,
+            self.cost_of(call) is not self.cost,
+            self.like and self.like.looks(i),
+        )
         return CallKey.of(call), tuple(sides), ins, past, tuple(cuts), rest
 
     def _built(self, i: int, call: Call) -> list[Option]:
@@ -171,8 +171,8 @@ class ProblemBuilder:
             return [on_whole(call)]
         places = dict.fromkeys(p for v in call.ins for p in self.domain[v])
         kinds = kinds_of(places)
-        if self.like is not None and isinstance(self.like.calls[i].note, Body):
-            return self._constrained(i, call, self._repeated(call, self.like.calls[i]))
+        if self.like is not None and isinstance(self.like.choice.calls[i].note, Body):
+            return self._constrained(i, call, self.like.bodies(i))
         sides = [None if v is None else graph.types[v.index] for v in (*call.ins, *call.outs)]
         rows = [r for r in rows_of(call, graph.types, self.count) if self._may_cut(call, r)]
         for row in list(rows):
@@ -193,23 +193,16 @@ class ProblemBuilder:
 
     def _may_cut(self, call: Call, row: Row) -> bool:
         """Whether a row cuts more than dims of one index, or an operand comes so."""
+        if self.like is not None:  # dims that are longer where it was chosen
+            return True
         cuts = [(v, p) for v, p in zip(call.ins, row.ins, strict=True) if _cut(p)]
         large = any(self.graph.types[v.index].shape[p.dim] > 1 for v, p in cuts)
         return large or not cuts or any(p in self.domain[v] for v, p in cuts)
 
     def _as_like(self, i: int, rows: Sequence[Row]) -> Iterable[Row]:
         """The different rows of a call; that which was chosen at other sizes, where one was."""
-        kind = None if self.like is None else kinds(self.like.calls[i].key)
+        kind = None if self.like is None else kinds(self.like.choice.calls[i].key)
         return dict.fromkeys(r for r in rows if kind in (None, kinds((r.ins, r.outs))))
-
-    def _repeated(self, call: Call, past: Option) -> list[Option]:
-        """The same decomposition as at other sizes, if there is one."""
-        fulls = tuple(self.graph.types[v.index] for v in call.ins)
-        read = tuple(v is not None for v in call.outs)
-        graph = decomposed(CallKey.of(call), fulls, read, past.note.blocks)
-        if graph is None:
-            return []
-        return [attrs.evolve(past, note=attrs.evolve(past.note, graph=graph))]
 
     def _kinds(self, call: Call, row: Row, kinds: Iterable[Placement]) -> Iterator[Placement]:
         """The kinds that a row may be cut in: those that an operand has along the dim it cuts."""
@@ -223,7 +216,7 @@ class ProblemBuilder:
     def _constrained(self, i: int, call: Call, options: list[Option]) -> list[Option]:
         """The options that keep to the constraints."""
         if self.like is not None:
-            options = [nearest(options, self.like.calls[i].key, call, self.axis)]
+            options = [self.like.nearest(options, i)]
         uncut = self.constraints.uncut
         if not uncut:
             return options

@@ -15,13 +15,15 @@ from time import thread_time
 import attrs
 
 from fdtensor.layouts.errors import FdtensorError
+from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.progress import now
 from fdtensor.ops.graph import Graph
 from fdtensor.programs.boundary import Boundary
 from fdtensor.programs.choice_cache import agree, keep, key_of, may_end, recalled
-from fdtensor.programs.choices import Body, Choice, Choices, Constraints
+from fdtensor.programs.choices import Body, Choice, Choices, Constraints, Nesting
 from fdtensor.programs.joint import Joint
 from fdtensor.programs.mixtures import nodes_of
+from fdtensor.programs.nested import Nested
 from fdtensor.programs.nestings import in_orders, reordering
 from fdtensor.programs.nodes import Node, Option, Place
 from fdtensor.programs.prices import Prices
@@ -126,7 +128,16 @@ def _once(joint: Joint, order: Sequence[str]) -> Choices:
     for axis in order:
         choices[axis] = joint.along(axis, choices)
     like = joint.constraints.like
-    return Choices(choices, None if like is None else like.nested)
+    nested = None if like is None else like.nested
+    return Choices(choices, nested and _at_these_sizes(nested, joint.prices.mesh, choices))
+
+
+def _at_these_sizes(nested: Nesting, mesh: Mesh, choices: Mapping[str, Choice]) -> Nesting:
+    """The orders of axes with the placements of outputs that were chosen with them."""
+    outs = zip(*(choices[axis].outs for axis in mesh.axes), strict=True)
+    pairs = zip(nested.outs, outs, strict=True)
+    ends = [Nested(p, old.order) if isinstance(old, Nested) else p for old, p in pairs]
+    return attrs.evolve(nested, outs=tuple(ends))
 
 
 def _in_turn(joint: Joint, order: Sequence[str]) -> Choices:

@@ -21,7 +21,7 @@ from fdtensor.layouts.tree import flatten, flatten_admitting, unflatten
 from fdtensor.ops.ambient import neutral
 from fdtensor.ops.random_key import is_key, key_type, with_random_key
 from fdtensor.plans.cost import CostModel, model_of
-from fdtensor.programs.as_if import Scale, at_scale
+from fdtensor.programs.as_if import Scale, at_scale, evenly
 from fdtensor.programs.closed_over import closing, given_all, given_besides
 from fdtensor.programs.dynamic import Dynamic, Recording
 from fdtensor.programs.from_recorded import program_like, program_of
@@ -249,5 +249,6 @@ def _at_scale(
     assert options.as_if is not None
     assert not isinstance(options.as_if, Program)
     real = at_scale(types, options.as_if)
+    options = attrs.evolve(options, as_if=None, out_layouts=evenly(options.out_layouts))
     blanks = [None if t is leaf else leaf for t, leaf in zip(types, leaves, strict=True)]
-    return again(f, spec, blanks, real, attrs.evolve(options, as_if=None), packed=packed).program
+    return again(f, spec, blanks, real, options, packed=packed).program

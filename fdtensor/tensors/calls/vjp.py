@@ -17,6 +17,7 @@ from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.torch_private import OpOverload
 from fdtensor.layouts.tree import flatten, unflatten
+from fdtensor.programs.as_if import evenly
 from fdtensor.programs.meshes import on_mesh
 from fdtensor.programs.options import Like, Options
 from fdtensor.programs.program import Program
@@ -210,7 +211,10 @@ def _joint_program(
     if real is not None:
         cotangents = [real.out_types[i].cotangent() for i in through]
         at_real = functools.partial(make, dynamic=None)
-        whole = at_real([*real.in_types, *cotangents], attrs.evolve(options, as_if=None)).program
+        asked: Any = evenly(options.out_layouts)
+        own = [t.layout for t in real.out_types], *asked[1:]
+        alone = attrs.evolve(options, as_if=None, out_layouts=own)
+        whole = at_real([*real.in_types, *cotangents], alone).program
         options = attrs.evolve(options, as_if=whole, max_bytes=None)
     return make(types, options)
 
