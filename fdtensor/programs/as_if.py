@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import optree
 
 from fdtensor.layouts.errors import FdtensorError, TraceError
 from fdtensor.layouts.free_type import FreeType
@@ -20,6 +21,7 @@ from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten, unflatten
 from fdtensor.ops.graph import Graph, Var
+from fdtensor.ops.random_bits.keys import INTEGERS
 from fdtensor.plans.cost import CostModel
 from fdtensor.programs.sized import LISTED, fits, kind
 
@@ -103,13 +105,26 @@ def _as(type: FreeType, other: TensorType | None) -> TensorType:
 
 
 def at_scale(
-    types: Sequence[TensorType | FreeType | None], scale: Scale
+    types: Sequence[TensorType | FreeType | None], spec: optree.PyTreeSpec, scale: Scale
 ) -> list[TensorType | FreeType | None]:
-    """The types with the shapes that they stand for.
+    """The types with the shapes that they stand for; a random key is of one size.
 
-    Raises `TraceError` where `scale` gives no shape of as many dims.
+    `spec` is the structure of the arguments. Raises `TraceError` where `scale` gives no shape of as
+    many dims.
     """
-    return [None if type is None else _scaled(type, scale) for type in types]
+    pairs = zip(types, spec.paths(), strict=True)
+    return [
+        type if type is None or (path == KEY and _is_words(type)) else _scaled(type, scale)
+        for type, path in pairs
+    ]
+
+
+KEY = (1, "key")
+"""Where random ops have their key among `args, kwargs`."""
+
+
+def _is_words(type: TensorType | FreeType) -> bool:
+    return type.shape == (2,) and type.dtype in INTEGERS
 
 
 def _scaled(type: TensorType | FreeType, scale: Scale) -> TensorType | FreeType:

@@ -248,7 +248,7 @@ def _at_scale(
     """The program at the sizes that the function `options.as_if` gives."""
     assert options.as_if is not None
     assert not isinstance(options.as_if, Program)
-    real = at_scale(types, options.as_if)
+    real = at_scale(types, spec, options.as_if)
     options = attrs.evolve(options, as_if=None, out_layouts=evenly(options.out_layouts))
     blanks = [None if t is leaf else leaf for t, leaf in zip(types, leaves, strict=True)]
     return again(f, spec, blanks, real, options, packed=packed).program

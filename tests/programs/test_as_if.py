@@ -19,6 +19,7 @@ from fdtensor import (
     trace,
 )
 from fdtensor.errors import TraceError
+from fdtensor.random import key
 
 MESH = Mesh(x=4)
 COMM = SimulatedComm(MESH)
@@ -172,6 +173,24 @@ def test_ragged_results_are_asked_at_the_sizes_at_hand():
     with pytest.raises(TraceError, match="result 0 was asked as S"):
         trace(CUT["rest"], typed((8, 4)), like=large)
     assert trace(CUT["rest"], typed((8, 4)), like=large, out_layouts=own).out_types[0].layout is own
+
+
+def test_a_random_key_keeps_its_size():
+    x = distribute(torch.ones(4, 6), MESH.layout("x"), COMM)
+    asked = []
+
+    def real(shape):
+        asked.append(tuple(shape))
+        return tuple(64 * n for n in shape)
+
+    def dropped(x):
+        return F.dropout(x, 0.5)
+
+    draws = [spmd(dropped, as_if=scale)(x, key=key(3)).full() for scale in (None, real)]
+    assert torch.equal(*draws)
+    assert asked == [(4, 6)]
+    trace(dropped, x, as_if=real, key=key(3))
+    assert asked == [(4, 6), (4, 6)]
 
 
 def test_what_has_no_counterpart_at_small_sizes_is_told_with_its_line():
