@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
 import torch
 
-from fdtensor.layouts.errors import ValueTreeError
+from fdtensor.layouts.errors import TraceError, ValueTreeError
 from fdtensor.layouts.expected import no_argument
 from fdtensor.layouts.opaque import opaque
+from fdtensor.layouts.tree import flatten, unflatten
 from fdtensor.layouts.words import near
 from fdtensor.ops.again import given_within
 from fdtensor.ops.transparent import recording
-from fdtensor.programs.options import Options
+from fdtensor.programs.options import Like, Options
 from fdtensor.programs.program import Program
 from fdtensor.programs.tracer import is_typed
 from fdtensor.tensors.calls.function import Spmd
@@ -81,8 +83,9 @@ def bind(module: torch.nn.Module, params: Mapping[str, DTensor[Any]], **options:
     `params` has a DTensor for each name of `module.named_parameters()`, and may have some for those
     of `named_buffers()`; buffers that it lacks are the module's own, the same on all ranks. All
     names of one parameter may have its DTensor. The module stays as it is. `options` are those of
-    `spmd`. Raises `ValueTreeError` for a parameter that is missing, is no DTensor or has two, and
-    for a name that the module does not have.
+    `spmd`: names and positions of arguments are those of the module's `forward`, of which 0 is the
+    first, and "params" is `params`. Raises `ValueTreeError` for a parameter that is missing, is no
+    DTensor or has two, and for a name that the module does not have.
 
     >>> mesh = Mesh(x=2)
     >>> comm = SimulatedComm(mesh)
@@ -99,7 +102,7 @@ def bind(module: torch.nn.Module, params: Mapping[str, DTensor[Any]], **options:
     True
     """
     params = _by_first_names(module, params)
-    wanted = Options(**options)
+    wanted = _by_names(Options(**options), _arguments_of(module))
     asked = wanted.out_layouts
     of_both = wanted if asked is None else attrs.evolve(wanted, out_layouts=(asked, None))
     of_module = functools.partial(_of_module, module)
@@ -109,7 +112,53 @@ def bind(module: torch.nn.Module, params: Mapping[str, DTensor[Any]], **options:
 def _of_module(module: torch.nn.Module, f: Any, options: Options) -> Spmd[..., Any]:
     own: Any = functools.partial(f, module)  # a closure would not pickle
     own.__name__ = type(module).__name__
+    arguments = _arguments_of(module)
+    if arguments:
+        own_name = any(p.name == "params" for p in arguments)
+        name = "params_of_module" if own_name else "params"
+        first = inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY)
+        own.__signature__ = inspect.Signature([first, *arguments])
     return Spmd(own, options)
+
+
+def _arguments_of(module: torch.nn.Module) -> list[inspect.Parameter]:
+    """The arguments of a module's `forward`, which pickle; none where they are not known."""
+    try:
+        known = inspect.signature(module.forward).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    none = inspect.Parameter.empty
+    return [p.replace(annotation=none, default=none if p.default is none else None) for p in known]
+
+
+def _by_names(options: Options, arguments: Sequence[inspect.Parameter]) -> Options:
+    """The options with the names of arguments in place of their positions."""
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [p.name for p in arguments if p.kind in positional]
+    several = not arguments or any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in arguments)
+
+    def named(argument: Any) -> Any:
+        if not isinstance(argument, int) or argument < 0:
+            return argument
+        if argument >= len(names) and not several:
+            raise TraceError(
+                f"options of bind name argument {argument}, which the module does not have.",
+                arguments=", ".join(names) or "none",
+                hint="Count the arguments of its forward from 0, without self, or give names.",
+            )
+        return names[argument] if argument < len(names) else argument + 1  # params come first
+
+    def placed(leaf: Any) -> Any:
+        return Like(named(leaf.argument)) if isinstance(leaf, Like) else leaf
+
+    leaves, spec = flatten(options.out_layouts)
+    donate, dynamic = options.donate, options.dynamic
+    return attrs.evolve(
+        options,
+        out_layouts=unflatten(spec, [*map(placed, leaves)]),
+        donate=named(donate) if isinstance(donate, (int, str)) else tuple(map(named, donate)),
+        dynamic=dynamic and {named(argument): d for argument, d in dynamic.items()},
+    )
 
 
 def _forward(

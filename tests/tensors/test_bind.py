@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import fdtensor as fd
+from fdtensor.errors import FdtensorError, TraceError
 
 MESH = fd.Mesh(dp=2, tp=2)
 COMM = fd.connect(MESH)
@@ -204,3 +205,67 @@ def test_plain_parameters_are_refused_but_where_a_function_is_recorded():
     params, x = laid(linear.named_parameters()), fd.distribute(X, MESH.layout("dp"), COMM)
     inside = fd.spmd(lambda params, x: fd.bind(linear, params)(x))
     torch.testing.assert_close(inside(params, x).full(), linear(X))
+
+
+class Decoder(nn.Module):
+    """A layer of attention to all before, whose keys and values are given and come back."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.runs = nn.Linear(6, 18), 0
+
+    def forward(self, x, cache=None):
+        self.runs += 1
+        q, k, v = self.qkv(x).chunk(3, -1)
+        if cache is not None:
+            k, v = torch.cat([cache[0], k], 1), torch.cat([cache[1], v], 1)
+        return (q @ k.mT).softmax(-1) @ v, (k, v)
+
+
+@pytest.mark.parametrize("dynamic", [{"cache": 1}, {1: 1}])
+@pytest.mark.parametrize("by_name", [True, False])
+def test_a_decoder_with_a_cache_is_recorded_once_for_all_lengths(dynamic, by_name):
+    torch.manual_seed(0)
+    module, plain, x = Decoder(), Decoder(), torch.randn(2, 3, 6)
+    plain.load_state_dict(module.state_dict())
+    step = fd.bind(module, laid(module.named_parameters()), dynamic=dynamic)
+    _, cache = step(fd.distribute(x, MESH.layout("dp"), COMM))
+    _, full = plain(x)
+    for i in range(4):
+        new = torch.full((2, 1, 6), i / 4)
+        token = fd.distribute(new, MESH.layout("dp"), COMM)
+        out, cache = step(token, cache=cache) if by_name else step(token, cache)
+        due, full = plain(new, full)
+        torch.testing.assert_close(out.full(), due)
+    assert module.runs == 2, "the first tokens, and one more"
+
+
+@pytest.mark.parametrize("name", [0, "x"])
+def test_options_name_the_arguments_of_the_forward(name):
+    module = nn.Linear(6, 6) if name == 0 else Decoder()
+    params = laid(module.named_parameters(), MESH.layout("tp"))
+    x = fd.distribute(torch.randn(2, 3, 6), MESH.layout("dp"), COMM)
+    wanted = fd.like(name) if name == 0 else (fd.like(name), None)
+    bound = fd.bind(module, params, out_layouts=wanted, donate=name)
+    result = bound(x)
+    assert (result if name == 0 else result[0]).layout is x.layout
+    with pytest.raises(FdtensorError, match="this DTensor was donated"):
+        x.full()
+    assert pickle.loads(pickle.dumps(bound.function)).options == bound.function.options
+    weights = fd.bind(nn.Linear(6, 6), laid(nn.Linear(6, 6).named_parameters()), donate="params")
+    assert weights.function.options.donate == "params"
+
+
+@pytest.mark.parametrize("dynamic", [{"kwargs": 1}, {"params_": 1}])
+def test_names_of_arguments_that_the_forward_does_not_have_are_refused(dynamic):
+    module = Decoder()
+    step = fd.bind(module, laid(module.named_parameters()), dynamic=dynamic)
+    with pytest.raises(TraceError, match="which the function does not have") as refused:
+        step(fd.distribute(torch.randn(2, 3, 6), MESH.layout(), COMM))
+    assert refused.value.facts["arguments"] == "params, x, cache"
+
+
+def test_positions_that_the_forward_does_not_have_are_refused():
+    module = Decoder()
+    with pytest.raises(TraceError, match="name argument 2, which the module does not have"):
+        fd.bind(module, laid(module.named_parameters()), dynamic={2: 1})
