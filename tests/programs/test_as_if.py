@@ -193,6 +193,18 @@ def test_a_random_key_keeps_its_size():
     assert asked == [(4, 6), (4, 6)]
 
 
+@pytest.mark.parametrize(("shape", "dim"), [((0,), 0), ((0, 1), 1), ((0, 1, 6), 1)])
+def test_dims_of_0_and_1_are_cut_as_they_were(shape, dim):
+    for mesh in (Mesh(x=1), MESH):  # over one rank all cuts cost the same
+        x = distribute(torch.ones(shape), mesh.layout(*[None] * dim, "x"), SimulatedComm(mesh))
+        step = spmd(drawn, as_if=lambda sizes: [64 * n if n > 1 else n for n in sizes])
+        assert step(x, key=key(1)).shape == shape
+
+
+def drawn(x):
+    return x.clone().geometric_(0.3)
+
+
 def test_what_has_no_counterpart_at_small_sizes_is_told_with_its_line():
     mesh = Mesh(a=2, b=2)
     rows = Layout(mesh, [Shard(0), Shard(0)])
