@@ -29,8 +29,30 @@ class LeftBehind:
 
     attributes: tuple[str, ...] = ()
     """Of modules, by the kind of the module: they have their earlier values again."""
+    counts: tuple[str, ...] = ()
+    """The attributes of modules that the function itself sets to other numbers."""
     generators: tuple[str, ...] = ()
     """The modules of Python that have drawn numbers."""
+
+    def told(self, name: str, line: str) -> Iterator[str]:
+        """What a function of this name does that is lost, or that no later call does."""
+        if self.attributes:
+            yield (
+                f"{name} keeps tensors in {', '.join(self.attributes[:3])}, and a program keeps "
+                f"none: what was there before is there again ({line}). Return them as results, and "
+                "pass those of an earlier call as arguments."
+            )
+        for attribute in self.counts:
+            yield (
+                f"{name} sets {attribute}, and what it computes may depend on it: each call with "
+                f"another value is recorded anew ({line}). Count outside, or pass a tensor and "
+                "return the next."
+            )
+        for generator in self.generators:
+            yield (
+                f"{name} draws from {generator}, and its program keeps the numbers of this call "
+                f"({line}). Draw with torch, by key=, or pass them as arguments."
+            )
 
 
 @contextlib.contextmanager
@@ -52,6 +74,7 @@ def left_behind() -> Generator[LeftBehind]:
         after = _generators()
         left.generators = tuple(name for name, state in before.items() if state != after[name])
         restored = [name for module, own in known.items() for name in _restored(module, own)]
+        left.counts = tuple([name for each in known.items() for name in _counted(*each)])
         left.attributes = tuple(dict.fromkeys(restored))
 
 
@@ -82,6 +105,14 @@ def _restored(module: torch.nn.Module, own: dict[str, Any]) -> Iterator[str]:
             earlier.clear()
             earlier.update(content)
         attributes[name] = earlier
+
+
+def _counted(module: torch.nn.Module, own: dict[str, Any]) -> Iterator[str]:
+    """The attributes of a module that are another number now, or another string."""
+    for name, value in vars(module).items():
+        earlier, _ = own.get(name, (None, None))
+        if name not in _OF_MODULES and isinstance(value, (int, float, str)) and value != earlier:
+            yield f"{type(module).__name__}.{name}"
 
 
 _OF_MODULES = frozenset(vars(torch.nn.Module()))

@@ -20,7 +20,7 @@ from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import argument, flatten_admitting, paths, unflatten
 from fdtensor.layouts.words import first_sentence, shown
 from fdtensor.ops.graph import Call, Full, Graph
-from fdtensor.ops.left_behind import LeftBehind, left_behind
+from fdtensor.ops.left_behind import left_behind
 from fdtensor.ops.recorder import record
 from fdtensor.ops.rewrite import rewritten
 from fdtensor.ops.sizes import Sizes
@@ -88,6 +88,7 @@ class Recorded:
     """The numbers of the tensors that require grad but depend on no argument."""
 
 
+# what one recording needs, and what is known when it ends
 def recorded(
     f: Callable[..., Any],
     spec: optree.PyTreeSpec,
@@ -131,7 +132,8 @@ def recorded(
     )
     with _told(f, spec, types), left_behind() as left:
         graph = record_these(flat, fulls)
-    _tell_left(f, left)
+    for text in left.told(name_of(f), user_line() or "not known"):
+        warn_user(text, FallbackWarning)
     return Recorded(graph if sizes is not None else rewritten(graph), *result)
 
 
@@ -237,24 +239,6 @@ def _tell_lost(
         AS_BUFFERS if getattr(call.mark, "module", "") else "Return it too, or write to a clone()."
     )
     warn_user(f"{sentence} ({line}). {cure}", FallbackWarning)
-
-
-def _tell_left(f: Callable[..., Any], left: LeftBehind) -> None:
-    """Says what a function does that is lost, or is done at the first call alone."""
-    if left.attributes:
-        names = ", ".join(left.attributes[:3])
-        warn_user(
-            f"{name_of(f)} keeps tensors in {names}, and a program keeps none: what was there "
-            f"before is there again ({user_line() or 'not known'}). Return them as results, and "
-            "pass those of an earlier call as arguments.",
-            FallbackWarning,
-        )
-    for name in left.generators:
-        warn_user(
-            f"{name_of(f)} draws from {name}, and its program keeps the numbers of this call "
-            f"({user_line() or 'not known'}). Draw with torch, by key=, or pass them as arguments.",
-            FallbackWarning,
-        )
 
 
 def _line_of(error: BaseException) -> str:

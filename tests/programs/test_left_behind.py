@@ -149,3 +149,17 @@ def test_what_pytrees_do_not_look_into_is_refused():
             spmd(kind)(x)
     assert isinstance(spmd(lambda x: (x, Bare(3)))(x)[1], Bare)
     assert isinstance(spmd(lambda x: OrderedDict(y=x))(x)["y"], fd.DTensor)
+
+
+def test_a_module_that_counts_its_calls_is_told_of():
+    class Counting(nn.Module):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return x * self.calls
+
+    f = bind(Counting(), {})
+    for n in (1.0, 2.0):
+        with pytest.warns(FallbackWarning, match=r"sets Counting.calls.*is recorded anew"):
+            assert torch.equal(f(ones(4)).full(), torch.full((4,), n))

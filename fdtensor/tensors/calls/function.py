@@ -102,8 +102,7 @@ class Spmd(Generic[P, R]):
         One rank alone may look: ranks agree at the first call. Types are enough, for a look without
         processes, and may be free: a call takes tensors in the layouts that the program has.
         """
-        drawing = self._drawing(args, kwargs)
-        if drawing is not None:
+        if (drawing := self._drawing(args, kwargs)) is not None:
             return drawing.trace(*args, **kwargs)
         leaves, spec = flatten_admitting((args, kwargs), is_leaf=is_typed)
         free = any(isinstance(leaf, FreeType) for leaf in leaves)
@@ -145,8 +144,8 @@ class Spmd(Generic[P, R]):
             drawing = self._drawing(args, kwargs)
             if drawing is not None:
                 return drawing(*args, **kwargs)
-        apart = flatten if self.programs else flatten_admitting  # which are known from then on
-        leaves, spec = apart((args, kwargs), is_leaf=is_dtensor)
+        flat = flatten if self.programs else flatten_admitting  # later calls know their nodes
+        leaves, spec = flat((args, kwargs), is_leaf=is_dtensor)
         try:
             if any(isinstance(leaf, torch.Tensor) for leaf in leaves):
                 leaves = distributed(self, leaves, spec, self.options)

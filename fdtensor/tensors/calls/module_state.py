@@ -50,20 +50,20 @@ class ModuleState:
     def __init__(self, module: torch.nn.Module) -> None:
         self.mutable: list[tuple[dict[str, Any], str]] = []
         """The attributes that may change in place: of which module, and their names."""
-        self._values: list[Any] = []
+        self.values: list[Any] = []
         for name, part in module.named_modules(remove_duplicate=False):
-            self._values += [name, part.__class__, part.training]
+            self.values += [name, part.__class__, part.training]
             parameters, buffers = module_tensors(part)
-            self._values += [(n, Itself(t)) for n, t in (*parameters.items(), *buffers.items())]
+            self.values += [(n, Itself(t)) for n, t in (*parameters.items(), *buffers.items())]
             for n, v in vars(part).items():
                 if n in OF_MODULES:
                     continue
                 key = _as_key(v)
                 if key is not None:
-                    self._values.append((n, key))
+                    self.values.append((n, key))
                 elif isinstance(v, _MUTABLE):
                     self.mutable.append((vars(part), n))
-        self._hash = hash(tuple(self._values))
+        self._hash = hash(tuple(self.values))
 
     def __hash__(self) -> int:
         return self._hash
@@ -71,7 +71,7 @@ class ModuleState:
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
-        return isinstance(other, ModuleState) and self._values == other._values
+        return isinstance(other, ModuleState) and self.values == other.values
 
 
 def _as_key(value: Any) -> Any:

@@ -61,6 +61,7 @@ def argument_key(value: Any) -> Any:
     return (kind, value) if kind in _PLAIN else _key(value, True, 0, _Look(ModuleStates()))
 
 
+# a line or two for each kind of value
 def _key(value: Any, is_argument: bool, depth: int, looking: _Look) -> Any:
     """The key of an argument, which was `given`, or of a value that a function reads by itself.
 
