@@ -94,7 +94,8 @@ def _restored(module: torch.nn.Module, own: dict[str, Any]) -> Iterator[str]:
     """The attributes of a module that hold tensors without values, which have earlier ones now."""
     attributes = vars(module)
     for name in [n for n, value in attributes.items() if n not in _OF_MODULES and _is_lost(value)]:
-        yield f"{type(module).__name__}.{name}"
+        if name != _WEIGHTS:
+            yield f"{type(module).__name__}.{name}"
         earlier, content = own.get(name, (None, None))
         if name not in own:
             del attributes[name]
@@ -114,6 +115,9 @@ def _counted(module: torch.nn.Module, own: dict[str, Any]) -> Iterator[str]:
         if name not in _OF_MODULES and isinstance(value, (int, float, str)) and value != earlier:
             yield f"{type(module).__name__}.{name}"
 
+
+_WEIGHTS = "_flat_weights"
+"""Where recurrent modules of torch list their parameters anew when one is set: nothing is lost."""
 
 _OF_MODULES = frozenset(vars(torch.nn.Module()))
 
