@@ -8,6 +8,7 @@ from typing import Any
 
 import optree
 import optree.dataclasses
+import torch
 
 from fdtensor.layouts.torch_private import torch_pytree
 
@@ -53,7 +54,7 @@ def flatten_admitting(
 def _admitted(kind: Any) -> bool:
     """Whether a kind of leaf is a node from now on."""
     node: Any = torch_pytree.SUPPORTED_NODES.get(kind)
-    if node is not None:
+    if node is not None and kind is not torch.Size:  # a value, as numbers are
 
         def apart(value: Any) -> tuple[Any, _Context]:
             children, context = node.flatten_fn(value)

@@ -20,7 +20,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from fdtensor.layouts.tree import flatten
 from fdtensor.ops.transparent import has_values
 
-__all__ = ["LeftBehind", "left_behind"]
+__all__ = ["OF_MODULES", "LeftBehind", "left_behind"]
 
 
 @attrs.define
@@ -93,7 +93,7 @@ def _copied(value: Any) -> tuple[Any, Any]:
 def _restored(module: torch.nn.Module, own: dict[str, Any]) -> Iterator[str]:
     """The attributes of a module that hold tensors without values, which have earlier ones now."""
     attributes = vars(module)
-    for name in [n for n, value in attributes.items() if n not in _OF_MODULES and _is_lost(value)]:
+    for name in [n for n, value in attributes.items() if n not in OF_MODULES and _is_lost(value)]:
         if name != _WEIGHTS:
             yield f"{type(module).__name__}.{name}"
         earlier, content = own.get(name, (None, None))
@@ -112,14 +112,16 @@ def _counted(module: torch.nn.Module, own: dict[str, Any]) -> Iterator[str]:
     """The attributes of a module that are another number now, or another string."""
     for name, value in vars(module).items():
         earlier, _ = own.get(name, (None, None))
-        if name not in _OF_MODULES and isinstance(value, (int, float, str)) and value != earlier:
+        number = name not in OF_MODULES and isinstance(value, (int, float, str))
+        if number and value is not earlier and value != earlier:  # nan differs from itself
             yield f"{type(module).__name__}.{name}"
 
 
 _WEIGHTS = "_flat_weights"
 """Where recurrent modules of torch list their parameters anew when one is set: nothing is lost."""
 
-_OF_MODULES = frozenset(vars(torch.nn.Module()))
+OF_MODULES = frozenset(vars(torch.nn.Module()))
+"""The attributes that every module has."""
 
 
 def _is_lost(value: Any) -> bool:

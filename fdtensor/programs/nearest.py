@@ -52,7 +52,7 @@ class Past:
         alike = [option for option in options if kinds(option.key) == kinds(chosen)]
         if not alike:
             raise self._no_such_row(call, chosen)
-        wanted = [self._now(v, p) for v, p in zip(call.ins, chosen[0], strict=True)]
+        wanted = [self._at_hand(v, p) for v, p in zip(call.ins, chosen[0], strict=True)]
         values = (*call.ins, *call.outs)
         fulls = [None if v is None else self.graph.types[v.index] for v in values]
         ends = [self._ends(p, full) for p, full in zip(_flat(chosen), fulls, strict=True)]
@@ -74,8 +74,8 @@ class Past:
         full = self.graph.types[v.index]
         if fits(p, full):
             return p
-        now = self._now(v, p)
-        return now if now is not p else Shard(p.dim)  # type: ignore[union-attr]
+        own = self._at_hand(v, p)
+        return own if own is not p else Shard(p.dim)  # type: ignore[union-attr]
 
     def bodies(self, i: int) -> list[Option]:
         """The decomposition of call `i` that was chosen, if there is one at these sizes.
@@ -98,8 +98,8 @@ class Past:
         placed = [self.choice.placements.get(v) for v in self.graph.calls[i].ins]
         return option.key, getattr(option.note, "blocks", None), tuple(placed)
 
-    def _now(self, v: Var, p: Place) -> Any:
-        """How a value is computed now that was computed as `p`; else `p` itself."""
+    def _at_hand(self, v: Var, p: Place) -> Any:
+        """How a value is computed at these sizes that was computed as `p`; else `p` itself."""
         if self.choice.placements.get(v) != p or not isinstance(p, Cut):
             return p
         return next((q for q in self.domain[v] if kind(q) == kind(p)), p)

@@ -3,6 +3,7 @@
 import random
 from collections import OrderedDict
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -76,13 +77,18 @@ def test_draws_of_python_are_told(draw):
         f(ones(4))
 
 
+class Mode(Enum):
+    PLAIN, DOUBLED = 1, 2
+
+
 class Soft(nn.Module):
     def __init__(self):
         super().__init__()
         self.tau, self.scales, self.drop, self.shift = 1.0, [1.0, 2.0], nn.Dropout(0.0), None
+        self.mode = Mode.PLAIN
 
     def forward(self, x):
-        y = self.drop(x / self.tau * sum(self.scales))
+        y = self.drop(x / self.tau * sum(self.scales) * self.mode.value)
         return y if self.shift is None else y + self.shift
 
 
@@ -103,6 +109,10 @@ def test_attributes_of_modules_that_change_make_another_program():
     module.shift = torch.arange(4.0)
     agree()
     module.shift = torch.ones(4)
+    agree()
+    module.mode, module.nan = Mode.PLAIN, float("nan")
+    agree()
+    module.mode = Mode.DOUBLED
     agree()
     module.drop = nn.Tanh()  # without tensors, as the one before
     agree()
@@ -147,6 +157,7 @@ def test_what_pytrees_do_not_look_into_is_refused():
     for kind in (lambda x: Own(y=x), lambda x: {x}, lambda x: iter([x]), lambda x: Bare([x])):
         with pytest.raises(TraceError, match="and the tensors in it are not seen"):
             spmd(kind)(x)
+    assert spmd(lambda x: (x, torch.Size([2, 3])))(x)[1] == torch.Size([2, 3])
     assert isinstance(spmd(lambda x: (x, Bare(3)))(x)[1], Bare)
     assert isinstance(spmd(lambda x: OrderedDict(y=x))(x)["y"], fd.DTensor)
 

@@ -115,6 +115,15 @@ def _product(
     return _Product.apply(op, x, dim, index, src, own)
 
 
+def _written(op: Any, in_place: Any, args: Any, own: bool) -> Any:
+    """The result of one of the ops in place; a product is of a copy, which its derivative reads."""
+    x, dim, index, src, reduce = args
+    out = _product(op, x.clone(), dim, index, src, reduce, own)
+    if out is not None:
+        return checked_write(Tensor.copy_, (x, out), {})
+    return checked_write(in_place, args, {"include_self": own})
+
+
 @recorded_as(torch.scatter_reduce, Tensor.scatter_reduce)
 def scatter_reduce(input, dim, index, src, reduce, *, include_self=True):
     """`out[k, j] = reduce(x[k, j], src[i, j] for i with index[i, j] == k)` along dim 0"""
@@ -126,12 +135,9 @@ def scatter_reduce(input, dim, index, src, reduce, *, include_self=True):
 
 @recorded_as(Tensor.scatter_reduce_)
 def scatter_reduce_(input, dim, index, src, reduce, *, include_self=True):
-    """The same in place, of a copy: its derivative reads what was there."""
-    out = _product(_SCATTER, input.clone(), dim, index, src, reduce, include_self)
-    if out is not None:
-        return checked_write(Tensor.copy_, (input, out), {})
+    """The same in place."""
     args = input, dim, index, src, reduce
-    return checked_write(Tensor.scatter_reduce_, args, {"include_self": include_self})
+    return _written(_SCATTER, Tensor.scatter_reduce_, args, include_self)
 
 
 @recorded_as(torch.index_reduce, Tensor.index_reduce)
@@ -146,8 +152,5 @@ def index_reduce(input, dim, index, source, reduce, *, include_self=True):
 @recorded_as(Tensor.index_reduce_)
 def index_reduce_(input, dim, index, source, reduce, *, include_self=True):
     """The same in place."""
-    out = _product(_INDEX, input.clone(), dim, index, source, reduce, include_self)
-    if out is not None:
-        return checked_write(Tensor.copy_, (input, out), {})
     args = input, dim, index, source, reduce
-    return checked_write(Tensor.index_reduce_, args, {"include_self": include_self})
+    return _written(_INDEX, Tensor.index_reduce_, args, include_self)

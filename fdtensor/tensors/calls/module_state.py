@@ -5,6 +5,7 @@ A call asks for it anew each time, so that `ModuleStates` looks for changes by i
 
 from __future__ import annotations
 
+from enum import Enum
 from operator import is_
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
@@ -13,15 +14,13 @@ import numpy as np
 import torch
 
 from fdtensor.layouts.torch_private import module_tensors, module_values
+from fdtensor.ops.left_behind import OF_MODULES
 
-__all__ = ["OF_MODULES", "Itself", "ModuleState", "ModuleStates"]
-
-OF_MODULES = frozenset(vars(torch.nn.Module()))
-"""The attributes that every module has."""
+__all__ = ["Itself", "ModuleState", "ModuleStates"]
 
 _VALUES = (
     *(int, str, bytes, type(None), type, torch.dtype, torch.device),
-    *(FunctionType, BuiltinFunctionType),
+    *(FunctionType, BuiltinFunctionType, Enum),
 )
 """Kinds of which a value is its own key."""
 

@@ -25,7 +25,8 @@ import torch
 
 from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.torch_private import SYMBOLIC
-from fdtensor.tensors.calls.module_state import OF_MODULES, Itself, ModuleStates
+from fdtensor.ops.left_behind import OF_MODULES
+from fdtensor.tensors.calls.module_state import Itself, ModuleStates
 from fdtensor.tensors.dtensor import DTensor
 
 __all__ = ["Reads", "argument_key", "reads_of"]
@@ -76,9 +77,7 @@ def _key(value: Any, is_argument: bool, depth: int, looking: _Look) -> Any:
         return _own_key(value)
     if isinstance(value, Number):  # equal ones may differ: 1 and 1.0, 0.0 and -0.0
         return kind, repr(value)
-    if (
-        kind is DTensor and not is_argument and not looking.seen
-    ):  # a call reads the one that is there
+    if kind is DTensor and not is_argument and not looking.seen:  # a call reads it anew
         return kind, value.type, Itself(value.comm), value.requires_grad
     if isinstance(value, torch.Tensor):  # two of them are compared element by element
         return Itself(value)
@@ -101,11 +100,8 @@ def _key(value: Any, is_argument: bool, depth: int, looking: _Look) -> Any:
             return tuple(_given_module(value, depth, looking))
         return _key_of_module(value, depth, looking)
     key = _own_key(value)
-    if (
-        _of_user(kind)
-        and (is_argument or key.__class__ is not Itself)
-        and id(value) not in looking.seen
-    ):
+    counts = _of_user(kind) and (is_argument or key.__class__ is not Itself)
+    if counts and id(value) not in looking.seen:
         looking.seen.add(id(value))
         return key, *[_key(v, is_argument, depth + 1, looking) for v in _attributes(value)]
     return key
