@@ -15,7 +15,6 @@ from typing import Any
 import attrs
 import numpy as np
 import torch
-from torch.nn.modules.module import register_module_forward_pre_hook
 
 from fdtensor.layouts.tree import flatten
 from fdtensor.ops.transparent import has_values
@@ -58,24 +57,57 @@ class LeftBehind:
 @contextlib.contextmanager
 def left_behind() -> Generator[LeftBehind]:
     """A context for a recording. Attributes that hold tensors of it are restored at its end."""
-    left, thread = LeftBehind(), threading.get_ident()
-    known: dict[torch.nn.Module, dict[str, Any]] = {}
-
-    def enter(module: torch.nn.Module, _: Any) -> None:
-        if threading.get_ident() == thread and module not in known:
-            known[module] = {name: _copied(value) for name, value in vars(module).items()}
-
-    hook = register_module_forward_pre_hook(enter)
+    left, known = LeftBehind(), _Known()
     before = _generators()
     try:
-        yield left
+        with _entered(known):
+            yield left
     finally:
-        hook.remove()
         after = _generators()
         left.generators = tuple(name for name, state in before.items() if state != after[name])
         restored = [name for module, own in known.items() for name in _restored(module, own)]
         left.counts = tuple([name for each in known.items() for name in _counted(*each)])
         left.attributes = tuple(dict.fromkeys(restored))
+
+
+_Known = dict[torch.nn.Module, dict[str, Any]]
+"""The attributes that modules had before their first call of a recording."""
+
+
+@contextlib.contextmanager
+def _entered(known: _Known) -> Generator[None]:
+    """A context in which this thread's calls of modules are noted, each before it begins.
+
+    Not a hook on all modules: compiled ones warn of that, and others run slower.
+    """
+    with _LOCK:
+        if not _RECORDINGS:
+            _Plain.call, torch.nn.Module.__call__ = torch.nn.Module.__call__, _noted
+        _RECORDINGS.append((threading.get_ident(), known))
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _RECORDINGS[:] = [each for each in _RECORDINGS if each[1] is not known]
+            if not _RECORDINGS:
+                torch.nn.Module.__call__ = _Plain.call
+
+
+_LOCK = threading.Lock()
+_RECORDINGS: list[tuple[int, _Known]] = []
+
+
+class _Plain:
+    """What calls modules while nothing is recorded."""
+
+    call: Any = None
+
+
+def _noted(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    for thread, known in list(_RECORDINGS):
+        if thread == threading.get_ident() and module not in known:
+            known[module] = {name: _copied(value) for name, value in vars(module).items()}
+    return _Plain.call(module, *args, **kwargs)
 
 
 def _generators() -> dict[str, object]:
