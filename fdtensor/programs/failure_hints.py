@@ -102,9 +102,14 @@ def _hooked(text: str) -> str:
     )
 
 
+def lacks_derivative(text: str) -> bool:
+    """Whether an error says that torch takes no derivative of an op."""
+    return re.search(r"derivative for \S+ is not implemented", text) is not None
+
+
 def _without_derivative(text: str) -> str:
     """A hint for an op of which torch takes no derivative."""
-    if not re.search(r"derivative for \S+ is not implemented", text):
+    if not lacks_derivative(text):
         return ""
     return (
         "torch has none of it: give it x.detach() where no gradient is to flow through, or write "

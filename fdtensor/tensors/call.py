@@ -19,8 +19,8 @@ from fdtensor.tensors.calls.functions import DEFAULT, function_of
 from fdtensor.tensors.calls.kept import CACHED
 from fdtensor.tensors.dtensor import DTensor
 from fdtensor.tensors.foreach import by_comm, is_foreach
+from fdtensor.tensors.operators import computes
 from fdtensor.tensors.owed import Collecting, Owed
-from fdtensor.tensors.tensor_like import computes
 
 __all__ = ["call"]
 

@@ -140,6 +140,21 @@ def refuse_write(written: str, x: object, instead: str) -> NotTorchError:
     return _error(f"a DTensor never changes: '{written}'.", hint, {"x": x})
 
 
+def refuse_augmented(x: Any) -> None:
+    """Raises for `x += y` and the like where `x` is a leaf that requires grad.
+
+    torch writes to it, as parameters are updated; the name alone would change.
+    """
+    if all(leaf.is_leaf for leaf in x.comm.leaves(x.local)):
+        raise _error(
+            "x += y, x -= y and the like would leave this leaf that requires grad as it is: a "
+            "DTensor never changes.",
+            "Write x = (x + y).detach().requires_grad_() and put it where x was, or let an "
+            "optimizer do it: fd.optim.",
+            {"x": x},
+        )
+
+
 def refuse_many(x: Any) -> NotTorchError:
     """The error for the one number of a tensor that has several, or none."""
     count = x.type.numel

@@ -9,18 +9,16 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from inspect import getattr_static
-from numbers import Number
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from fdtensor.ops.transparent import recording
+from fdtensor.tensors.operators import CALL, fill
 from fdtensor.tensors.pulled import OF_AUTOGRAD
 from fdtensor.tensors.refusals import (
-    OF_OTHERS,
     Absent,
-    lacked,
     refuse_device,
     refuse_many,
     refuse_no_dims,
@@ -29,17 +27,7 @@ from fdtensor.tensors.refusals import (
 )
 from fdtensor.tensors.torch_transforms import name_for_torch
 
-__all__ = ["TensorLike", "computes"]
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-_CALL: list[Callable[..., Any]] = []
-
-
-def computes(call: F) -> F:
-    """A decorator: the function by which DTensors compute, from a file that knows them."""
-    _CALL[:] = [call]
-    return call
+__all__ = ["TensorLike"]
 
 
 class TensorLike:
@@ -67,7 +55,7 @@ class TensorLike:
         refuse_writing(func, args, kwargs, cls)
         if func in OF_AUTOGRAD and not recording():
             return OF_AUTOGRAD[func](*args, **kwargs)
-        return _CALL[0](func, *args, **kwargs)
+        return CALL[0](func, *args, **kwargs)
 
     # --- values, which all ranks gather ---------------------------------------------------------
 
@@ -121,10 +109,10 @@ class TensorLike:
     def __iter__(self) -> Iterator[Any]:
         if not self.type.shape:
             raise refuse_no_dims(self)
-        return iter(_CALL[0](torch.unbind, self))
+        return iter(CALL[0](torch.unbind, self))
 
     def __getitem__(self, index: Any) -> Any:
-        return _CALL[0](torch.Tensor.__getitem__, self, index)
+        return CALL[0](torch.Tensor.__getitem__, self, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         raise refuse_write("x[...] = y", self, "torch.where(...), or y = x.index_put(...)")
@@ -190,7 +178,7 @@ class TensorLike:
         dtypes = [a.dtype if isinstance(a, TensorLike) else a for a in args]  # type: ignore[attr-defined]
         named = {k: v for k, v in kwargs.items() if k != "device"}
         dtypes = [a for a in dtypes if not isinstance(a, (str, torch.device))]
-        return _CALL[0](torch.Tensor.to, self, *dtypes, **named) if dtypes or named else self
+        return CALL[0](torch.Tensor.to, self, *dtypes, **named) if dtypes or named else self
 
     def __dir__(self) -> Iterable[str]:
         kind = self.__class__
@@ -207,93 +195,4 @@ def _one(x: Any) -> torch.Tensor:
     return x.detach().full()
 
 
-# --- operators and methods -----------------------------------------------------------------------
-
-_UNARY = {
-    "neg": torch.neg,
-    "pos": torch.positive,
-    "abs": torch.abs,
-    "invert": torch.bitwise_not,
-}
-
-_BINARY = {
-    "add": torch.add,
-    "sub": torch.sub,
-    "mul": torch.mul,
-    "truediv": torch.true_divide,
-    "floordiv": torch.floor_divide,
-    "mod": torch.remainder,
-    "pow": torch.pow,
-    "matmul": torch.matmul,
-    "and": torch.bitwise_and,
-    "or": torch.bitwise_or,
-    "xor": torch.bitwise_xor,
-    "lshift": torch.bitwise_left_shift,
-    "rshift": torch.bitwise_right_shift,
-}
-
-_COMPARISONS = {name: getattr(torch, name) for name in ("lt", "le", "gt", "ge", "eq", "ne")}
-
-
-def _operand(value: Any) -> bool:
-    return isinstance(value, (TensorLike, torch.Tensor, Number))
-
-
-def _operator(function: Any, swapped: bool) -> Callable[..., Any]:
-    def compute(x: Any, y: Any) -> Any:
-        if isinstance(y, (np.ndarray, np.generic)):
-            y = torch.as_tensor(y) if isinstance(y, np.ndarray) else y.item()
-        if not _operand(y):
-            return NotImplemented
-        return _CALL[0](function, y, x) if swapped else _CALL[0](function, x, y)
-
-    return compute
-
-
-def _unary(function: Any) -> Callable[[Any], Any]:
-    return lambda x: _CALL[0](function, x)
-
-
-def _method(name: str) -> Callable[..., Any]:
-    function = getattr(torch.Tensor, name)
-
-    def method(x: Any, *args: Any, **kwargs: Any) -> Any:
-        return _CALL[0](function, x, *args, **kwargs)
-
-    method.__name__, method.__doc__ = name, f"`torch.Tensor.{name}` of the full tensor, by `call`."
-    return method
-
-
-def _attribute(name: str) -> property:
-    def get(x: torch.Tensor) -> Any:
-        return getattr(x, name)
-
-    get.__name__ = name
-    return property(lambda x: _CALL[0](get, x), doc=f"`torch.Tensor.{name}`, by `call`.")
-
-
-_ATTRIBUTES = ("T", "mT", "H", "mH", "real", "imag")
-"""What a tensor has besides methods that is another tensor."""
-
-
-def _fill(kind: Any) -> None:
-    """Gives a class the operators of Python, and what else tensors of torch have."""
-    for name, function in {**_BINARY, **_COMPARISONS}.items():
-        setattr(kind, f"__{name}__", _operator(function, swapped=False))
-    for name, function in _BINARY.items():
-        setattr(kind, f"__r{name}__", _operator(function, swapped=True))
-    kind.__rtruediv__ = _operator(torch.Tensor.__rtruediv__, swapped=False)  # by the reciprocal
-    for name, function in _UNARY.items():
-        setattr(kind, f"__{name}__", _unary(function))
-    for name in (*dir(torch.Tensor), *OF_OTHERS):
-        if name.startswith("_") or name in vars(kind):
-            continue
-        if name in _ATTRIBUTES:
-            setattr(kind, name, _attribute(name))
-        elif lacked(name) or not callable(getattr(torch.Tensor, name, None)):
-            setattr(kind, name, Absent(name))
-        else:
-            setattr(kind, name, _method(name))
-
-
-_fill(TensorLike)
+fill(TensorLike)

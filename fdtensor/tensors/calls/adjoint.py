@@ -54,6 +54,8 @@ class Adjoint:
     part: Callable[[frozenset[int]], Adjoint | None]
     """The same for some of the outputs, where the others have no cotangent; None without wanted
     inputs."""
+    refused: Mapping[int, TraceError]
+    """The outputs that torch takes no derivative of: what a cotangent of each raises."""
 
     def _some_rank_is_empty(self) -> bool:
         """Whether a rank holds nothing of a tensor: some ops of torch give that no derivative."""
@@ -171,10 +173,10 @@ class _Run(torch.autograd.Function):
         ctx.versions = _versions(way.adjoint)
         ctx.save_for_backward(*flat, *_flat(rest, comm))
         ctx.set_materialize_grads(False)
-        leaves, ends = tuple(_flat(outs, comm)), ways.whole.ends
-        if len(ends) < len(outs):
+        leaves, read = tuple(_flat(outs, comm)), ways.whole.ends.union(ways.whole.refused)
+        if len(read) < len(outs):
             width = len(leaves) // len(outs)
-            quiet = [leaf for i, leaf in enumerate(leaves) if i // width not in ends]
+            quiet = [leaf for i, leaf in enumerate(leaves) if i // width not in read]
             ctx.mark_non_differentiable(*quiet)
         return leaves
 
@@ -236,6 +238,8 @@ def _way_back(ctx: Any, cotangents: Sequence[Any]) -> _Way | None:
     way = ctx.way  # ranks that hold nothing go the same one
     width = len(cotangents) // len(way.adjoint.out_types)
     come = {i // width for i, leaf in enumerate(cotangents) if leaf is not None}
+    for i in come.intersection(ctx.ways.whole.refused):
+        raise ctx.ways.whole.refused[i].with_traceback(None)
     ends = ctx.ways.whole.ends & come
     return way if ends == way.adjoint.ends else ctx.ways.of(ends)
 

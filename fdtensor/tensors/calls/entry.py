@@ -7,13 +7,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
+import torch
 
-from fdtensor.layouts.errors import TraceError
+from fdtensor.layouts.callsite import warn_user
+from fdtensor.layouts.errors import FallbackWarning, TraceError
 from fdtensor.layouts.progress import working
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.torch_private import transforms_active
 from fdtensor.programs.dynamic import Dynamic
 from fdtensor.programs.eqn import Eqn
+from fdtensor.programs.failure_hints import lacks_derivative
 from fdtensor.programs.options import Check, Options
 from fdtensor.programs.program import Program
 from fdtensor.programs.recording import name_of
@@ -28,7 +31,7 @@ from fdtensor.tensors.calls.mesh_orders import Values, between
 from fdtensor.tensors.calls.moment import Moment
 from fdtensor.tensors.calls.python_state import Reads
 from fdtensor.tensors.calls.text import shown
-from fdtensor.tensors.calls.vjp import adjoint, joint, without_tensors
+from fdtensor.tensors.calls.vjp import Joint, adjoint, joint, without_tensors
 from fdtensor.tensors.calls.weakly import Around, weakly
 from fdtensor.tensors.dtensor import DTensor
 from fdtensor.tensors.owed import Owed
@@ -148,9 +151,13 @@ def traced_call(
     make = functools.partial(traced, cost=comm.cost, device=comm.device or "cpu")
     with working(f"tracing {name_of(f)}"):
         program = make(f, spec, leaves, types, options, dynamic=dynamic)
+    lost = [tensor for _, tensor in program.program.constants if tensor.requires_grad]
     if again is None:
+        if lost and torch.is_grad_enabled():
+            warn_user(f"{_untracked(f, lost[0])} {_OF_TRACKED}", FallbackWarning)
         return program, None
-    _refuse_tracked(f, program.program)
+    if lost:
+        raise TraceError(_untracked(f, lost[0]), hint=_OF_TRACKED)
     tracked = [tracking(leaf) for leaf in leaves if isinstance(leaf, DTensor)]
     known = spec, without_tensors(leaves, types), types, program, tracked, options, make
     alive = (lambda: f) if isinstance(f, Around) else weakly(f)  # an Around keeps no function
@@ -173,14 +180,40 @@ def _adjoint(
     """
     f, (_, _, types, program, *_) = function(), known
     with working(f"tracing the backward of {name_of(f)}"), moment.again(f):
-        both = joint(f, *known, family=family, ends=ends)
+        take = functools.partial(joint, f, *known, family=family)
+        both, refused = _joint_of_some(take, len(program.program.outs), ends)
 
     def anew(*args: Any) -> Any:
         with moment.again(function()):
             return again(*args)
 
     part = functools.partial(_adjoint, function, known, again, moment, None)
-    return adjoint(f, both, program, types, anew, part)
+    return adjoint(f, both, program, types, anew, part, refused)
+
+
+def _joint_of_some(
+    take: Callable[..., Joint | None], count: int, ends: frozenset[int] | None
+) -> tuple[Joint | None, dict[int, TraceError]]:
+    """A function with the derivative of those of its `count` results that torch takes one of.
+
+    And the errors of the others: torch too objects no sooner than a gradient comes to them.
+    """
+    try:
+        return take(ends=ends), {}
+    except TraceError as error:
+        if ends is not None or not lacks_derivative(str(error)):
+            raise
+        refused: dict[int, TraceError] = {}
+        for i in range(count):
+            try:
+                take(ends=frozenset([i]))
+            except TraceError as of_one:
+                of_one.__cause__ = of_one.__context__ = None  # whose frames keep the recording
+                refused[i] = of_one.with_traceback(None)
+        both = take(ends=frozenset(range(count)) - {*refused})
+        if both is None:
+            raise
+        return both, refused
 
 
 def entry_of(program: Traced, both: Adjoint | None, comm: Any) -> Entry:
@@ -201,13 +234,15 @@ def entry_of(program: Traced, both: Adjoint | None, comm: Any) -> Entry:
     )
 
 
-def _refuse_tracked(f: Callable[..., Any], program: Program) -> None:
-    """Raises for a derivative that would miss tensors that the function closes over."""
-    for _, tensor in program.constants:
-        if tensor.requires_grad:
-            raise TraceError(
-                f"{shown(f)} closes over a tensor that requires grad, of shape "
-                f"{tuple(tensor.shape)}, and would give it none.",
-                hint="Pass it as an argument (torch.func.functional_call for a module), or "
-                "detach it.",
-            )
+def _untracked(f: Callable[..., Any], tensor: torch.Tensor) -> str:
+    """What is lost of a tensor that a function closes over."""
+    return (
+        f"{shown(f)} closes over a tensor that requires grad, of shape {tuple(tensor.shape)}, and "
+        "would give it none."
+    )
+
+
+_OF_TRACKED = (
+    "Pass it as an argument (torch.func.functional_call for a module), detach it, or call the "
+    "function under torch.no_grad()."
+)

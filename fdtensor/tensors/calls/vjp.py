@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType
 from typing import Any
 
@@ -135,11 +135,12 @@ def adjoint(
     types: Sequence[TensorType | None],
     again: Callable[..., Any],
     part: Callable[[frozenset[int]], Adjoint | None],
+    refused: Mapping[int, TraceError],
 ) -> Adjoint | None:
     """The adjoint of a function from it with its derivative; None where it has none.
 
     `again(g)` makes a differentiable function of DTensors of a plain one, and `part` gives the
-    adjoint for some of the results.
+    adjoint for some of the results. A cotangent of those that are `refused` raises.
     """
     if both is None:
         return None
@@ -157,9 +158,9 @@ def adjoint(
     pending = any(t.layout.partial for t in outs)
     moves = others or any(eqn.steps for eqn in whole.eqns)
     facts = both.wanted, both.apart, others, both.through, both.still, pulled
-    cut = both.still or both.apart or not _is_of_torch(f)
+    cut = both.still or both.apart or refused or not _is_of_torch(f)
     local = not (moves or pending or cut)
-    return Adjoint(forward, backward, outs, kept, *facts, local, weakly(f), part)
+    return Adjoint(forward, backward, outs, kept, *facts, local, weakly(f), part, refused)
 
 
 def _is_of_torch(f: object) -> bool:

@@ -1,0 +1,108 @@
+"""No gradient is lost in silence: of what a function closes over, of ops without a derivative."""
+
+import operator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fdtensor import (
+    FallbackWarning,
+    Mesh,
+    NotTorchError,
+    TraceError,
+    call,
+    connect,
+    distribute,
+    spmd,
+)
+from tests.support.depth import times
+
+MESH = Mesh(dp=2, tp=2)
+COMM = connect(MESH)
+LAYOUTS = [(), ("dp",), (None, "tp"), ("tp", "dp")]
+
+SMOOTH = {"square": lambda x: (x * x).sum(0), "sin": torch.sin, "double": lambda x: 2 * x}
+BROKEN = {
+    "floor": lambda x: x // 2,
+    "heaviside": lambda x: torch.heaviside(x - 3, torch.ones(())) * x,
+    "after": lambda x: (x // 2).sum() * x,
+}
+EVERY = {**SMOOTH, **BROKEN}
+
+
+def numbers(*dims):
+    full = torch.arange(16.0).view(4, 4)
+    return full.clone().requires_grad_(), distribute(
+        full, MESH.layout(*dims), COMM
+    ).requires_grad_()
+
+
+@settings(max_examples=times(12, 300))
+@given(
+    names=st.lists(st.sampled_from(sorted(EVERY)), min_size=2, max_size=4),
+    dims=st.sampled_from(LAYOUTS),
+    read=st.sets(st.integers(0, 3), min_size=1),
+    how=st.sampled_from(["spmd", "call"]),
+)
+def test_a_result_without_derivative_leaves_the_others_theirs(names, dims, read, how):
+    """As in torch: an error comes where a gradient comes to it, and no sooner."""
+
+    def f(x):
+        return tuple(EVERY[name](x) for name in names)
+
+    full, x = numbers(*dims)
+    g = spmd(f) if how == "spmd" else lambda x: call(f, x)
+    some = [i for i in sorted(read) if i < len(names)]
+    if not some or all(name in BROKEN for name in names):
+        return
+    results = g(x)
+    assert all(result.requires_grad for result in results)
+    loss = sum(results[i].sum() for i in some)
+    if any(names[i] in BROKEN for i in some):
+        for _ in range(2):
+            with pytest.raises(TraceError, match=r"derivative for .* is not implemented"):
+                loss.backward(retain_graph=True)
+        assert x.grad is None
+    else:
+        loss.backward()
+        sum(f(full)[i].sum() for i in some).backward()
+        assert torch.equal(x.grad.full(), full.grad)
+
+
+def test_a_function_of_which_no_result_has_a_derivative_is_refused():
+    _, x = numbers("dp")
+    with pytest.raises(TraceError, match="heaviside is not implemented"):
+        spmd(BROKEN["heaviside"])(x)
+
+
+def test_what_is_closed_over_gets_a_gradient_or_a_word():
+    weight = torch.ones(4, requires_grad=True)
+    _, x = numbers("dp")
+    f = spmd(lambda x: x * weight)
+    with pytest.raises(
+        TraceError, match="requires grad, of shape \\(4,\\), and would give it none"
+    ):
+        f(x)
+    with pytest.warns(FallbackWarning, match="would give it none") as said:
+        results = [f(x.detach()) for _ in range(2)]
+    assert len(said) == 1
+    assert not any(result.requires_grad for result in results)
+    with torch.no_grad():
+        spmd(lambda x: x * weight)(x)
+
+
+@pytest.mark.parametrize("name", ["iadd", "isub", "imul", "itruediv", "ipow"])
+def test_a_parameter_is_not_left_behind_by_an_augmented_assignment(name):
+    """`p -= lr * p.grad` would give the name `p` another tensor, and train nothing."""
+    _, x = numbers("dp")
+    change = getattr(operator, name)
+    for context in (torch.no_grad(), torch.enable_grad()):
+        with context, pytest.raises(NotTorchError, match=r"would leave this leaf .* as it is"):
+            change(x, 2)
+    y = x * 1
+    assert torch.equal(change(y, 2).full(), change(x.full() * 1, 2))
+    z = x.detach()
+    assert torch.equal(change(z, 2).full(), change(x.full().detach(), 2))
+    assert torch.equal(z.full(), x.full())
