@@ -1,13 +1,19 @@
 """What all tests share: pools of gloo ranks, how much of each law is tried, which worker runs it.
 
+A run keeps the choices of layouts in a folder of its own, so that what several tests or ranks need
+is chosen once; in tests of choosing each is made anew.
+
 By default a law is tried on a few examples: `max_examples` of hypothesis, and of a parametrized
 test with `@pytest.mark.few(n)` on `n` of its cases; with `@pytest.mark.one_of("count")`, of the
 cases that differ in `count` alone, one of them runs, for the next such cases another one. With
 `--deep` all of them run, forty times the examples, and the tests that are `@pytest.mark.deep`.
 """
 
+import atexit
 import gc
 import os
+import shutil
+import tempfile
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -22,7 +28,9 @@ from tests.support.depth import go_deep, is_deep, spread
 
 torch.set_num_threads(1)  # tensors are tiny: threads would only wait for each other
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # nor have the processes that tests start more
-os.environ["FDTENSOR_CACHE"] = "off"  # each run chooses anew: that is what is tested
+if "PYTEST_XDIST_WORKER" not in os.environ:  # what one of them chooses, all take
+    os.environ["FDTENSOR_CACHE"] = tempfile.mkdtemp(prefix="fdtensor-choices-")
+    atexit.register(shutil.rmtree, os.environ["FDTENSOR_CACHE"], ignore_errors=True)
 
 settings.register_profile(
     "fast",

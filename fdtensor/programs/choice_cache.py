@@ -8,16 +8,20 @@ Where it is not among them, it is made anew; of ragged blocks a few are not.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import hashlib
 import json
 import os
 import tempfile
+import time
+from collections.abc import Generator
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from types import NoneType
-from typing import Any, cast
+from typing import IO, Any, cast
 
 import attrs
 import torch
@@ -35,7 +39,7 @@ from fdtensor.programs.joint import Joint
 from fdtensor.programs.nested import ways_of
 from fdtensor.programs.nodes import Option
 
-__all__ = ["agree", "keep", "key_of", "may_end", "recalled"]
+__all__ = ["agree", "choosing", "keep", "key_of", "may_end", "recalled"]
 
 SWITCH = "FDTENSOR_CACHE"
 """The variable of the environment that names the folder, or is "off"."""
@@ -48,6 +52,13 @@ MOST_BYTES = 1 << 26
 
 MOST_FILES = 2000
 """How many there may be."""
+
+
+PATIENCE = 60.0
+"""The most seconds that a process waits for another one that makes the same choice."""
+
+POLL = 0.005
+"""The seconds between two looks at whether it has."""
 
 
 class _Unkept(Exception):
@@ -66,6 +77,47 @@ def key_of(joint: Joint) -> str | None:
     except _Unkept:
         return None
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def choosing(key: str) -> Generator[bool]:
+    """A context for a choice, which one process of a machine makes while the others wait for it.
+
+    Gives whether this is the one: of several ranks on few cores each would choose the same. What
+    cannot be locked is chosen by each, and so is what another process does not come to an end with.
+    """
+    folder, file = _folder(), None
+    with suppress(OSError):
+        assert folder is not None  # a choice without one has no key
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = (folder / f"{key}.lock").open("w")
+    if file is None:
+        yield True
+        return
+    with file:
+        first = _locked(file, fcntl.LOCK_EX)
+        try:
+            yield first or not _locked(file, fcntl.LOCK_SH, PATIENCE)
+        finally:
+            if first:
+                with suppress(OSError):
+                    os.unlink(file.name)
+
+
+def _locked(file: IO[str], kind: int, seconds: float = 0.0) -> bool:
+    """Whether a file is locked by this process now, after so many seconds at the most."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                return False
+            time.sleep(POLL)
+        except OSError:  # a file system without locks
+            return kind == fcntl.LOCK_EX
+        else:
+            return True
 
 
 def keep(key: str, choices: Choices) -> None:

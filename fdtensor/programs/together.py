@@ -19,7 +19,7 @@ from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.progress import now
 from fdtensor.ops.graph import Graph
 from fdtensor.programs.boundary import Boundary
-from fdtensor.programs.choice_cache import agree, keep, key_of, may_end, recalled
+from fdtensor.programs.choice_cache import agree, choosing, keep, key_of, may_end, recalled
 from fdtensor.programs.choices import Body, Choice, Choices, Constraints, Nesting
 from fdtensor.programs.joint import Joint
 from fdtensor.programs.mixtures import nodes_of
@@ -61,20 +61,26 @@ def chosen_together(
     if constraints.like is not None:
         return _once(joint, axes)
     key = None if constraints.pending else key_of(joint)
-    proposed = None if key is None else recalled(key, joint)
-    known = None if proposed is None else _as_proposed(joint, axes, proposed)
+    if key is None:
+        return _chosen(joint, axes)
+    known = _recalled(key, joint, axes)
     if known is not None:
         return known
-    began = thread_time()
-    choices = _chosen(joint, axes)
-    if key is not None and thread_time() - began > LONG:
-        keep(key, choices)
+    with choosing(key) as is_first:
+        known = None if is_first else _recalled(key, joint, axes)
+        if known is not None:
+            return known
+        began = thread_time()
+        choices = _chosen(joint, axes)
+        if thread_time() - began > LONG:
+            keep(key, choices)
     return choices
 
 
-def _as_proposed(joint: Joint, axes: Sequence[str], proposed: Choices) -> Choices | None:
-    """The choice that was kept; None where the graph has it no more."""
-    if not may_end(joint, proposed):
+def _recalled(key: str, joint: Joint, axes: Sequence[str]) -> Choices | None:
+    """The choice that was kept; None where there is none, or the graph has it no more."""
+    proposed = recalled(key, joint)
+    if proposed is None or not may_end(joint, proposed):
         return None
     boundaries = {
         axis: attrs.evolve(boundary, ins=_where_free(boundary.ins, proposed[axis].ins))

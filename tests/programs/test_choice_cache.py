@@ -1,9 +1,11 @@
 """Choices kept on disk: the same ones are read again, and no file gives anything but a choice."""
 
 import contextlib
+import fcntl
 import json
 import os
 import stat
+import time
 from importlib.metadata import requires
 from pathlib import Path
 
@@ -127,13 +129,13 @@ def test_every_process_gives_a_choice_the_same_name(gloo_ranks, folder):
     (file,) = folder.iterdir()
 
     def on_a_rank(name):
-        os.environ["FDTENSOR_CACHE"] = name
+        before, os.environ["FDTENSOR_CACHE"] = os.environ["FDTENSOR_CACHE"], name
         together.LONG = -1.0
         try:
             mlp()
         finally:
             together.LONG = 0.1
-            os.environ["FDTENSOR_CACHE"] = "off"
+            os.environ["FDTENSOR_CACHE"] = before
 
     def hashed():
         return hash("a name")
@@ -142,6 +144,53 @@ def test_every_process_gives_a_choice_the_same_name(gloo_ranks, folder):
     assert len(set(ranks.run(hashed))) == 2, "this test sees nothing"
     ranks.run(on_a_rank, str(folder.parent))
     assert list(folder.iterdir()) == [file]
+
+
+def test_ranks_of_a_machine_choose_once(gloo_ranks, folder):
+    def on_a_rank(name):
+        before, os.environ["FDTENSOR_CACHE"] = os.environ["FDTENSOR_CACHE"], name
+        choose, calls = together._chosen, []
+
+        def slow(joint, axes):
+            calls.append(axes)
+            time.sleep(1.0)
+            return choose(joint, axes)
+
+        together.LONG, together._chosen = -1.0, slow
+        try:
+            torch.distributed.barrier()
+            return str(mlp()), len(calls)
+        finally:
+            together.LONG, together._chosen = 0.1, choose
+            os.environ["FDTENSOR_CACHE"] = before
+
+    texts, counts = zip(*gloo_ranks(4).run(on_a_rank, str(folder.parent)), strict=True)
+    assert sorted(counts) == [0, 0, 0, 1]
+    assert set(texts) == {str(mlp())}
+    assert len(list(folder.iterdir())) == 1, "a lock was left"
+
+
+def test_what_another_process_does_not_end_is_chosen(monkeypatch, folder, chosen):
+    monkeypatch.setattr(choice_cache, "PATIENCE", 0.1)
+    mlp()
+    (file,) = folder.iterdir()
+    file.unlink()
+    with file.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        mlp()
+        assert len(chosen) == 2
+    file.unlink()
+    mlp()
+    assert len(chosen) == 3
+
+
+def test_a_folder_without_locks_is_one_for_each_to_choose(monkeypatch, folder, chosen):
+    def none(*_):
+        raise OSError("no locks")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    mlp(), mlp()
+    assert len(chosen) == 1
 
 
 def test_a_choice_of_other_versions_is_not_read(chosen, monkeypatch):
@@ -154,7 +203,7 @@ def test_a_choice_of_other_versions_is_not_read(chosen, monkeypatch):
 def test_what_takes_no_time_is_not_kept(monkeypatch, folder):
     monkeypatch.setattr(together, "LONG", 60.0)
     mlp()
-    assert not folder.exists()
+    assert not list(folder.iterdir())
 
 
 @pytest.mark.parametrize("off", ["off", "OFF", "0", ""])
@@ -192,7 +241,7 @@ def test_files_that_nobody_reads_go_first(few, monkeypatch, folder):
         os.utime(file, (1000 + i, 1000 + i))
     mlp(n=65)  # reads the second: the first is the older one now
     if few:
-        monkeypatch.setattr(choice_cache, "MOST_FILES", 2)
+        monkeypatch.setattr(choice_cache, "MOST_FILES", 3)  # with the lock of the third
     else:
         monkeypatch.setattr(choice_cache, "MOST_BYTES", 2 * second.stat().st_size)
     mlp(n=66)
