@@ -122,6 +122,10 @@ def refuse_writing(func: Any, args: Any, kwargs: Mapping[str, Any], kind: type) 
     given: Any = args, dict(kwargs)
     leaves = optree.tree_leaves(given, is_leaf=lambda leaf: isinstance(leaf, kind))
     facts = {f"argument {i}": leaf for i, leaf in enumerate(leaves) if isinstance(leaf, kind)}
+    if args and isinstance(args[0], torch.Tensor):
+        sentence = f"{name} would write a DTensor to a plain tensor: fd.bind calls a module with it"
+        hint = "Write fd.bind(module, {name: x})(...), or pass x.full(), all of it on every rank."
+        raise _error(f"{sentence}, and x.full() has all of it.", hint, facts)
     hint = f"{written[:-1]}; {_IN_SPMD}"
     raise _error(f"{name} writes to a tensor, and a DTensor never changes.", hint, facts)
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from fdtensor.ops.transparent import recording
+from fdtensor.tensors.numpy_calls import array_of, reflected
 from fdtensor.tensors.operators import CALL, fill
 from fdtensor.tensors.pulled import OF_AUTOGRAD
 from fdtensor.tensors.refusals import (
@@ -34,7 +35,6 @@ class TensorLike:
     """The base of a record that computes as a tensor of torch does, and is none."""
 
     __slots__ = ()
-    __array_ufunc__ = None  # numpy leaves operators to the record
 
     if TYPE_CHECKING:
         type: Any
@@ -67,12 +67,26 @@ class TensorLike:
         """The elements as nested lists. Collective, as `full()` is."""
         return self.detach().full().tolist()
 
-    def numpy(self) -> Any:
-        """The full tensor as an array. Collective, as `full()` is."""
-        return self.full().numpy()
+    def numpy(self, *, force: bool = False) -> Any:
+        """The full tensor as an array. Collective, as `full()` is.
+
+        With `force` also that of a tensor that requires grad or lies on another device.
+        """
+        return self.full().numpy(force=force)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         return np.asarray(self.full().numpy(), dtype=dtype)
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return array_of(func, args, kwargs, TensorLike)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(x, TensorLike) for x in kwargs.get("out", ())):
+            raise refuse_write("out=x", self, f"torch.asarray(np.{ufunc.__name__}(...))")
+        name = reflected(ufunc, method, args, kwargs)
+        if name is not None and isinstance(args[1], TensorLike):
+            return getattr(args[1], name)(args[0])
+        return array_of(getattr(ufunc, method), args, kwargs, TensorLike)
 
     def __dlpack__(self, **options: Any) -> Any:
         return self.full().detach().__dlpack__(**options)

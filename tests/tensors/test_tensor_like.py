@@ -418,3 +418,33 @@ def test_an_array_of_numpy_is_an_operand_as_a_plain_tensor_is(name):
         for pair in [(x, np.array(2.0)), (np.array(2.0), x)]:
             expected = function(*(torch.ones(4) if a is x else torch.tensor(2.0) for a in pair))
             assert torch.equal(function(*pair).full(), expected)
+
+
+def test_functions_of_numpy_take_the_full_array_and_its_operators_compute_as_pythons():
+    comm = SimulatedComm(Mesh(x=2))
+    full = torch.arange(6.0).view(2, 3) - 2.5
+    x, array = distribute(full, comm.mesh.layout(None, "x"), comm), full.numpy()
+    assert np.array_equal(np.sqrt(np.abs(x)), np.sqrt(np.abs(array)))
+    assert np.array_equal(np.concatenate([x, array]), np.concatenate([array, array]))
+    assert (np.sum(x, axis=0) == array.sum(0)).all()
+    assert np.linalg.norm(x) == np.linalg.norm(array)
+    assert np.array_equal(np.add.reduce(x), array.sum(0))
+    assert (np.shape(x), np.ndim(x), np.size(x), np.size(x, 1)) == ((2, 3), 2, 6, 3)
+    for name in ("add", "subtract", "multiply", "divide", "remainder", "less", "greater_equal"):
+        ufunc = getattr(np, name)
+        swapped = ufunc(np.float32(2), x)
+        assert isinstance(swapped, DTensor)
+        assert torch.equal(swapped.full(), torch.from_numpy(ufunc(np.float32(2), array)))
+    array = array.copy()
+    array += x
+    assert np.array_equal(array, 2 * full.numpy())
+    with pytest.raises(NotTorchError, match="a DTensor never changes: 'out=x'"):
+        np.add(array, array, out=x)
+    assert np.array_equal(x.requires_grad_().numpy(force=True), full.numpy())
+
+
+def test_the_shape_for_numpy_moves_nothing():
+    comm = SimulatedComm(Mesh(x=2))
+    x = distribute(torch.arange(6.0).view(2, 3), comm.mesh.layout(None, "x"), comm)
+    np.shape(x), np.ndim(x), np.size(x)
+    assert not any(comm.received.values())
