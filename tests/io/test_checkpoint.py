@@ -561,13 +561,14 @@ def test_paths_that_differ_by_rank_are_listed(pool4, tmp_path):
 @pytest.mark.mesh
 def test_state_dicts_of_torch_and_ours_are_interchangeable(pool4, tmp_path):
     def check(path):
-        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
         from torch.distributed.tensor.parallel import (
             ColwiseParallel,
             RowwiseParallel,
             parallelize_module,
         )
+
+        from tests.support.device_meshes import init_device_mesh
 
         torch.manual_seed(0)
 
@@ -612,10 +613,10 @@ def test_state_dicts_of_torch_and_ours_are_interchangeable(pool4, tmp_path):
 @pytest.mark.mesh
 def test_tensors_on_a_sub_mesh_of_each_rank_are_stored_once(pool4, tmp_path):
     def check(path):
-        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import Shard, distribute_tensor
 
         from fdtensor.io.interop import from_torch
+        from tests.support.device_meshes import init_device_mesh
 
         device_mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
         full = torch.arange(15.0).view(5, 3)

@@ -272,7 +272,7 @@ def all_placements(ndim, ops=("sum", "avg", "max")):
 
 
 def go_both_ways(sizes, shape):
-    from torch.distributed.device_mesh import init_device_mesh
+    from tests.support.device_meshes import init_device_mesh
 
     quiet()
     device_mesh = init_device_mesh("cpu", sizes)
@@ -292,10 +292,10 @@ def test_every_placement_goes_both_ways(pool4, sizes, shape):
 
 def test_every_reduce_op_goes_both_ways(pool4):
     def check():
-        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import Partial as TorchPartial
 
         from fdtensor.io.interop import from_torch, to_torch
+        from tests.support.device_meshes import init_device_mesh
 
         device_mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("x",))
         mesh = Mesh.from_device_mesh(device_mesh)
@@ -310,9 +310,10 @@ def test_every_reduce_op_goes_both_ways(pool4):
 
 def test_strided_shards_and_orders_of_axes_go_both_ways(pool4):
     def check():
-        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import Replicate, Shard
         from torch.distributed.tensor.placement_types import _StridedShard
+
+        from tests.support.device_meshes import init_device_mesh
 
         quiet()
         dp_tp = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
@@ -346,7 +347,6 @@ def test_strided_shards_and_orders_of_axes_go_both_ways(pool4):
 
 def test_a_shard_order_of_a_spec_is_read_and_written_so_that_ops_keep_it(pool4):
     def check():
-        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import DTensor, Shard, distribute_tensor
         from torch.distributed.tensor._dtensor_spec import (
             DTensorSpec,
@@ -355,6 +355,7 @@ def test_a_shard_order_of_a_spec_is_read_and_written_so_that_ops_keep_it(pool4):
         )
 
         from fdtensor.io.interop import from_torch, to_torch
+        from tests.support.device_meshes import init_device_mesh
 
         quiet()
         device_mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
@@ -379,10 +380,11 @@ def test_a_shard_order_of_a_spec_is_read_and_written_so_that_ops_keep_it(pool4):
 
 def test_sub_meshes_and_other_arrangements_go_both_ways(pool4):
     def check():
-        from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+        from torch.distributed.device_mesh import DeviceMesh
         from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
         from fdtensor.io.interop import from_torch, to_device_mesh, to_torch
+        from tests.support.device_meshes import init_device_mesh
 
         quiet()
         rank = dist.get_rank()
@@ -445,10 +447,10 @@ def test_a_tensor_made_here_gets_a_device_mesh_with_groups_for_its_axes(pool4):
 
 def test_strides_of_the_full_tensor_follow_the_local_one(pool4):
     def check():
-        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import Shard, distribute_tensor
 
         from fdtensor.io.interop import from_torch, to_torch
+        from tests.support.device_meshes import init_device_mesh
 
         device_mesh = init_device_mesh("cpu", (4,))
         image = torch.randn(8, 4, 6, 5).contiguous(memory_format=torch.channels_last)
@@ -469,11 +471,11 @@ def test_strides_of_the_full_tensor_follow_the_local_one(pool4):
 
 def test_results_of_torch_ops_are_read_as_they_are(pool4):
     def check():
-        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import Replicate, Shard, distribute_tensor
         from torch.distributed.tensor.placement_types import _StridedShard
 
         from fdtensor.io.interop import from_torch, to_torch
+        from tests.support.device_meshes import init_device_mesh
 
         quiet()
         device_mesh = init_device_mesh("cpu", (2, 2))
@@ -496,7 +498,6 @@ def test_results_of_torch_ops_are_read_as_they_are(pool4):
 def test_fsdp_over_tensor_parallel_parameters_go_both_ways(pool4):
     def check():
         from torch import nn
-        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
         from torch.distributed.tensor.parallel import (
             ColwiseParallel,
@@ -505,6 +506,7 @@ def test_fsdp_over_tensor_parallel_parameters_go_both_ways(pool4):
         )
 
         from fdtensor.io.interop import from_torch, to_torch
+        from tests.support.device_meshes import init_device_mesh
 
         quiet()
         torch.manual_seed(0)
@@ -555,9 +557,8 @@ def cotangents(placements):
 @pytest.mark.parametrize("shape", [(8, 4), (7, 5)], ids=str)
 def test_gradients_flow_from_here_to_a_torch_dtensor(pool4, shape):
     def check():
-        from torch.distributed.device_mesh import init_device_mesh
-
         from fdtensor.io.interop import from_torch
+        from tests.support.device_meshes import init_device_mesh
 
         quiet()
         device_mesh = init_device_mesh("cpu", (2, 2))
@@ -643,11 +644,11 @@ def test_a_cotangent_of_other_placements_becomes_that_of_the_type(pool4):
 
 def test_second_derivatives_flow_through_both_doors(pool4):
     def check():
-        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import Partial, Shard
 
         import fdtensor as fd
         from fdtensor.io.interop import from_torch, to_torch
+        from tests.support.device_meshes import init_device_mesh
 
         quiet()
         device_mesh = init_device_mesh("cpu", (4,))
@@ -671,13 +672,13 @@ def test_second_derivatives_flow_through_both_doors(pool4):
 
 def refusals():
     """What each mistake says, by name, on this rank."""
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Partial as TorchPartial
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
     from torch.distributed.tensor.placement_types import _MaskPartial
 
     import fdtensor as fd
     from fdtensor.io.interop import layout_from_torch, to_device_mesh
+    from tests.support.device_meshes import init_device_mesh
 
     quiet()
     device_mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))

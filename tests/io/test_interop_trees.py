@@ -57,7 +57,7 @@ def quiet():
 
 
 def square():
-    from torch.distributed.device_mesh import init_device_mesh
+    from tests.support.device_meshes import init_device_mesh
 
     quiet()
     return init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
@@ -281,10 +281,10 @@ def test_tensors_on_sub_meshes_are_on_them_or_on_the_whole_mesh(pool4):
 
 def test_slices_and_flattened_meshes_go_both_ways(pool4):
     def check():
-        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
         from fdtensor.io.interop import from_torch, to_torch
+        from tests.support.device_meshes import init_device_mesh
 
         quiet()
         cube = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("dp", "cp", "tp"))
