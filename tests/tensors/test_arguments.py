@@ -336,8 +336,27 @@ def test_a_value_that_changes_at_each_call_is_told_once(monkeypatch):
     with pytest.warns(FallbackWarning, match=r"argument \['scale'\], so far for 3.*torch\.tensor"):
         f(x, keys[0], scale=4.0)
     f(x, keys[0], scale=5.0)
-    for n in range(3, 9):  # another size is another program
-        f(distribute(torch.ones(n, 4), Mesh(x=2).layout("x"), comm), keys[0])
+
+
+def test_sizes_that_change_are_told_with_their_dims(monkeypatch):
+    monkeypatch.setattr(again, "TIMES", 3)
+    comm = SimulatedComm(Mesh(x=2))
+
+    def called(f, *shapes):
+        return f(*[distribute(torch.ones(n), comm.mesh.layout("x"), comm) for n in shapes])
+
+    f = spmd(lambda x, y: (x.sum() + y.sum(0)).sum())
+    for shapes in ((4, 2), (4,)), ((6, 2), (4,)), ((6, 3), (4,)), ((6,), (4,)):
+        called(f, *shapes)  # no three that differ in the same dims
+    with pytest.warns(FallbackWarning, match="each size of argument 0 in dim 0, so far for 3"):
+        called(f, (8, 2), (4,))
+    called(f, (10, 2), (4,))
+    with pytest.warns(FallbackWarning, match="of argument 0 in dim 0 and argument 1 in dim 0, so"):
+        called(f, (12, 2), (6,))
+    called(f, (14, 2), (8,))
+    g = spmd(lambda x, y: (x.sum() + y.sum(0)).sum(), dynamic={"x": 0})
+    for n in range(4, 16, 2):
+        called(g, (n, 2), (4,))
 
 
 def test_a_value_that_changes_is_told_early_where_recording_takes_long(monkeypatch):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from time import perf_counter
+from collections.abc import Callable, Sequence
+from time import thread_time
 from typing import Any
 
 import attrs
 
 from fdtensor.layouts.callsite import warn_user
 from fdtensor.layouts.errors import FallbackWarning
+from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import argument, paths
 from fdtensor.ops.random_bits.keys import Key
 from fdtensor.ops.transparent import checks_nans
@@ -27,33 +28,47 @@ FEW = 4
 """For how many it is told where recording took long."""
 
 LONG = 2.0
-"""For how many seconds that is."""
+"""For how many seconds of this thread that is."""
+
+LONG_OF_SIZES = 20.0
+"""The same where sizes change: a few of them are no fault."""
 
 
 def timed(make: Callable[[], Entry]) -> Entry:
     """What is made, with the seconds that it took."""
-    start = perf_counter()
-    return attrs.evolve(make(), seconds=perf_counter() - start)
+    start = thread_time()
+    return attrs.evolve(make(), seconds=thread_time() - start)
 
 
 def warn_of_recording(
-    f: Callable[..., Any],
-    key: tuple[Any, ...],
-    others: Mapping[tuple[Any, ...], Entry],
-    leaves: Sequence[Any],
-    spec: Any,
-    said: set[str],
+    function: Any, key: tuple[Any, ...], leaves: Sequence[Any], spec: Any
 ) -> None:
     """Says of a call that is recorded now what its caller may not expect, once for each function.
 
-    `key` is that of the call, `others` are those of all that are known, and `said` has the reasons
-    of the warnings before.
+    `function` is the `Spmd` that is called, and `key` the one of this call.
     """
-    _warn_of_nans(f, said)
-    _warn_of_values(f, key, others, leaves, spec, said)
+    _warn_of_nans(function.f, function.reasons)
+    alike: dict[_Apart, list[float]] = {}
+    for other, entry in function.programs.items():
+        apart = _apart(key, other, leaves, spec)
+        if apart is not None:
+            alike.setdefault(apart, []).append(entry.seconds)
+    for apart, seconds in alike.items():
+        of_sizes = apart[0][1] is not None
+        if of_sizes and function.options.dynamic is not None:
+            continue  # they were not recorded
+        times, spent = len(seconds) + 1, sum(seconds)
+        is_long = spent > (LONG_OF_SIZES if of_sizes else LONG)
+        if times < (FEW if is_long else TIMES) or apart in function.reasons:
+            continue
+        function.reasons.add(apart)
+        so_far = f"so far for {times}{f' in {spent:.0f} s' if is_long else ''}"
+        name, advice = _told(apart, spec)
+        text = f"{shown(function.f)} is recorded again for each {name}, {so_far}. {advice}"
+        warn_user(text, FallbackWarning)
 
 
-def _warn_of_nans(f: Callable[..., Any], said: set[str]) -> None:
+def _warn_of_nans(f: Callable[..., Any], said: set[object]) -> None:
     """Says that anomaly mode, where it looks for nans, sees none inside of a program."""
     if checks_nans() and "nans" not in said:
         said.add("nans")
@@ -65,38 +80,47 @@ def _warn_of_nans(f: Callable[..., Any], said: set[str]) -> None:
         )
 
 
-def _warn_of_values(
-    f: Callable[..., Any],
-    key: tuple[Any, ...],
-    others: Mapping[tuple[Any, ...], Entry],
-    leaves: Sequence[Any],
-    spec: Any,
-    said: set[str],
-) -> None:
-    """Says that calls differ in one Python argument alone, once for each that is not `said`.
+_Apart = tuple[tuple[int, int | None], ...]
+"""What two calls differ in: the places of leaves, each with a dim where only sizes differ."""
 
-    `key` is that of a call which is recorded now, `others` are those of all that are known.
-    """
-    alone: dict[int, list[float]] = {}
-    for other, entry in others.items():
-        apart = [i for i, (a, b) in enumerate(zip(key, other, strict=False)) if a != b]
-        if len(apart) == 1 and len(other) == len(key):
-            alone.setdefault(apart[0] - FIRST_LEAF, []).append(entry.seconds)
-    for place, seconds in alone.items():
-        times, spent = len(seconds) + 1, sum(seconds)
-        if times < (FEW if spent > LONG else TIMES):
-            continue
-        if 0 <= place < len(leaves) and not isinstance(leaves[place], DTensor):
-            name, given = argument(paths(spec, "args")[place]), "torch.tensor(value)"
-        elif place == SPEC - FIRST_LEAF and Key.__name__ + "(" in repr(spec):
-            name, given = "a random key", "key.tensor()"
-        else:
-            continue
-        if name not in said:
-            said.add(name)
-            warn_user(
-                f"{shown(f)} is recorded again for each value of {name}, so far for {times}"
-                f"{f' in {spent:.0f} s' if spent > LONG else ''}. "
-                f"A tensor is recorded once: distribute({given}, mesh.layout(), comm).",
-                FallbackWarning,
-            )
+
+def _apart(
+    key: tuple[Any, ...], other: tuple[Any, ...], leaves: Sequence[Any], spec: Any
+) -> _Apart | None:
+    """What two calls differ in; None where it is neither one Python argument nor sizes alone."""
+    pairs = enumerate(zip(key, other, strict=False), -FIRST_LEAF)
+    differing = [(place, a, b) for place, (a, b) in pairs if a != b]
+    if len(key) != len(other) or not differing:
+        return None
+    place = differing[0][0]
+    if len(differing) == 1 and place == _SPEC and Key.__name__ + "(" in repr(spec):
+        return ((place, None),)
+    if place < 0 or differing[-1][0] >= len(leaves):
+        return None
+    if len(differing) == 1 and not isinstance(leaves[place], DTensor):
+        return ((place, None),)
+    apart: list[tuple[int, int | None]] = []
+    for place, a, b in differing:
+        if not (isinstance(a, TensorType) and isinstance(b, TensorType)):
+            return None
+        if (a.dtype, a.layout, a.ndim) != (b.dtype, b.layout, b.ndim):
+            return None
+        pairs = enumerate(zip(a.shape, b.shape, strict=True))
+        apart += [(place, d) for d, (one, another) in pairs if one != another]
+    return tuple(apart)
+
+
+_SPEC = SPEC - FIRST_LEAF
+
+
+def _told(apart: _Apart, spec: Any) -> tuple[str, str]:
+    """What calls differ in, by name, and what to do about it."""
+    advice = "A tensor is recorded once: distribute({}, mesh.layout(), comm)."
+    place, dim = apart[0]
+    if place == _SPEC:
+        return "value of a random key", advice.format("key.tensor()")
+    names = paths(spec, "args")
+    if dim is None:
+        return f"value of {argument(names[place])}", advice.format("torch.tensor(value)")
+    sizes = " and ".join(f"{argument(names[place])} in dim {d}" for place, d in apart)
+    return f"size of {sizes}", "One recording serves all sizes of dims in dynamic=."

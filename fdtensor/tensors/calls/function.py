@@ -74,7 +74,7 @@ class Spmd(Generic[P, R]):
         """The same of the function with a key."""
         self.last: Entry | None = None
         """The program that the last call ran."""
-        self.reasons: set[str] = set()
+        self.reasons: set[object] = set()
         """Why it runs on replicated operands, as far as it was said."""
         update_wrapper(self, f, updated=())
         if weak:
@@ -202,7 +202,7 @@ class Spmd(Generic[P, R]):
         entry = self.programs.get(key)
         if entry is None:
             if not self.options.eager:
-                warn_of_recording(self.f, key, self.programs, leaves, spec, self.reasons)
+                warn_of_recording(self, key, leaves, spec)
             entry = self.programs[key] = timed(partial(self._new, leaves, spec, key))
             keep_few(self.programs, self.quick)
         every = (self.options.check or entry.comm.check) in EVERY_CALL

@@ -126,7 +126,7 @@ ANSWERS: dict[Any, Callable[..., Any]] = {
 """Functions that return a Python number, as ones that return it as a tensor."""
 
 
-def warn_of_replicas(f: Callable[..., Any], error: DataDependentError, said: set[str]) -> None:
+def warn_of_replicas(f: Callable[..., Any], error: DataDependentError, said: set[object]) -> None:
     """Says that a function runs on replicated operands, once for each reason that is not `said`."""
     reason = f"{error.sentence} {error.facts.get('line', '')}".rstrip()
     if reason not in said:
