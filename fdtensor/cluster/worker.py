@@ -110,7 +110,7 @@ class _Port:
 
 def serve(calls: int, lifeline: int) -> None:
     """The life of a rank; the fds are its end of the pipe, and one that closes with the caller."""
-    faulthandler.enable()  # all threads: torch has some without Python, which have nothing to show
+    faulthandler.enable()  # of all threads: some of torch's have no Python to show
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     _end_with(lifeline)
     port = _Port(Connection(calls))

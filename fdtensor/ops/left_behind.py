@@ -81,7 +81,7 @@ def _entered(known: _Known) -> Generator[None]:
     Not a hook on all modules: compiled ones warn of that, and others run slower.
     """
     with _LOCK:
-        if not _RECORDINGS:
+        if torch.nn.Module.__call__ is not _noted:
             _Plain.call, torch.nn.Module.__call__ = torch.nn.Module.__call__, _noted
         _RECORDINGS.append((threading.get_ident(), known))
     try:
@@ -89,7 +89,7 @@ def _entered(known: _Known) -> Generator[None]:
     finally:
         with _LOCK:
             _RECORDINGS[:] = [each for each in _RECORDINGS if each[1] is not known]
-            if not _RECORDINGS:
+            if not _RECORDINGS and torch.nn.Module.__call__ is _noted:  # no other's since
                 torch.nn.Module.__call__ = _Plain.call
 
 

@@ -54,7 +54,7 @@ MOST_FILES = 2000
 """How many there may be."""
 
 
-PATIENCE = 60.0
+PATIENCE = 600.0
 """The most seconds that a process waits for another one that makes the same choice."""
 
 POLL = 0.005
@@ -83,14 +83,16 @@ def key_of(joint: Joint) -> str | None:
 def choosing(key: str) -> Generator[bool]:
     """A context for a choice, which one process of a machine makes while the others wait for it.
 
-    Gives whether this is the one: of several ranks on few cores each would choose the same. What
-    cannot be locked is chosen by each, and so is what another process does not come to an end with.
+    Gives whether this is the one: of several ranks on few cores each would choose the same. Each
+    chooses where files cannot be locked, and where another one has not ended in `PATIENCE` seconds.
     """
     folder, file = _folder(), None
     with suppress(OSError):
         assert folder is not None  # a choice without one has no key
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = (folder / f"{key}.lock").open("w")
+        file = (folder / f"{key}.lock").open(
+            "a+"
+        )  # shared locks of network folders need one for reading
     if file is None:
         yield True
         return

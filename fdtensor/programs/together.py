@@ -66,8 +66,8 @@ def chosen_together(
     known = _recalled(key, joint, axes)
     if known is not None:
         return known
-    with choosing(key) as is_first:
-        known = None if is_first else _recalled(key, joint, axes)
+    with choosing(key):
+        known = _recalled(key, joint, axes)
         if known is not None:
             return known
         began = thread_time()

@@ -1,44 +1,55 @@
-"""Functions of NumPy on records: operators compute as Python's do, others take the full arrays."""
+"""Functions of NumPy on records: operators compute as Python's do, others take the full arrays.
+
+The arrays cannot be written to: what is written would be lost.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import optree
 
-__all__ = ["array_of", "reflected"]
+__all__ = ["array_of", "operator_of"]
 
-_REFLECTED = {
-    "add": "__radd__",
-    "subtract": "__rsub__",
-    "multiply": "__rmul__",
-    "divide": "__rtruediv__",
-    "floor_divide": "__rfloordiv__",
-    "remainder": "__rmod__",
-    "power": "__rpow__",
-    "matmul": "__rmatmul__",
-    "bitwise_and": "__rand__",
-    "bitwise_or": "__ror__",
-    "bitwise_xor": "__rxor__",
-    "left_shift": "__rlshift__",
-    "right_shift": "__rrshift__",
-    "less": "__gt__",
-    "less_equal": "__ge__",
-    "greater": "__lt__",
-    "greater_equal": "__le__",
-    "equal": "__eq__",
-    "not_equal": "__ne__",
+_NAMES = {
+    "add": "add",
+    "subtract": "sub",
+    "multiply": "mul",
+    "divide": "truediv",
+    "floor_divide": "floordiv",
+    "remainder": "mod",
+    "power": "pow",
+    "matmul": "matmul",
+    "bitwise_and": "and",
+    "bitwise_or": "or",
+    "bitwise_xor": "xor",
+    "left_shift": "lshift",
+    "right_shift": "rshift",
 }
-"""The method of the right operand that stands for an operator of arrays."""
+"""The operators of arrays, each with its name in Python."""
+
+_COMPARISONS = {
+    "less": ("lt", "gt"),
+    "less_equal": ("le", "ge"),
+    "greater": ("gt", "lt"),
+    "greater_equal": ("ge", "le"),
+    "equal": ("eq", "eq"),
+    "not_equal": ("ne", "ne"),
+}
+
+_METHODS = {name: (own, f"r{own}") for name, own in _NAMES.items()} | _COMPARISONS
 
 
-def reflected(ufunc: np.ufunc, method: str, args: Sequence[Any], options: Any) -> str | None:
-    """The method of the second operand that computes a ufunc; None where it is no operator."""
-    if method != "__call__" or options or len(args) != 2:
-        return None
-    return _REFLECTED.get(ufunc.__name__)
+def operator_of(ufunc: np.ufunc, x: Any, y: Any, kind: type) -> Any:
+    """What an operator gives for two values, one of them a record; or `NotImplemented`."""
+    if ufunc.__name__ not in _METHODS:
+        return NotImplemented
+    own, reflected = _METHODS[ufunc.__name__]
+    if isinstance(x, kind):
+        return getattr(x, f"__{own}__")(y)
+    return getattr(y, f"__{reflected}__")(x)
 
 
 _OF_SHAPES = np.shape, np.ndim, np.size
@@ -52,7 +63,9 @@ def array_of(function: Any, args: Any, kwargs: Mapping[str, Any], kind: type) ->
         if not isinstance(x, kind):
             return x
         own: Any = x
-        return np.broadcast_to(0, own.shape) if function in _OF_SHAPES else np.asarray(own)
+        read_only = np.broadcast_to(0, own.shape) if function in _OF_SHAPES else np.asarray(own)
+        read_only.flags.writeable = False
+        return read_only
 
     given: Any = args, dict(kwargs)
     arrays = optree.tree_map(array, given, is_leaf=lambda x: isinstance(x, kind))

@@ -14,6 +14,7 @@ from fdtensor.layouts.errors import FdtensorError, NotTorchError
 from fdtensor.layouts.expected import no_argument
 from fdtensor.layouts.torch_private import OF_PARAMETERS, OpOverload, schema_of
 from fdtensor.programs.failure_hints import name_of_torch
+from fdtensor.tensors.owed import at_hand
 from fdtensor.tensors.torch_transforms import (
     INSTEAD,
     asked_by_a_transform,
@@ -122,10 +123,13 @@ def refuse_writing(func: Any, args: Any, kwargs: Mapping[str, Any], kind: type) 
     given: Any = args, dict(kwargs)
     leaves = optree.tree_leaves(given, is_leaf=lambda leaf: isinstance(leaf, kind))
     facts = {f"argument {i}": leaf for i, leaf in enumerate(leaves) if isinstance(leaf, kind)}
-    if args and isinstance(args[0], torch.Tensor):
-        sentence = f"{name} would write a DTensor to a plain tensor: fd.bind calls a module with it"
-        hint = "Write fd.bind(module, {name: x})(...), or pass x.full(), all of it on every rank."
-        raise _error(f"{sentence}, and x.full() has all of it.", hint, facts)
+    if short in ("copy_", "set_") and args and isinstance(args[0], torch.Tensor):
+        raise _error(
+            f"{name} would write a DTensor to a plain tensor: pass its x.full(), or call the "
+            "module of a parameter by fd.bind(module, {name: x}).",
+            "x.full() is all of it, on every rank.",
+            facts,
+        )
     hint = f"{written[:-1]}; {_IN_SPMD}"
     raise _error(f"{name} writes to a tensor, and a DTensor never changes.", hint, facts)
 
@@ -149,7 +153,7 @@ def refuse_augmented(x: Any) -> None:
 
     torch writes to it, as parameters are updated; the name alone would change.
     """
-    if all(leaf.is_leaf for leaf in x.comm.leaves(x.local)):
+    if all(leaf.is_leaf for leaf in x.comm.leaves(at_hand(x.held))):
         raise _error(
             "x += y, x -= y and the like would leave this leaf that requires grad as it is: a "
             "DTensor never changes.",

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fdtensor.ops.transparent import recording
-from fdtensor.tensors.numpy_calls import array_of, reflected
+from fdtensor.tensors.numpy_calls import array_of, operator_of
 from fdtensor.tensors.operators import CALL, fill
 from fdtensor.tensors.pulled import OF_AUTOGRAD
 from fdtensor.tensors.refusals import (
@@ -78,14 +78,17 @@ class TensorLike:
         return np.asarray(self.full().numpy(), dtype=dtype)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        if isinstance(kwargs.get("out"), TensorLike):
+            raise refuse_write("out=x", self, f"torch.asarray(np.{func.__name__}(...))")
         return array_of(func, args, kwargs, TensorLike)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(x, TensorLike) for x in kwargs.get("out", ())):
             raise refuse_write("out=x", self, f"torch.asarray(np.{ufunc.__name__}(...))")
-        name = reflected(ufunc, method, args, kwargs)
-        if name is not None and isinstance(args[1], TensorLike):
-            return getattr(args[1], name)(args[0])
+        if method == "__call__" and len(args) == 2 and not kwargs:
+            result = operator_of(ufunc, *args, TensorLike)
+            if result is not NotImplemented:
+                return result
         return array_of(getattr(ufunc, method), args, kwargs, TensorLike)
 
     def __dlpack__(self, **options: Any) -> Any:

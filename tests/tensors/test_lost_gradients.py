@@ -1,6 +1,8 @@
 """No gradient is lost in silence: of what a function closes over, of ops without a derivative."""
 
+import gc
 import operator
+import weakref
 
 import pytest
 import torch
@@ -81,16 +83,47 @@ def test_what_is_closed_over_gets_a_gradient_or_a_word():
     weight = torch.ones(4, requires_grad=True)
     _, x = numbers("dp")
     f = spmd(lambda x: x * weight)
-    with pytest.raises(
-        TraceError, match="requires grad, of shape \\(4,\\), and would give it none"
-    ):
+    with pytest.raises(TraceError, match=r"of shape \(4,\), and would give it no gradient"):
         f(x)
-    with pytest.warns(FallbackWarning, match="would give it none") as said:
+    with pytest.warns(FallbackWarning, match="gives it no gradient") as said:
         results = [f(x.detach()) for _ in range(2)]
     assert len(said) == 1
     assert not any(result.requires_grad for result in results)
     with torch.no_grad():
         spmd(lambda x: x * weight)(x)
+    constant = weight.detach()
+    assert spmd(lambda x: x * constant)(x).requires_grad
+
+
+def test_what_requires_grad_after_the_first_call_gets_a_word_too():
+    """As a layer that is no longer frozen."""
+    weight = torch.ones(4)
+    _, x = numbers("dp")
+    f = spmd(lambda x: x * weight)
+    f(x), f(x.detach())
+    weight.requires_grad_()
+    with pytest.raises(TraceError, match="would give it no gradient"):
+        f(x)
+    with pytest.warns(FallbackWarning, match="gives it no gradient"):
+        f(x.detach())
+    with torch.no_grad():
+        f(x)
+
+
+def test_an_error_of_a_backward_keeps_nothing_alive():
+    _, x = numbers("dp")
+    f = spmd(lambda x: ((x * x).sum(), (x // 2) * x))
+
+    def fails():
+        mine = torch.ones(3)
+        loss, half = f(x)
+        with pytest.raises(TraceError, match="not implemented"):
+            (loss + half.sum()).backward()
+        return weakref.ref(mine)
+
+    kept = fails()
+    gc.collect()
+    assert kept() is None
 
 
 @pytest.mark.parametrize("name", ["iadd", "isub", "imul", "itruediv", "ipow"])

@@ -438,8 +438,18 @@ def test_functions_of_numpy_take_the_full_array_and_its_operators_compute_as_pyt
     array = array.copy()
     array += x
     assert np.array_equal(array, 2 * full.numpy())
-    with pytest.raises(NotTorchError, match="a DTensor never changes: 'out=x'"):
-        np.add(array, array, out=x)
+    for write in (
+        lambda: np.add(array, array, out=x),
+        lambda: np.sum(array, axis=0, out=x),
+        lambda: np.copyto(x, array),
+        lambda: np.fill_diagonal(x, 9),
+        lambda: np.put(x, [0], 9),
+        lambda: np.add.at(x, [0], 5),
+    ):
+        with pytest.raises((NotTorchError, ValueError), match=r"never changes|read-only|writ"):
+            write()
+    assert isinstance(np.subtract(x, 2), DTensor)
+    assert isinstance(np.less(x, x), DTensor)
     assert np.array_equal(x.requires_grad_().numpy(force=True), full.numpy())
 
 

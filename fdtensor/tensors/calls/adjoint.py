@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import attrs
@@ -238,8 +239,9 @@ def _way_back(ctx: Any, cotangents: Sequence[Any]) -> _Way | None:
     way = ctx.way  # ranks that hold nothing go the same one
     width = len(cotangents) // len(way.adjoint.out_types)
     come = {i // width for i, leaf in enumerate(cotangents) if leaf is not None}
-    for i in come.intersection(ctx.ways.whole.refused):
-        raise ctx.ways.whole.refused[i].with_traceback(None)
+    refused = ctx.ways.whole.refused
+    if not come.isdisjoint(refused):  # a copy: an error keeps the frames it was raised in
+        raise copy(refused[min(come.intersection(refused))])
     ends = ctx.ways.whole.ends & come
     return way if ends == way.adjoint.ends else ctx.ways.of(ends)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any
 
 import attrs
@@ -89,7 +90,8 @@ class Entry:
         else:
             go = runner_of(program, self.comm, self.donated)
         leave = between(self.comm, [t.mesh for t in self.types], program.mesh, into=False)
-        return attrs.evolve(self, go=_chained(enter, go, leave), is_agreed=True)
+        go = _unless_tracked(_chained(enter, go, leave), program, self.both is not None)
+        return attrs.evolve(self, go=go, is_agreed=True)
 
     def result(self, outs: Sequence[Any], comm: Any) -> Any:
         """The result of the function, with these values."""
@@ -154,10 +156,10 @@ def traced_call(
     lost = [tensor for _, tensor in program.program.constants if tensor.requires_grad]
     if again is None:
         if lost and torch.is_grad_enabled():
-            warn_user(f"{_untracked(f, lost[0])} {_OF_TRACKED}", FallbackWarning)
+            warn_user(_untracked(shown(f), lost[0], "gives it no gradient"), FallbackWarning)
         return program, None
     if lost:
-        raise TraceError(_untracked(f, lost[0]), hint=_OF_TRACKED)
+        raise TraceError(_untracked(shown(f), lost[0], "would give it no gradient"))
     tracked = [tracking(leaf) for leaf in leaves if isinstance(leaf, DTensor)]
     known = spec, without_tensors(leaves, types), types, program, tracked, options, make
     alive = (lambda: f) if isinstance(f, Around) else weakly(f)  # an Around keeps no function
@@ -203,17 +205,28 @@ def _joint_of_some(
     except TraceError as error:
         if ends is not None or not lacks_derivative(str(error)):
             raise
-        refused: dict[int, TraceError] = {}
-        for i in range(count):
-            try:
-                take(ends=frozenset([i]))
-            except TraceError as of_one:
-                of_one.__cause__ = of_one.__context__ = None  # whose frames keep the recording
-                refused[i] = of_one.with_traceback(None)
+        refused = _without_derivative(take, range(count))
         both = take(ends=frozenset(range(count)) - {*refused})
         if both is None:
             raise
         return both, refused
+
+
+def _without_derivative(
+    take: Callable[..., Joint | None], some: Sequence[int]
+) -> dict[int, TraceError]:
+    """Those of some results that torch takes no derivative of, each with its error."""
+    try:
+        take(ends=frozenset(some))
+    except TraceError as error:
+        if not lacks_derivative(str(error)):
+            raise
+        if len(some) == 1:
+            return {some[0]: copy(error)}  # without the frames that keep the recording
+        half = len(some) // 2
+        both = _without_derivative(take, some[:half]), _without_derivative(take, some[half:])
+        return both[0] | both[1]
+    return {}
 
 
 def entry_of(program: Traced, both: Adjoint | None, comm: Any) -> Entry:
@@ -234,15 +247,30 @@ def entry_of(program: Traced, both: Adjoint | None, comm: Any) -> Entry:
     )
 
 
-def _untracked(f: Callable[..., Any], tensor: torch.Tensor) -> str:
-    """What is lost of a tensor that a function closes over."""
+def _untracked(name: str, tensor: torch.Tensor, lost: str) -> str:
+    """What is lost of a tensor that a function closes over, and what to do."""
     return (
-        f"{shown(f)} closes over a tensor that requires grad, of shape {tuple(tensor.shape)}, and "
-        "would give it none."
+        f"{name} closes over a tensor that requires grad, of shape {tuple(tensor.shape)}, and "
+        f"{lost}. Pass it as an argument (torch.func.functional_call for a module), close over "
+        "its .detach(), or call the function under torch.no_grad()."
     )
 
 
-_OF_TRACKED = (
-    "Pass it as an argument (torch.func.functional_call for a module), detach it, or call the "
-    "function under torch.no_grad()."
-)
+def _unless_tracked(go: Values, program: Program, differentiable: bool) -> Values:
+    """`go`, which looks at tensors that the function closes over: they may require grad later."""
+    constants = [t for _, t in program.constants if not t.requires_grad]
+    if not constants:
+        return go
+    name = program.name.removesuffix(".forward")
+
+    def watched(values: Any) -> Any:
+        if torch.is_grad_enabled():
+            for tensor in constants:
+                if tensor.requires_grad and differentiable:
+                    raise TraceError(_untracked(name, tensor, "would give it no gradient"))
+                if tensor.requires_grad:
+                    warn_user(_untracked(name, tensor, "gives it no gradient"), FallbackWarning)
+                    break
+        return go(values)
+
+    return watched
