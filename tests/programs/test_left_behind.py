@@ -174,3 +174,28 @@ def test_a_module_that_counts_its_calls_is_told_of():
     for n in (1.0, 2.0):
         with pytest.warns(FallbackWarning, match=r"sets Counting.calls.*is recorded anew"):
             assert torch.equal(f(ones(4)).full(), torch.full((4,), n))
+
+
+def test_the_call_of_modules_is_what_it_was_whoever_else_changes_it():
+    """Another library may patch it during a recording, and put back what it came upon there."""
+    plain = torch.nn.Module.__call__
+    layer, x = torch.nn.Linear(2, 2), fd.TensorType((4, 2), torch.float32, Mesh(x=2).layout("x"))
+    taken = []
+
+    def patched(module, *args, **kwargs):
+        return taken[0](module, *args, **kwargs)
+
+    def during(x):
+        taken.append(torch.nn.Module.__call__)
+        torch.nn.Module.__call__ = patched
+        return layer(x)
+
+    try:
+        fd.trace(during, x)
+        torch.nn.Module.__call__ = taken[0]
+        assert layer(torch.ones(1, 2)).shape == (1, 2)
+        fd.trace(layer, x)
+        assert layer(torch.ones(1, 2)).shape == (1, 2)
+        assert torch.nn.Module.__call__ is plain
+    finally:
+        torch.nn.Module.__call__ = plain
