@@ -135,7 +135,7 @@ FAULTS = (
     ),
     Fault(
         "torch takes derivatives of the lines of any function that moves nothing",
-        "cut = both.still or both.apart or not _is_of_torch(f)",
+        "cut = both.still or both.apart or refused or not _is_of_torch(f)",
         "cut = both.still",
         "mesh/test_tensor_like.py",
     ),
