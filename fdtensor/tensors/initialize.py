@@ -82,9 +82,10 @@ def initialize(
         Spmd(build).trace(key=words.type)  # says whether it gives a module
     wanted = _by_name(layouts, names, mesh) if names else layouts
     function = Spmd(build, Options(out_layouts=wanted))
-    if names:
-        _all_known(function.trace(key=words), list(dict.fromkeys(names.values())), model)
-    tensors = function(key=words)
+    with torch.no_grad():  # tensors of the module that keep their values are closed over
+        if names:
+            _all_known(function.trace(key=words), list(dict.fromkeys(names.values())), model)
+        tensors = function(key=words)
     return {name: tensors[first] for name, first in names.items()} if names else tensors
 
 
