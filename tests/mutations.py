@@ -134,6 +134,24 @@ FAULTS = (
         "programs/test_together.py",
     ),
     Fault(
+        "no word on a tensor that a function closes over and gives no gradient",
+        "if lost is None or not torch.is_grad_enabled():",
+        "if lost is None or torch.is_grad_enabled():",
+        "tensors/test_lost_gradients.py",
+    ),
+    Fault(
+        "a gradient to a result without derivative is dropped",
+        "if not come.isdisjoint(refused):",
+        "if come.issubset(refused):",
+        "tensors/test_lost_gradients.py",
+    ),
+    Fault(
+        "ranks of a machine choose each for itself",
+        "_locked(file, fcntl.LOCK_SH, PATIENCE)",
+        "_locked(file, fcntl.LOCK_SH)",
+        "programs/test_choice_cache.py",
+    ),
+    Fault(
         "torch takes derivatives of the lines of any function that moves nothing",
         "cut = both.still or both.apart or refused or not _is_of_torch(f)",
         "cut = both.still",

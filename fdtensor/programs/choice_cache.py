@@ -80,26 +80,27 @@ def key_of(joint: Joint) -> str | None:
 
 
 @contextlib.contextmanager
-def choosing(key: str) -> Generator[bool]:
+def choosing(key: str) -> Generator[None]:
     """A context for a choice, which one process of a machine makes while the others wait for it.
 
-    Gives whether this is the one: of several ranks on few cores each would choose the same. Each
-    chooses where files cannot be locked, and where another one has not ended in `PATIENCE` seconds.
+    Of several ranks on few cores each would choose the same. Who waited looks again at what is
+    kept. Nobody waits where files cannot be locked, nor longer than `PATIENCE` seconds.
     """
     folder, file = _folder(), None
     with suppress(OSError):
         assert folder is not None  # a choice without one has no key
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = (folder / f"{key}.lock").open(
-            "a+"
-        )  # shared locks of network folders need one for reading
+        # for reading too, which shared locks of network folders ask for
+        file = (folder / f"{key}.lock").open("a+")
     if file is None:
-        yield True
+        yield
         return
     with file:
         first = _locked(file, fcntl.LOCK_EX)
+        if not first:
+            _locked(file, fcntl.LOCK_SH, PATIENCE)
         try:
-            yield first or not _locked(file, fcntl.LOCK_SH, PATIENCE)
+            yield
         finally:
             if first:
                 with suppress(OSError):
@@ -107,7 +108,7 @@ def choosing(key: str) -> Generator[bool]:
 
 
 def _locked(file: IO[str], kind: int, seconds: float = 0.0) -> bool:
-    """Whether a file is locked by this process now, after so many seconds at the most."""
+    """Whether a file is locked by this process, after so many seconds at the most."""
     end = time.monotonic() + seconds
     while True:
         try:

@@ -124,7 +124,7 @@ def refuse_writing(func: Any, args: Any, kwargs: Mapping[str, Any], kind: type) 
     leaves = optree.tree_leaves(given, is_leaf=lambda leaf: isinstance(leaf, kind))
     facts = {f"argument {i}": leaf for i, leaf in enumerate(leaves) if isinstance(leaf, kind)}
     if short in ("copy_", "set_") and args and isinstance(args[0], torch.Tensor):
-        raise _error(
+        raise _error(  # of the error load_state_dict shows the sentence alone
             f"{name} would write a DTensor to a plain tensor: pass its x.full(), or call the "
             "module of a parameter by fd.bind(module, {name: x}).",
             "x.full() is all of it, on every rank.",

@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fdtensor import (
@@ -57,8 +57,7 @@ def test_a_result_without_derivative_leaves_the_others_theirs(names, dims, read,
     full, x = numbers(*dims)
     g = spmd(f) if how == "spmd" else lambda x: call(f, x)
     some = [i for i in sorted(read) if i < len(names)]
-    if not some or all(name in BROKEN for name in names):
-        return
+    assume(some and any(name in SMOOTH for name in names))
     results = g(x)
     assert all(result.requires_grad for result in results)
     loss = sum(results[i].sum() for i in some)

@@ -153,13 +153,9 @@ def traced_call(
     make = functools.partial(traced, cost=comm.cost, device=comm.device or "cpu")
     with working(f"tracing {name_of(f)}"):
         program = make(f, spec, leaves, types, options, dynamic=dynamic)
-    lost = [tensor for _, tensor in program.program.constants if tensor.requires_grad]
+    _tell_of_lost(shown(f), [t for _, t in program.program.constants], again is not None)
     if again is None:
-        if lost and torch.is_grad_enabled():
-            warn_user(_untracked(shown(f), lost[0], "gives it no gradient"), FallbackWarning)
         return program, None
-    if lost:
-        raise TraceError(_untracked(shown(f), lost[0], "would give it no gradient"))
     tracked = [tracking(leaf) for leaf in leaves if isinstance(leaf, DTensor)]
     known = spec, without_tensors(leaves, types), types, program, tracked, options, make
     alive = (lambda: f) if isinstance(f, Around) else weakly(f)  # an Around keeps no function
@@ -203,9 +199,9 @@ def _joint_of_some(
     try:
         return take(ends=ends), {}
     except TraceError as error:
-        if ends is not None or not lacks_derivative(str(error)):
+        if ends is not None or count == 1 or not lacks_derivative(str(error)):
             raise
-        refused = _without_derivative(take, range(count))
+        refused = _halved(take, range(count))
         both = take(ends=frozenset(range(count)) - {*refused})
         if both is None:
             raise
@@ -223,10 +219,14 @@ def _without_derivative(
             raise
         if len(some) == 1:
             return {some[0]: copy(error)}  # without the frames that keep the recording
-        half = len(some) // 2
-        both = _without_derivative(take, some[:half]), _without_derivative(take, some[half:])
-        return both[0] | both[1]
+        return _halved(take, some)
     return {}
+
+
+def _halved(take: Callable[..., Joint | None], some: Sequence[int]) -> dict[int, TraceError]:
+    """The same of results of which not all have a derivative."""
+    half = len(some) // 2
+    return _without_derivative(take, some[:half]) | _without_derivative(take, some[half:])
 
 
 def entry_of(program: Traced, both: Adjoint | None, comm: Any) -> Entry:
@@ -247,13 +247,22 @@ def entry_of(program: Traced, both: Adjoint | None, comm: Any) -> Entry:
     )
 
 
-def _untracked(name: str, tensor: torch.Tensor, lost: str) -> str:
-    """What is lost of a tensor that a function closes over, and what to do."""
-    return (
-        f"{name} closes over a tensor that requires grad, of shape {tuple(tensor.shape)}, and "
-        f"{lost}. Pass it as an argument (torch.func.functional_call for a module), close over "
-        "its .detach(), or call the function under torch.no_grad()."
+def _tell_of_lost(name: str, tensors: Sequence[torch.Tensor], differentiable: bool) -> None:
+    """Raises, or warns, where tensors that a function closes over would get no gradient.
+
+    It is an error of a call that is `differentiable`: others have no gradient to give.
+    """
+    lost = next((tensor for tensor in tensors if tensor.requires_grad), None)
+    if lost is None or not torch.is_grad_enabled():
+        return
+    what = f"{name} closes over a tensor that requires grad, of shape {tuple(lost.shape)}, and"
+    hint = (
+        "Pass it as an argument (torch.func.functional_call for a module), close over its "
+        ".detach(), or call the function under torch.no_grad()."
     )
+    if differentiable:
+        raise TraceError(f"{what} would give it no gradient.", hint=hint)
+    warn_user(f"{what} gives it no gradient. {hint}", FallbackWarning)
 
 
 def _unless_tracked(go: Values, program: Program, differentiable: bool) -> Values:
@@ -264,13 +273,7 @@ def _unless_tracked(go: Values, program: Program, differentiable: bool) -> Value
     name = program.name.removesuffix(".forward")
 
     def watched(values: Any) -> Any:
-        if torch.is_grad_enabled():
-            for tensor in constants:
-                if tensor.requires_grad and differentiable:
-                    raise TraceError(_untracked(name, tensor, "would give it no gradient"))
-                if tensor.requires_grad:
-                    warn_user(_untracked(name, tensor, "gives it no gradient"), FallbackWarning)
-                    break
+        _tell_of_lost(name, constants, differentiable)
         return go(values)
 
     return watched

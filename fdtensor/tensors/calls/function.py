@@ -75,7 +75,7 @@ class Spmd(Generic[P, R]):
         self.last: Entry | None = None
         """The program that the last call ran."""
         self.reasons: set[object] = set()
-        """Why it runs on replicated operands, as far as it was said."""
+        """What warnings have said of it, each once."""
         update_wrapper(self, f, updated=())
         if weak:
             del self.__dict__["__wrapped__"]
