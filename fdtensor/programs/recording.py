@@ -17,6 +17,7 @@ from fdtensor.layouts.callsite import user_line, user_line_of, warn_user
 from fdtensor.layouts.errors import FallbackWarning, FdtensorError, IndexRangeError, TraceError
 from fdtensor.layouts.free_type import FreeType
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.torch_private import is_functional_tensor
 from fdtensor.layouts.tree import argument, flatten_admitting, paths, unflatten
 from fdtensor.layouts.words import first_sentence, shown
 from fdtensor.ops.graph import Call, Full, Graph
@@ -86,6 +87,8 @@ class Recorded:
     """The leaves of the result, with `TENSOR` for each that is computed."""
     new: tuple[int, ...]
     """The numbers of the tensors that require grad but depend on no argument."""
+    tracked: bool
+    """Whether autograd follows a result, apart from leaves that the function creates."""
 
 
 # what one recording needs, and what is known when it ends
@@ -113,10 +116,12 @@ def recorded(
         refuse_hidden(name_of(f), out)
         results = [o for o in out if isinstance(o, torch.Tensor)]
         taken = {id(t) for t in tensors}
-        new = [o.requires_grad and o.is_leaf and id(o) not in taken for o in results]
+        followed = [i for i, o in enumerate(results) if o.requires_grad and id(o) not in taken]
+        new = tuple([i for i in followed if results[i].is_leaf])
+        created = [i for i in new if is_functional_tensor(results[i])]
         statics = tuple([TENSOR if isinstance(o, torch.Tensor) else o for o in out])
         statics = statics if sizes is None else tuple(map(sizes.plain, statics))
-        result[:] = [tree, statics, tuple(i for i, is_new in enumerate(new) if is_new)]
+        result[:] = [tree, statics, new, followed != created]
         return results
 
     fulls = [Full(t.shape, t.dtype) for t in types if t is not None]

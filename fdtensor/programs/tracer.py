@@ -45,6 +45,8 @@ class Traced:
     """Whether the function returns one tensor."""
     leaves: tuple[int, ...] = ()
     """The numbers of results that require grad but depend on no argument: leaves of autograd."""
+    tracked: bool = False
+    """Whether autograd would follow a result to a tensor that the function closes over."""
     recording: Recording | None = None
     """The recording for several sizes that it comes from."""
 
@@ -233,7 +235,7 @@ def traced(
     if recording is not None and first is None:
         recording.program = program
     bare = it.out_tree.is_leaf() and it.statics == (TENSOR,)
-    return Traced(program, it.out_tree, it.statics, bare, it.new, recording)
+    return Traced(program, it.out_tree, it.statics, bare, it.new, it.tracked, recording)
 
 
 def _at_scale(

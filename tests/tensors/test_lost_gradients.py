@@ -9,6 +9,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import fdtensor as fd
 from fdtensor import (
     FallbackWarning,
     Mesh,
@@ -92,6 +93,47 @@ def test_what_is_closed_over_gets_a_gradient_or_a_word():
         spmd(lambda x: x * weight)(x)
     constant = weight.detach()
     assert spmd(lambda x: x * constant)(x).requires_grad
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda w: lambda x: x * w.detach(),
+        lambda w: torch.no_grad()(lambda x: x * w),
+        lambda w: lambda x: (x * w).argmax(),
+        lambda w: lambda x: torch.func.grad(lambda row: (row * w.detach()).sum())(x),
+        lambda w: lambda x: torch.nn.Parameter((x * w).detach()),
+        lambda w: lambda x: fd.scan(lambda c, row: (c * row, c), w.detach(), x)[0],
+    ],
+    ids=["detach", "no_grad", "argmax", "grad", "leaf", "scan"],
+)
+def test_no_word_where_the_function_takes_no_gradient_itself(f):
+    weight = torch.arange(4.0, requires_grad=True)
+    full, x = numbers("dp")
+    result = spmd(f(weight))(x.detach())
+    assert torch.equal(result.full().detach(), f(weight)(full.detach()).detach())
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda w: lambda x: w,
+        lambda w: lambda x: torch.vmap(lambda row: row * w)(x),
+        lambda w: lambda x: torch.func.grad(lambda row: (row * row * w).sum())(x),
+        lambda w: lambda x: fd.scan(lambda c, row: (c + row * w, c), x[0], x)[0],
+        lambda w: lambda x: torch.cond(x.sum() > 0, lambda x: x * w, lambda x: x + w, (x,)),
+        lambda w: lambda x: x.clone().mul_(w),
+        lambda w: lambda x: spmd(lambda x: x * w)(x),
+    ],
+    ids=["itself", "vmap", "grad", "scan", "cond", "in place", "inner"],
+)
+def test_a_word_however_it_is_used(f):
+    weight = torch.arange(4.0, requires_grad=True)
+    _, x = numbers("dp")
+    with pytest.raises(TraceError, match="would give it no gradient"):
+        spmd(f(weight))(x)
+    with pytest.warns(FallbackWarning, match="gives it no gradient"):
+        spmd(f(weight))(x.detach())
 
 
 def test_what_requires_grad_after_the_first_call_gets_a_word_too():

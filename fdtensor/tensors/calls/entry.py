@@ -153,7 +153,8 @@ def traced_call(
     make = functools.partial(traced, cost=comm.cost, device=comm.device or "cpu")
     with working(f"tracing {name_of(f)}"):
         program = make(f, spec, leaves, types, options, dynamic=dynamic)
-    _tell_of_lost(shown(f), [t for _, t in program.program.constants], again is not None)
+    if program.tracked:
+        _tell_of_lost(shown(f), [t for _, t in program.program.constants], again is not None)
     if again is None:
         return program, None
     tracked = [tracking(leaf) for leaf in leaves if isinstance(leaf, DTensor)]
