@@ -50,6 +50,13 @@ class Traced:
     recording: Recording | None = None
     """The recording for several sizes that it comes from."""
 
+    @property
+    def kind(self) -> type[list[Any]] | type[tuple[Any, ...]] | None:
+        """The kind of the result where it is a list or tuple of tensors that are computed."""
+        kind: Any = self.out_tree.type
+        flat = self.out_tree.num_leaves == self.out_tree.num_children == len(self.program.outs)
+        return kind if flat and kind in (list, tuple) else None
+
     def result(self, tensors: Sequence[Any]) -> Any:
         """The pytree that the function returns, with these in place of its tensors."""
         results = iter(tensors)

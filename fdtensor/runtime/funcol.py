@@ -30,6 +30,7 @@ from fdtensor.programs.program import Program
 from fdtensor.runtime.comm import Check, Comm, contained, misfit, mistakes, refuse_no_place
 from fdtensor.runtime.control.agreement import agree, pooled
 from fdtensor.runtime.control.ledger import Ledger
+from fdtensor.runtime.control.noting import counting, is_brief, noting
 from fdtensor.runtime.control.posts import Ran
 from fdtensor.runtime.control.process import lane_here, plane_of
 from fdtensor.runtime.control.waits import waited
@@ -162,25 +163,19 @@ class FuncolComm(Comm[torch.Tensor]):
 
     def watched(self, what: Any, function: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(what, Program):  # which may hold tensors of the user: it is not kept
-            return self._noted(Ran.of(what), function)
+            return self._noted(Ran.of(what), function, is_brief(what))
         return self.noted(what, function)
 
-    def _noted(self, what: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _noted(
+        self, what: Any, function: Callable[..., Any], brief: bool = False
+    ) -> Callable[..., Any]:
         ledger, fact = self.ledgers(what)
         if ledger is None:
             return function
+        if brief:
+            return counting(ledger, fact, what, function)
         sends = not isinstance(what, Ran) or what.sends
-
-        def noted(*args: Any) -> Any:  # as `ledger.noted`, without a call between
-            ledger.begin(fact, what, sends)
-            try:
-                out = function(*args)
-            except BaseException as error:
-                raise ledger.failure(error)  # noqa: B904 - the same error, unless the network failed
-            ledger.end()
-            return out
-
-        return noted
+        return noting(ledger, fact, what, sends, function)
 
     def _ledger(self, what: Any) -> tuple[Ledger | None, int]:
         """The ledger of a plan or program, and what all ranks must have alike of it."""

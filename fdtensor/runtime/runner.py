@@ -105,7 +105,12 @@ def runner_of(
         return comm.watched(program, _freeing(program, comm, donated, constants))
     function = as_traced(program, comm)
     if len(program.eqns) < 3 and not constants:
-        return comm.watched(program, lambda values: function(*values))
+        here = compiled(program, comm)
+
+        def briefly(values: Sequence[Any]) -> Sequence[Any]:
+            return function(*values) if profiling() or autocasting() else here(*values)
+
+        return comm.watched(program, briefly)
 
     def below(values: Sequence[Any]) -> Sequence[Any]:
         with below_autograd():  # a third faster where torch would look for derivatives

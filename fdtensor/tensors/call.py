@@ -14,6 +14,7 @@ from fdtensor.layouts.opaque import opaque
 from fdtensor.layouts.torch_private import transforms_active
 from fdtensor.ops.ambient import settings, unusual
 from fdtensor.programs.options import EVERY_CALL, Check, OnMissingRule, Plain
+from fdtensor.runtime.replication import watching
 from fdtensor.tensors.calls.function import Spmd
 from fdtensor.tensors.calls.functions import DEFAULT, function_of
 from fdtensor.tensors.calls.kept import CACHED
@@ -26,7 +27,11 @@ __all__ = ["call"]
 
 P = ParamSpec("P")
 
-_CONSTANT = frozenset({int, bool, str, type(None), torch.dtype})
+_CONSTANT = frozenset(
+    {int, bool, str, type(None), type(...), torch.dtype, torch.device, torch.memory_format}
+)
+
+_CONTAINERS = frozenset({list, tuple, torch.Size})
 
 
 @overload
@@ -89,27 +94,31 @@ def call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     >>> total.full()
     tensor(15)
     """
-    key: list[Any] = [*settings()]
+    key: list[Any] = [settings()]
     values: list[Any] = []
     comm = _keyed(args, key, values, None)
-    if comm is None or kwargs or unusual() or transforms_active():
+    if kwargs and comm is not None:
+        comm = _keyed_by_name(kwargs, key, values, comm)
+    if comm is None or unusual() or transforms_active():
         function = _spmd_of(fn, kwargs)
         parts = by_comm(function, args, kwargs) if comm is None and is_foreach(fn) else None
         return function(*args, **kwargs) if parts is None else parts
-    if len(values) > 1 and len(set(map(id, values))) < len(values):
+    if len(values) > 1 and (values[0] is values[1] or len(values) > 2):
         key += map([*map(id, values)].index, map(id, values))  # a write to one shows in the other
     function = function_of(fn)
     read, known = function.reads, function.quick
     whole = (comm, read and read.key(), *key)
     entry = known.get(whole)
     if entry is _REDUCED_FIRST:
-        for owed, of in _owed(args):
+        for owed, of in _owed((args, [*kwargs.values()])):
             owed.local(of)
-        return call(fn, *args)
+        return call(fn, *args, **kwargs)
     if entry is not None:
-        return entry.result(entry.go(values), comm)
-    owed = [*_owed(args)]
-    result = function(*args)
+        if entry.short is None or watching():
+            return entry.result(entry.go(values), comm)
+        return entry.short(values)
+    owed = [*_owed((args, [*kwargs.values()]))]
+    result = function(*args, **kwargs)
     entry = function.last
     if any(not sum.is_due for sum, _ in owed):
         entry = _REDUCED_FIRST
@@ -131,37 +140,49 @@ def _keyed(args: Any, key: list[Any], values: list[Any], comm: Any) -> Any:
         kind = a.__class__
         if kind is DTensor:
             local, type = a.held, a.type  # the property costs as much as the rest
-            if local.__class__ is Owed:
-                local, type = local.known
-            elif local.__class__ is Collecting:
-                local = local.value
-                key.append(Collecting)
-            if local.__class__ is tuple:
-                return None
+            if local.__class__ is not torch.Tensor:
+                if local.__class__ is Owed:
+                    local, type = local.known
+                elif local.__class__ is Collecting:
+                    local = local.value
+                    key.append(Collecting)
+                if local.__class__ is tuple:
+                    return None
             if a.comm is not comm:
                 if comm is not None and comm is not _ANY:
                     return None
                 comm = a.comm
             values.append(local)
-            key.append(type)
-            key.append(local.requires_grad)
+            key += type, local.requires_grad
         elif kind in _CONSTANT or (kind is float and a):
-            key.append(kind)
-            key.append(a)
-        elif kind is list or kind is tuple:
-            key.append(kind)
-            key.append(len(a))
+            key += kind, a
+        elif kind in _CONTAINERS:
+            key += kind, len(a)
             inner = _keyed(a, key, values, comm or _ANY)
             if inner is None:
                 return None
             if inner is not _ANY:
                 comm = inner
+        elif kind is slice:
+            key.append(slice)
+            if _keyed((a.start, a.stop, a.step), key, values, _ANY) is not _ANY:
+                return None
         else:
             return None
     return comm
 
 
+def _keyed_by_name(named: dict[str, Any], key: list[Any], values: list[Any], comm: Any) -> Any:
+    """The same for arguments by name, none of them an option; they have the `comm` of others."""
+    if not _ELSEWHERE.isdisjoint(named):
+        return None
+    key += _BY_NAME, tuple(named)
+    return _keyed([named[name] for name in sorted(named)], key, values, comm)
+
+
 _ANY = object()
+
+_BY_NAME = object()
 
 _REDUCED_FIRST: Any = object()
 """The entry of calls whose operands owe sums that are to be taken first."""
@@ -188,3 +209,6 @@ _NAMES = (
     *("reduce_dtype", "deterministic"),
 )
 """The options that `call` takes from among the arguments."""
+
+_ELSEWHERE = frozenset({*_NAMES, "key"})
+"""The names of arguments that take the long way."""

@@ -50,7 +50,7 @@ else:
 
 
 @unchanging
-@attrs.frozen(eq=False, repr=False)
+@attrs.frozen(eq=False, repr=False, init=False)
 class DTensor(Generic[Value], _LikeTensor, metaclass=ToldByTorch):  # type: ignore[misc]
     """A distributed tensor: a plain record and a pytree node, no tensor subclass.
 
@@ -72,6 +72,12 @@ class DTensor(Generic[Value], _LikeTensor, metaclass=ToldByTorch):  # type: igno
     held: Value | StandIn = attrs.field(alias="local")
     type: TensorType
     comm: Comm[Value]
+
+    def __init__(self, local: Value | StandIn, type: TensorType, comm: Comm[Value]) -> None:
+        for_held, for_type, for_comm = _SLOTS  # in less time than attrs takes
+        for_held(self, local)
+        for_type(self, type)
+        for_comm(self, comm)
 
     @property
     def local(self) -> Value:
@@ -241,6 +247,9 @@ class DTensor(Generic[Value], _LikeTensor, metaclass=ToldByTorch):  # type: igno
 
     def _repr_html_(self) -> str:
         return display("html", self)
+
+
+_SLOTS: Any = [DTensor.__dict__[name].__set__ for name in ("held", "type", "comm")]
 
 
 def _moved(

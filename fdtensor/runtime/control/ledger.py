@@ -95,7 +95,7 @@ class Ledger:
     def begin(self, fact: int, what: Any, sends: bool = True) -> None:
         """Notes a call: `fact` is what must be the same on all ranks, `what` tells it to people."""
         if self.stop or get_ident() != self.thread:
-            self._halt()
+            self.halt()
         number = self.number = self.number + 1
         self.mark = mark = hash((self.mark, fact))
         self.plane.tag = mark & 0x3FFFFFFF
@@ -170,7 +170,7 @@ class Ledger:
             self.fail("raised", told_of(error), clean, raised_at(error))
         note(error, self.error_name)
 
-    def _halt(self) -> None:
+    def halt(self) -> None:
         """Raises the error of all ranks; after it, waits until all of them have raised theirs."""
         unfit = self.plane.unfit()
         if unfit is not None:

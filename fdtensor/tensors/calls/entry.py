@@ -61,6 +61,8 @@ class Entry:
     """The outputs that are pending though nobody asked: what needs them whole reduces them."""
     one: TensorType | None = None
     """The type of the result where it is one tensor, and nothing is to be done to it."""
+    short: Callable[[Sequence[Any]], Any] | None = None
+    """The result for the values of the inputs, where it is tensors that need no more work."""
     settles: bool = False
     """Whether operands that owe a sum are to be reduced first, for all who read them."""
     donated: frozenset[int] = frozenset()
@@ -91,7 +93,20 @@ class Entry:
             go = runner_of(program, self.comm, self.donated)
         leave = between(self.comm, [t.mesh for t in self.types], program.mesh, into=False)
         go = _unless_tracked(_chained(enter, go, leave), program, self.both is not None)
-        return attrs.evolve(self, go=go, is_agreed=True)
+        return attrs.evolve(self, go=go, short=self._short(go), is_agreed=True)
+
+    def _short(self, go: Values) -> Callable[[Sequence[Any]], Any] | None:
+        """What makes the result of the values that `go` gives; None where `result` has to."""
+        assert self.traced is not None
+        comm, types, kind = self.comm, self.types, self.traced.kind
+        if self.one is not None:
+            one = self.one
+            return lambda values: DTensor(go(values)[0], one, comm)
+        if kind is None or self.owing or self.traced.leaves:
+            return None
+        return lambda values: kind(
+            [DTensor(out, type, comm) for out, type in zip(go(values), types, strict=True)]
+        )
 
     def result(self, outs: Sequence[Any], comm: Any) -> Any:
         """The result of the function, with these values."""

@@ -1,0 +1,144 @@
+"""Calls of single functions that are known by their arguments: their results, and their notes."""
+
+import random
+from unittest import mock
+
+import pytest
+import torch
+
+from fdtensor.layouts.mesh import Mesh
+from fdtensor.layouts.torch_private import profiling
+from fdtensor.tensors.call import call
+from fdtensor.tensors.calls.function import Spmd
+from fdtensor.tensors.connect import connect
+from fdtensor.tensors.distribution import distribute
+from tests.tensors.test_by_op import ints
+
+pytestmark = pytest.mark.mesh
+
+MESH = Mesh(y=2, x=2)
+LAYOUTS = [(), ("x",), (None, "y"), ("y", "x")]
+
+CALLS = [
+    lambda f, a, b: f(torch.sum, a, dim=0),
+    lambda f, a, b: f(torch.sum, a, dim=1),
+    lambda f, a, b: f(torch.sum, a, 1, keepdim=True),
+    lambda f, a, b: f(torch.sum, a, dim=1, keepdim=True),
+    lambda f, a, b: f(torch.sum, a, dtype=torch.float64),
+    lambda f, a, b: f(torch.add, a, b),
+    lambda f, a, b: f(torch.add, b, a),
+    lambda f, a, b: f(torch.add, a, a),
+    lambda f, a, b: f(torch.add, a, other=b),
+    lambda f, a, b: f(torch.add, a, other=b, alpha=2),
+    lambda f, a, b: f(torch.add, a, alpha=2, other=b),
+    lambda f, a, b: f(torch.add, a, b, alpha=2.0),
+    lambda f, a, b: f(torch.mul, a, 1),
+    lambda f, a, b: f(torch.mul, a, 1.0),
+    lambda f, a, b: f(torch.mul, a, True),
+    lambda f, a, b: f(torch.clamp, a, min=3),
+    lambda f, a, b: f(torch.clamp, a, max=3),
+    lambda f, a, b: f(torch.clamp, a, min=b, max=a),
+    lambda f, a, b: f(torch.where, a > b, a, b),
+    lambda f, a, b: f(torch.cat, [a, b]),
+    lambda f, a, b: f(torch.cat, [a, b], 1),
+    lambda f, a, b: f(torch.cat, (b, a), dim=1),
+    lambda f, a, b: f(torch.split, a, 3, 1),
+    lambda f, a, b: f(torch.split, a, [2, 6], dim=1),
+    lambda f, a, b: f(torch.unbind, a),
+    lambda f, a, b: f(torch.max, a, 0),
+    lambda f, a, b: f(torch.max, a, dim=1),
+    lambda f, a, b: f(torch.Tensor.to, a, torch.float64),
+    lambda f, a, b: f(torch.Tensor.view, a, torch.Size([4, 2, 4])),
+    lambda f, a, b: f(torch.Tensor.view, a, (4, 2, 4)),
+    lambda f, a, b: f(torch.Tensor.view, a, 4, -1),
+    lambda f, a, b: f(torch.Tensor.__getitem__, a, slice(1, 3)),
+    lambda f, a, b: f(torch.Tensor.__getitem__, a, slice(1, None, 2)),
+    lambda f, a, b: f(torch.Tensor.__getitem__, a, (..., slice(None, 5))),
+    lambda f, a, b: f(torch.Tensor.__getitem__, a, (None, 2)),
+    lambda f, a, b: f(torch.Tensor.__getitem__, a, 2),
+    lambda f, a, b: f(torch.Tensor.contiguous, a, memory_format=torch.contiguous_format),
+    lambda f, a, b: f(torch.zeros_like, a, device=torch.device("cpu")),
+]
+
+
+def plainly(fn, *args, **kwargs):
+    return fn(*args, **kwargs)
+
+
+def full(tree):
+    return [x.full() for x in tree] if isinstance(tree, (tuple, list)) else [tree.full()]
+
+
+def alike(found, wanted):
+    wanted = list(wanted) if isinstance(wanted, (tuple, list)) else [wanted]
+    return len(found) == len(wanted) and all(
+        a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(found, wanted, strict=True)
+    )
+
+
+def on_this_rank(seed, count):
+    """The numbers of those of many calls, in a random order, whose results are not torch's."""
+    draw, comm, wrong = random.Random(seed), connect(MESH), []
+    for _ in range(count):
+        i, grad = draw.randrange(len(CALLS)), draw.random() < 0.3
+        fulls = [ints(4, 8, seed=draw.randrange(5)).float() for _ in range(2)]
+        given = [distribute(x, MESH.layout(*draw.choice(LAYOUTS)), comm) for x in fulls]
+        if grad and i not in (18,):
+            given = [x.requires_grad_() for x in given]
+        with torch.set_grad_enabled(draw.random() < 0.8):
+            found = CALLS[i](call, *given)
+        kind = CALLS[i](plainly, *fulls)
+        if type(found).__name__ not in ("DTensor", type(kind).__name__):
+            wrong.append((i, type(found).__name__))
+        if not alike([x.detach() for x in full(found)], kind):
+            wrong.append(i)
+    return wrong
+
+
+def test_results_are_those_of_torch_whatever_was_called_before(pool4):
+    assert pool4.run(on_this_rank, 0, 200) == [[]] * 4
+
+
+def known_on_this_rank():
+    """How often calls take the long way: first, and then by each of the ways to write them."""
+    comm, counts = connect(MESH), []
+    a, b = (distribute(ints(4, 8, seed=s).float(), MESH.layout("x"), comm) for s in (0, 1))
+    calls, way = [0], Spmd.__call__
+
+    def counted(self, *args, **kwargs):
+        calls[0] += 1
+        return way(self, *args, **kwargs)
+
+    with mock.patch.object(Spmd, "__call__", counted):
+        for f in CALLS:
+            f(call, a, b)
+            calls[0] = 0
+            f(call, a, b)
+            counts.append(calls[0])
+    return counts
+
+
+def test_a_second_call_is_known_by_its_arguments(pool4):
+    counts = pool4.run(known_on_this_rank)
+    assert counts == [[0] * len(CALLS)] * 4
+
+
+def notes_on_this_rank():
+    """What the ledger has of three calls, of which one fails on rank 1 and the last is profiled."""
+    comm = connect(MESH)
+    a = distribute(torch.eye(4).expand(4, 4, 4).contiguous(), MESH.layout(("y", "x")), comm)
+    call(torch.linalg.cholesky, a)
+    ledger = comm.plane.ledger((0, 1, 2, 3))
+    before = ledger.number
+    call(torch.linalg.cholesky, a)
+    counted, open_calls = ledger.number - before, ledger.number - ledger.done
+    with torch.profiler.profile() as seen:
+        call(torch.linalg.cholesky, a)
+        assert profiling()
+    named = any(event.key == "fdtensor linalg_cholesky" for event in seen.key_averages())
+    last = ledger.entries()[-1]
+    return counted, open_calls, named, last[0] == ledger.number, last[-1] is not None
+
+
+def test_brief_calls_are_counted(pool4):
+    assert pool4.run(notes_on_this_rank) == [(1, 0, True, True, True)] * 4
