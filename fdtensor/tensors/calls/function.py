@@ -34,9 +34,11 @@ from fdtensor.tensors.calls.arguments import (
     refuse_untraceable,
     tell,
 )
+from fdtensor.tensors.calls.derived import cotangents_again
 from fdtensor.tensors.calls.donated import donated_among, spend
 from fdtensor.tensors.calls.entry import Entry, entry_of, read, traced_call
 from fdtensor.tensors.calls.family import Family, family_of
+from fdtensor.tensors.calls.guard import Guard, guard
 from fdtensor.tensors.calls.inlined import inlined
 from fdtensor.tensors.calls.kept import keep_few
 from fdtensor.tensors.calls.key import call_key, refuse_other_comm, requires_grad
@@ -69,6 +71,8 @@ class Spmd(Generic[P, R]):
         """Those that `call` finds by the arguments alone."""
         self.families: dict[Any, Family] = {}
         """What is known of calls that differ in sizes alone, where these are dynamic."""
+        self.guards: list[Guard] = []
+        """What knows the arguments of calls that have come again."""
         self.derived: dict[Any, Spmd[..., Any]] = {}
         self.keyed: Spmd[..., Any] | None = None
         """The same of the function with a key."""
@@ -144,6 +148,11 @@ class Spmd(Generic[P, R]):
             drawing = self._drawing(args, kwargs)
             if drawing is not None:
                 return drawing(*args, **kwargs)
+        for known in self.guards:
+            matched = known.of_call(args, kwargs, self.reads)
+            if matched is not None:
+                self.last = known.entry
+                return self._run(known.entry, *matched)
         flat = flatten if self.programs else flatten_admitting  # later calls know their nodes
         leaves, spec = flat((args, kwargs), is_leaf=is_dtensor)
         try:
@@ -153,12 +162,19 @@ class Spmd(Generic[P, R]):
             leaves, values = entering(
                 leaves, self.options.eager, partial(self._stays, spec, orders)
             )
+            count = len(self.programs)
             entry = self.last = self._entry(leaves, spec, orders)
         except BaseException as error:
             raise self._failed(leaves, error)  # noqa: B904 - the same error
         if entry.traced is None:
             return self._on_replicas(leaves, spec, entry.comm)
+        if len(self.programs) == count and not self.options.eager:
+            guard(self.guards, entry, self.options.check, (args, kwargs), leaves, self.reads)
         values = values or [read_by_call(x) for x in leaves if x.__class__ is DTensor]
+        return self._run(entry, leaves, values)
+
+    def _run(self, entry: Entry, leaves: Sequence[Any], values: list[Any]) -> Any:
+        """The result of a program for the local values of these leaves."""
         if entry.donated:
             spend(leaves, entry.donated, self.f)
         if entry.closed:
@@ -204,7 +220,7 @@ class Spmd(Generic[P, R]):
             if not self.options.eager:
                 warn_of_recording(self, key, leaves, spec)
             entry = self.programs[key] = timed(partial(self._new, leaves, spec, key))
-            keep_few(self.programs, self.quick)
+            keep_few(self.programs, self.quick, self.guards)
         every = (self.options.check or entry.comm.check) in EVERY_CALL
         if agreed and entry.first is not None and (every or not entry.is_agreed):
             entry = self.programs[key] = entry.agreed(leaves, self.reads, self.options.check)
@@ -249,7 +265,7 @@ class Spmd(Generic[P, R]):
             grads = grads or (wanted and torch.is_grad_enabled())
         if family is not None:
             dynamic = family.of_call(spec, whole[0], len(closed))
-        again = partial(_again, self.options, self.derived) if grads else None
+        again = partial(cotangents_again, Spmd, self.options, self.derived) if grads else None
         named = zip(map(argument, paths(spec, "args")), leaves, strict=True)
         moment = Moment(self.reads, [pair for pair in named if not isinstance(pair[1], DTensor)])
         program, both = traced_call(f, self.options, *whole, comm, again, moment, family, dynamic)
@@ -278,23 +294,3 @@ class Spmd(Generic[P, R]):
             return error
         known = next((leaf for leaf in leaves if isinstance(leaf, DTensor)), None)
         return error if known is None else known.comm.failed([known.mesh], error)
-
-
-def _again(
-    options: Options,
-    derived: dict[Any, Spmd[..., Any]],
-    g: Any,
-    types: Any,
-    values: Any,
-    ct_types: Any,
-    cts: Any,
-    own: Any,
-    comm: Any,
-) -> list[Any]:
-    """The cotangents of inputs as values with derivatives of their own."""
-    known = derived.get(g)
-    if known is None:
-        known = derived[g] = Spmd(g, attrs.evolve(options, dynamic=None, **own))
-    tensors = [DTensor(v, t, comm) for v, t in zip(values, types, strict=True)]
-    cotangents = [DTensor(v, t, comm) for v, t in zip(cts, ct_types, strict=True)]
-    return [grad.local for grad in known(tensors, cotangents)[1]]

@@ -14,10 +14,10 @@ _COMMS = 32
 """For how many Comms it keeps them."""
 
 
-def keep_few(programs: OrderedDict[Any, Any], quick: dict[Any, Any]) -> None:
+def keep_few(programs: OrderedDict[Any, Any], quick: dict[Any, Any], guards: list[Any]) -> None:
     """Drops the programs that were made first: of many, and of the Comms before the last.
 
-    They are by the keys of calls and of quick ones, which begin with a Comm.
+    They are by the keys of calls and of quick ones, which begin with a Comm, and in guards.
     """
     comms = list(dict.fromkeys(key[0] for key in programs))
     left = comms[0] if len(comms) > _COMMS else None
@@ -25,5 +25,7 @@ def keep_few(programs: OrderedDict[Any, Any], quick: dict[Any, Any]) -> None:
     if len(programs) > CACHED:
         old.append(next(iter(programs)))
     gone = {id(programs.pop(key, None)) for key in old}
+    if gone:
+        guards.clear()
     for key in [k for k, entry in quick.items() if k[0] is left or id(entry) in gone]:
         del quick[key]
