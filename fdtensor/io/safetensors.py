@@ -18,9 +18,10 @@ from fdtensor.io.checkpoint.fresh import Fresh
 from fdtensor.io.checkpoint.headers import DTYPES, Header, headers, opened
 from fdtensor.io.checkpoint.names import Leaf, named, with_words
 from fdtensor.io.checkpoint.one_path import of_paths, one_path
+from fdtensor.io.checkpoint.places import draft, old_files, refuse_place
 from fdtensor.io.checkpoint.request import Request, request
 from fdtensor.io.checkpoint.stored import Contents, Stored, checked_path
-from fdtensor.io.checkpoint.sums import KEY, Sums
+from fdtensor.io.checkpoint.sums import KEY, Sums, offsets
 from fdtensor.io.checkpoint.together import relayed, together
 from fdtensor.io.checkpoint.write import sync_directory
 from fdtensor.layouts.dtypes import dtype_name
@@ -79,13 +80,15 @@ def _prepared(
 def _read(where: Mapping[str, Header], fresh: Mapping[str, Fresh]) -> None:
     """Reads what the blocks here hold, each rectangle once for all replicas."""
     for file in dict.fromkeys(where[name].file for name in fresh):
+        summed = any(where[n].sums and where[n].file == file for n in fresh)
+        ends = offsets(file) if summed else {}
         with opened(file) as tensors:
             for name, x in fresh.items():
                 if where[name].file != file:
                     continue
                 boxes = list(dict.fromkeys(box for box, _ in x.blocks))
                 if (sums := where[name].sums) is not None:
-                    sums.check(file, name, where[name].stored, boxes)
+                    sums.check(file, name, where[name].stored, boxes, ends[name])
                 source = tensors.get_slice(name)
                 for box in boxes:
                     same = [local for other, local in x.blocks if other == box]
@@ -137,8 +140,13 @@ def save_safetensors(tree: Any, path: Any, comm: Comm[Any], *, overwrite: bool =
     count = 1 if comm.rank is None else comm.mesh.size
     save = relayed(comm, what, lambda: None, lambda _: [uuid.uuid4().hex[:8]] * count)
     mine = [f for f in files if comm.rank in (None, f.rank)]
-    together(about, comm, lambda: _write(mine, {**tensors, **whole}, save))
-    together(about, comm, lambda: _put_in_place(mine))
+    try:
+        together(about, comm, lambda: _write(mine, {**tensors, **whole}, save))
+        together(about, comm, lambda: _put_in_place(mine))
+    except BaseException:
+        for file in mine:
+            draft(file.path).unlink(missing_ok=True)
+        raise
     together(about, comm, lambda: _index(target, files, leaves, comm))
 
 
@@ -152,11 +160,7 @@ class _File:
 
 
 def _checked(tree: Any, target: Path, overwrite: bool) -> list[Leaf]:
-    if not overwrite and _old(target):
-        raise CheckpointError(
-            f"there are safetensors files at {str(target)!r} already.",
-            hint="Save to another place, or pass overwrite=True.",
-        )
+    refuse_place(target, overwrite)
     leaves = [with_words(leaf) for leaf in named(tree)[0]]
     names = Counter(leaf.name for leaf in leaves)
     problems: dict[str, str] = {}
@@ -168,6 +172,8 @@ def _checked(tree: Any, target: Path, overwrite: bool) -> list[Leaf]:
             problems[leaf.name] = f"is {kind}: safetensors files have no {dtype_name(kind.dtype)}"
         elif not leaf.path:
             problems["tree"] = "has no name: pass a dict"
+        elif leaf.name == "__metadata__" or not _is_text(leaf.name):
+            problems[repr(leaf.name)] = "is no name that a safetensors file can have"
         elif names[leaf.name] > 1:
             problems[leaf.name] = "is the name of two leaves"
     if problems:
@@ -177,6 +183,14 @@ def _checked(tree: Any, target: Path, overwrite: bool) -> list[Leaf]:
             hint="Leave them out; save_checkpoint stores objects and any dtype.",
         )
     return leaves
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _kind(value: Any) -> Stored | None:
@@ -193,7 +207,7 @@ def _shared_out(leaves: Sequence[Leaf], target: Path, comm: Comm[Any]) -> list[_
     sizes = {leaf.name: (_kind(leaf.value) or Stored((), torch.bool)).nbytes for leaf in leaves}
     names: dict[int, list[str]] = {rank: [] for rank in loads}
     for leaf in sorted(leaves, key=lambda leaf: (-sizes[leaf.name], leaf.name)):
-        ranks = [min(loads)] if target.suffix == ".safetensors" else sorted(_holders(leaf, comm))
+        ranks = [min(loads)] if target.suffix == ".safetensors" else _holders(leaf, comm)
         rank = min(ranks, key=lambda r: loads[r])
         loads[rank] += sizes[leaf.name]
         names[rank].append(leaf.name)
@@ -203,7 +217,9 @@ def _shared_out(leaves: Sequence[Leaf], target: Path, comm: Comm[Any]) -> list[_
 
 
 def _holders(leaf: Leaf, comm: Comm[Any]) -> Sequence[int]:
-    return leaf.value.mesh.order if isinstance(leaf.value, DTensor) else comm.mesh.order
+    """The ranks of the Comm that have a part of a tensor; all of them if none has."""
+    holders = leaf.value.mesh.order if isinstance(leaf.value, DTensor) else comm.mesh.order
+    return sorted({*holders} & {*comm.mesh.order} or comm.mesh.order)
 
 
 def _paths(target: Path, count: int) -> list[Path]:
@@ -216,19 +232,13 @@ def _alone(rank: int) -> Layout:
     return Layout(Mesh.from_ranks([rank], "file"), [Replicate()])
 
 
-def _old(target: Path) -> list[Path]:
-    """The files that a new set would replace, the index first."""
-    if target.suffix == ".safetensors":
-        return [target] if target.exists() else []
-    return [*target.glob("*.safetensors.index.json"), *target.glob("*.safetensors")]
-
-
 def _is_first(comm: Comm[Any]) -> bool:
     return comm.rank in (None, min(comm.mesh.order))
 
 
 def _write(files: Sequence[_File], values: Mapping[str, Any], save: str) -> None:
     """Writes files beside old ones, to the disk."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     for file in files:
@@ -236,20 +246,22 @@ def _write(files: Sequence[_File], values: Mapping[str, Any], save: str) -> None
         tensors = {name: _whole(values[name]) for name in file.names}
         stored = {name: Stored(tuple(x.shape), x.dtype) for name, x in tensors.items()}
         sums = Sums.of(tensors, save).text(stored)
-        save_file(tensors, _draft(file.path), metadata={"format": "pt", KEY: sums})
-        with open(_draft(file.path), "rb") as written:
+        try:
+            save_file(tensors, draft(file.path), metadata={"format": "pt", KEY: sums})
+        except SafetensorError as error:
+            raise CheckpointError(
+                f"the safetensors file at {str(file.path)!r} was not written: {error}.",
+                hint="Make room there, or save to another place.",
+            ) from error
+        with open(draft(file.path), "rb") as written:
             os.fsync(written.fileno())
 
 
 def _put_in_place(files: Sequence[_File]) -> None:
     """Renames the files over old ones."""
     for file in files:
-        os.replace(_draft(file.path), file.path)
+        os.replace(draft(file.path), file.path)
         sync_directory(file.path.parent)
-
-
-def _draft(path: Path) -> Path:
-    return path.with_name(f"{path.name}.tmp")
 
 
 def _whole(value: Any) -> torch.Tensor:
@@ -267,7 +279,7 @@ def _index(target: Path, files: Sequence[_File], leaves: Sequence[Leaf], comm: C
     kept = {file.path for file in files} | ({index} if len(files) > 1 else set())
     if len(files) > 1:
         _write_index(index, files, leaves)
-    for file in set(_old(target)) - kept:
+    for file in set(old_files(target)) - kept:
         file.unlink()
 
 
@@ -275,9 +287,9 @@ def _write_index(index: Path, files: Sequence[_File], leaves: Sequence[Leaf]) ->
     total = sum(kind.nbytes for leaf in leaves if (kind := _kind(leaf.value)))
     weights = {name: file.path.name for file in files for name in file.names}
     text = json.dumps({"metadata": {"total_size": total}, "weight_map": weights}, indent=2)
-    with open(_draft(index), "w", encoding="utf-8") as file:
+    with open(draft(index), "w", encoding="utf-8") as file:
         file.write(text + "\n")
         file.flush()
         os.fsync(file.fileno())
-    os.replace(_draft(index), index)
+    os.replace(draft(index), index)
     sync_directory(index.parent)

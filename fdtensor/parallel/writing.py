@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Iterator, Mapping, Sequence
+from math import isnan
 from typing import Any
 
 import torch
@@ -198,6 +199,8 @@ class _Writer:
                 raise unsettled("the number of pieces")
             return [self._argument(list(entries)) for entries in zip(*at, strict=True)]
         if all(type(value) is type(first) and value == first for value in at):
+            return first
+        if all(type(value) is float and isnan(value) for value in at):
             return first
         if type(first) is not int:
             raise unsettled(f"the argument {first!r}")

@@ -163,3 +163,36 @@ TEXT = """\
 
 Distribute what each rank has a part of (the state of fdtensor.optim is), name what each has of \
 its own by rank, or keep one with on_difference="ignore"."""
+
+
+@pytest.mark.mesh
+@pytest.mark.parametrize("cut", ["s", None])
+def test_one_name_for_tensors_of_two_meshes_is_refused(pool4, tmp_path, cut):
+    """As the stages of a pipeline, each with a tree of its own."""
+
+    def check(path):
+        comm = connect(Mesh(all=4))
+        meshes = Mesh.from_ranks([0, 1], "s"), Mesh.from_ranks([2, 3], "s")
+        mine = meshes[comm.rank // 2]
+        a, b = (distribute(torch.full((4,), i), m.layout(cut), comm) for i, m in enumerate(meshes))
+        own = {"w": a if comm.rank < 2 else b, "same": a}
+        mixed = {"w": a if comm.rank < 2 else torch.ones(4)}
+        said = []
+        for tree in (own, mixed):
+            try:
+                save_checkpoint(tree, path / "first", comm)
+            except CheckpointError as error:
+                said.append(dict(error.facts))
+        save_checkpoint(own, path / "kept", comm, on_difference="ignore")
+        same = distribute(torch.full((4,), 0), mine.layout(cut), comm)
+        save_checkpoint({f"stage {mine.order}": own["w"], "same": same}, path / "second", comm)
+        loaded = load_checkpoint(path / "second", comm.mesh.layout(), comm)
+        return said, sorted(x.full().tolist() for x in loaded.values())
+
+    for said, loaded in pool4.run(check, tmp_path):
+        (own,), (mixed,) = (facts.items() for facts in said)
+        assert own[0] == mixed[0] == "w"
+        assert mixed[1].startswith("ranks 0-1 | ranks 2-3")
+        blocks = [f"rank {i} | rank {i + 2}, and 1 other blocks" for i in range(2)]
+        assert own[1] in (blocks if cut else ["ranks 0-1 | ranks 2-3"])
+        assert loaded == [[0] * 4, [0] * 4, [1] * 4]

@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 
 import fdtensor as fd
 from fdtensor import Mesh, SimulatedComm, distribute, pipeline
-from fdtensor.errors import ArgumentError, CommError, FdtensorError, TraceError
+from fdtensor.errors import (
+    ArgumentError,
+    CommError,
+    FallbackWarning,
+    FdtensorError,
+    TraceError,
+)
 from fdtensor.parallel.pipelines.running import Prepared
 from fdtensor.parallel.pipelines.schedules import schedule_of
 
@@ -439,6 +445,10 @@ def test_mistakes_are_told():
         pipeline([stage, stage], mse, meshes=[meshes[0], Mesh(y=2)], microbatches=2)
     with pytest.raises(TraceError, match="1f1b has one stage a mesh, not 4 on 2"):
         pipeline([stage] * 4, mse, meshes=meshes * 2, microbatches=2)
+    with pytest.raises(TraceError, match="as many stages on each mesh: not 3 on 2"):
+        pipeline([stage] * 3, mse, meshes=(meshes * 2)[:3], microbatches=4, schedule="interleaved")
+    with pytest.raises(TraceError, match="3 is no loss of a pipeline"):
+        pipeline([stage, stage], 3, meshes=meshes, microbatches=2)
     with pytest.raises(TraceError, match="takes 2 parts at a time"):
         pipeline([stage] * 4, mse, meshes=meshes * 2, microbatches=3, schedule="interleaved")
     with pytest.raises(TraceError, match="cannot be split into 3 parts"):
@@ -458,6 +468,25 @@ def test_mistakes_are_told():
     whole = [lambda p, x: (x @ p["w"]).long(), lambda p, x: x.float()]
     with pytest.raises(TraceError, match="has no derivative"):
         pipeline(whole, mse, meshes=meshes, microbatches=2)([params[0], {}], *data)
+
+
+def test_no_gradient_of_a_pipeline_is_lost_in_silence():
+    step, params, data = simple()
+    meshes, stage = list(dict.fromkeys(step.meshes)), step.functions[False][0]
+    linear = torch.nn.Linear(WIDTH, WIDTH)
+
+    def of(first, loss=mse):
+        return pipeline([first, stage], loss, meshes=meshes, microbatches=2)
+
+    with pytest.raises(TraceError, match="closes over a tensor that requires grad"):
+        of(lambda p, x: linear(stage(p, x)))(params, *data)
+    with pytest.raises(TraceError, match="closes over a tensor that requires grad"):
+        of(stage, lambda y, t: mse(y * linear.weight.sum(), t))(params, *data)
+    of(lambda p, x: stage(p, x) * linear.weight.detach().sum())(params, *data)
+    x = data[0].detach().requires_grad_()
+    with pytest.warns(FallbackWarning, match="x requires grad"):
+        step(params, x, data[1])
+    step(params, x, data[1])
 
 
 # --- messages --------------------------------------------------------------------------------

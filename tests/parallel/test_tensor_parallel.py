@@ -658,3 +658,17 @@ dim 0 of {} is to be cut, and its size is not known yet.
   layout: (tp=S(0))
 
 Export the program with that size fixed, or cut another dim."""
+
+
+def test_a_number_that_is_not_equal_to_itself():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 6)
+
+        def forward(self, x):
+            return self.linear(x).masked_fill(x[:, :1] > 0, float("nan"))
+
+    exported = export(Masked(), (torch.randn(3, 4),))
+    program = tensor_parallel(exported, Mesh(tp=2), {"linear": Colwise()}, rank=0)
+    assert "nan" in program.graph_module.code

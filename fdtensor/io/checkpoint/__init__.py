@@ -4,7 +4,7 @@ Each file defines one thing, in this order:
 
     names            a pytree as named leaves, with the names of torch's state dicts
     stored contents  what files hold: names, shapes and dtypes
-    headers          the same of safetensors files
+    headers places   the same of safetensors files, and where these are written
     boxes            blocks as rectangles, the pieces that files have
     records catalog  the metadata of a checkpoint, read without running it, and what it says
     folder           a directory with such metadata, under its own checksum

@@ -72,4 +72,5 @@ def _aligned(read: torch.Tensor) -> torch.Tensor:
     """
     if read.element_size() < 16 or read.data_ptr() % 16 == 0 or not read.numel():
         return read
-    return read.reshape(-1).view(torch.uint8).clone().view(read.dtype).view(read.shape)
+    parts = torch.view_as_real(read)  # kernels of these take any place, and any strides
+    return torch.view_as_complex(parts.clone(memory_format=torch.contiguous_format))

@@ -2,12 +2,14 @@
 
 The keys on the way to a leaf are joined by dots: `{"model": {"w": ...}}` has `model.w`, and
 `{"layers": [{"w": ...}]}` has `layers.0.w`. As there, a list without tensors is one leaf, and so is
-a tuple without DTensors; None is a leaf as well. A random key is stored as its words, a tensor.
+a tuple or a dataclass without DTensors; None is a leaf as well. A random key is stored as its
+words, a tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import attrs
@@ -17,11 +19,11 @@ import torch
 from fdtensor.layouts.errors import CheckpointError
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.tensor_type import TensorType
-from fdtensor.layouts.tree import flatten
+from fdtensor.layouts.tree import flatten_admitting
 from fdtensor.ops.random_bits import Key
 from fdtensor.tensors.dtensor import DTensor
 
-__all__ = ["Leaf", "Path", "joined", "named", "nested", "with_words"]
+__all__ = ["Leaf", "Path", "hides_a_tensor", "joined", "named", "nested", "with_words"]
 
 Path = tuple[str | int, ...]
 """The keys on the way to a leaf: a str for an entry of a dict, an int for one of a list."""
@@ -47,7 +49,7 @@ def joined(path: Path) -> str:
 
 def named(tree: Any) -> tuple[list[Leaf], optree.PyTreeSpec]:
     """The leaves of a pytree with their keys, and its structure."""
-    leaves, spec = flatten(tree, is_leaf=_is_leaf)
+    leaves, spec = flatten_admitting(tree, is_leaf=_is_leaf)
     paths = [tuple(map(_key, accessor)) for accessor in spec.accessors()]
     return [Leaf(path, leaf) for path, leaf in zip(paths, leaves, strict=True)], spec
 
@@ -99,7 +101,21 @@ def _is_leaf(node: object) -> bool:
         case tuple():
             return not _has_ours(node)
         case _:
-            return _is_ours(node)
+            return _is_ours(node) or (_fields(node) is not None and not _has_ours(node))
+
+
+def hides_a_tensor(value: object) -> bool:
+    """Whether a leaf has a DTensor where it would be no entry: in a set, or an attribute."""
+    if _is_ours(value) or isinstance(value, torch.Tensor):
+        return False
+    parts = value if isinstance(value, (Set, deque)) else [*getattr(value, "__dict__", {}).values()]
+    return any(map(_has_ours, parts))
+
+
+def _fields(node: object) -> list[Any] | None:
+    """The values of the fields of a dataclass; None for all others."""
+    names = getattr(type(node), "__dataclass_fields__", None)
+    return None if names is None else [getattr(node, name, None) for name in names]
 
 
 def _splits(node: list[Any]) -> bool:
@@ -117,7 +133,7 @@ def _has_ours(node: object) -> bool:
         return any(map(_has_ours, node.values()))
     if isinstance(node, (list, tuple)):
         return any(map(_has_ours, node))
-    return _is_ours(node)
+    return _is_ours(node) or any(map(_has_ours, _fields(node) or ()))
 
 
 def _is_ours(node: object) -> bool:

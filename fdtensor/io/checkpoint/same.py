@@ -9,12 +9,13 @@ from typing import Any
 import attrs
 import torch
 
+from fdtensor.io.checkpoint.boxes import held
 from fdtensor.io.checkpoint.together import gathered, together
 from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.placement import Partial
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.plans.planner import plan
-from fdtensor.runtime.alike import replicas, unlike
+from fdtensor.runtime.alike import Claim, replicas, unlike
 from fdtensor.runtime.comm import Comm
 from fdtensor.runtime.fingerprint import fingerprint
 from fdtensor.runtime.interpreter import run
@@ -49,10 +50,35 @@ def differences(values: Mapping[str, Any], comm: Comm[Any]) -> dict[str, str]:
     )
     if comm.rank is None:
         return unlike([(c.rank, c.key, c.print) for c in claims])
-    if comm.mesh.size == 1 or _all_alike(claims, comm):
+    if comm.mesh.size == 1 or _all_alike([*claims, _meshes(values, comm)], comm):
         return {}
-    claims_of_ranks = gathered([(c.rank, c.key, c.print) for c in claims], comm)
-    return unlike([claim for own in claims_of_ranks for claim in own])
+    own = [(c.rank, c.key, c.print) for c in claims]
+    own += [claim for n, v in values.items() for claim in _claims_on_part(n, v, comm)]
+    return unlike([claim for claims in gathered(own, comm) for claim in claims])
+
+
+def _meshes(values: Mapping[str, Any], comm: Comm[Any]) -> _Held:
+    """The claim that all ranks have the same names, each for a tensor of the same mesh.
+
+    Where they have not, one name may be that of a tensor on each of several meshes.
+    """
+    places = sorted((n, repr(v.mesh) if isinstance(v, DTensor) else "") for n, v in values.items())
+    ranks = sorted(comm.mesh.order)
+    assert comm.rank is not None
+    return _Held(("", -1), ranks, comm.rank, repr(places).encode())
+
+
+def _claims_on_part(name: str, value: Any, comm: Any) -> Iterator[Claim]:
+    """What a rank claims that others who have the name may have on other meshes."""
+    if not isinstance(value, DTensor):
+        yield comm.rank, (name, -1), "plain"
+        return
+    yield comm.rank, (name, -1), str(value.type)
+    if {*value.mesh.order} >= {*comm.mesh.order}:
+        return
+    for box, local in held(value):
+        place = hashlib.blake2b(repr(box).encode(), digest_size=7).digest()
+        yield comm.rank, (name, -2 - int.from_bytes(place, "little")), fingerprint(local)
 
 
 def _claims(name: str, value: Any, comm: Any) -> Iterator[_Held]:

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import attrs
+import torch
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageWriter
 
 from fdtensor.io.checkpoint.background import Saving, settled
 from fdtensor.io.checkpoint.folder import METADATA
-from fdtensor.io.checkpoint.names import Leaf, named, with_words
+from fdtensor.io.checkpoint.names import Leaf, hides_a_tensor, named, with_words
 from fdtensor.io.checkpoint.names import Path as Keys
 from fdtensor.io.checkpoint.one_path import one_path
 from fdtensor.io.checkpoint.same import differences
@@ -224,6 +225,11 @@ def _problem(leaf: Leaf, comm: Comm[Any]) -> str | None:
         return "has no name: pass a dict"
     if isinstance(value, (Layout, TensorType)):
         return f"is {a_kind(value)}, not a value"
+    if hides_a_tensor(value):
+        return f"is {a_kind(value)} that holds a DTensor: write a dict, list, tuple or dataclass"
+    plain = type(value) in (torch.Tensor, torch.nn.Parameter)
+    if plain and (value.is_nested or value.is_meta or value.layout is not torch.strided):
+        return f"is a tensor without plain memory: {value.device}, {value.layout}"
     if not isinstance(value, DTensor):
         stateful = hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
         return f"is {a_kind(value)}: pass its state_dict()" if stateful else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import attrs
@@ -16,12 +17,19 @@ from torch.distributed.checkpoint.metadata import (
     MetadataIndex,
     TensorProperties,
 )
-from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import (
+    SavePlan,
+    TensorWriteData,
+    WriteItem,
+    WriteItemType,
+)
 
 from fdtensor.io.checkpoint.boxes import held, rectangles, view
 from fdtensor.io.checkpoint.names import Path as Keys
 from fdtensor.io.checkpoint.together import relayed
+from fdtensor.layouts.errors import CheckpointError
 from fdtensor.layouts.tensor_type import TensorType
+from fdtensor.layouts.text import spans
 from fdtensor.runtime.comm import Comm
 from fdtensor.tensors.dtensor import DTensor
 
@@ -129,21 +137,71 @@ class Pieces:
         return items
 
 
+@attrs.frozen
+class _Data:
+    """What the planner of a rank tells the first one."""
+
+    kinds: Mapping[str, str]
+    """The kinds of entries, by name: how a tensor is cut, wherever it is."""
+    own: Any
+    """What torch's planner tells."""
+
+
+def _kind(value: Any) -> str:
+    return str(value.type) if isinstance(value, Pieces) else "a plain value"
+
+
+def _refuse_different(kinds: Sequence[Mapping[str, str]]) -> None:
+    """Raises `CheckpointError` for the names that are of different kinds on different ranks."""
+    ranks: dict[str, dict[str, list[int]]] = {}
+    for rank, own in enumerate(kinds):
+        for name, kind in own.items():
+            ranks.setdefault(name, {}).setdefault(kind, []).append(rank)
+    mixed = {name: by_kind for name, by_kind in ranks.items() if len(by_kind) > 1}
+    for name, by_kind in mixed.items():
+        told = ", ".join(f"{kind} on ranks {spans(some)}" for kind, some in by_kind.items())
+        more = f" ({len(mixed) - 1} more are so)" if len(mixed) > 1 else ""
+        raise CheckpointError(
+            f"{name!r} is {told}{more}: name what each rank has of its own by rank"
+        )
+
+
 class Planner(DefaultSavePlanner):
     """The default planner, but that names are given and DTensors are sets of pieces.
 
-    It writes what several ranks hold on the one of them that has least to write.
+    It writes what several ranks hold on the one of them that has least to write, and refuses a name
+    that ranks have for tensors of different kinds, of which the pieces would be put together.
     """
 
     def __init__(self, paths: Mapping[str, Keys]) -> None:
         super().__init__()
         self.paths = paths
 
+    def create_local_plan(self) -> SavePlan:
+        plan = super().create_local_plan()
+        kinds = {name: _kind(value) for name, value in self.state_dict.items()}
+        return replace(plan, planner_data=_Data(kinds, plan.planner_data))
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        known: list[_Data] = [plan.planner_data for plan in all_plans]
+        _refuse_different([data.kinds for data in known])
+        pairs = zip(all_plans, known, strict=True)
+        return super().create_global_plan([replace(p, planner_data=d.own) for p, d in pairs])
+
     def set_up_planner(
         self, state_dict: Any, storage_meta: Any = None, is_coordinator: bool = False
     ) -> None:
         self.state_dict, self.mappings = state_dict, dict(self.paths)
         self.is_coordinator = is_coordinator
+
+    def transform_object(self, write_item: WriteItem, object: Any) -> Any:
+        try:
+            return super().transform_object(write_item, object)
+        except Exception as error:
+            raise CheckpointError(
+                f"{write_item.index.fqn!r} cannot be pickled: {error!r}.",
+                hint="Leave it out, or store what it is made of.",
+            ) from error
 
     def lookup_object(self, index: MetadataIndex) -> Any:
         value = self.state_dict[index.fqn]

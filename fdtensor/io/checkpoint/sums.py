@@ -23,7 +23,7 @@ from fdtensor.io.checkpoint.stored import Stored
 from fdtensor.layouts.blocks import Box
 from fdtensor.layouts.errors import CheckpointError
 
-__all__ = ["KEY", "Sums", "json_of", "sums_in"]
+__all__ = ["KEY", "Sums", "json_of", "offsets", "sums_in"]
 
 KEY = "fdtensor"
 """What others ignore in the metadata of a header."""
@@ -54,13 +54,18 @@ class Sums:
         facts = [self.save, sorted((name, str(x), self.crc32[name]) for name, x in stored.items())]
         return hashlib.blake2b(repr(facts).encode(), digest_size=16).hexdigest()
 
-    def check(self, file: Path, name: str, stored: Stored, boxes: list[Box]) -> None:
-        """Raises `CheckpointError` where a part of a tensor that has these blocks is damaged."""
+    def check(
+        self, file: Path, name: str, stored: Stored, boxes: list[Box], ends: tuple[int, int]
+    ) -> None:
+        """Raises `CheckpointError` where a part of a tensor that has these blocks is damaged.
+
+        The bytes of the tensor are between these `ends` in the file.
+        """
         spans = [span for box in boxes if (span := _span(box, stored)) is not None]
         if not spans:
             return
         low, high = min(a for a, _ in spans), max(b for _, b in spans)
-        start, stop = _offsets(file)[name]
+        start, stop = ends
         with opened(file) as source:
             for i in range(low // REGION, -(-high // REGION)):
                 source.seek(start + i * REGION)
@@ -95,7 +100,7 @@ def sums_in(
 
 def json_of(text: str) -> dict[str, Any]:
     """The object that a JSON text has. Raises ValueError for one of many small containers."""
-    if text.count("[") + text.count("{") > 1000 + len(text) // 64:
+    if text.count("[") + text.count("{") > 1000 + len(text) // 8:  # a tensor takes 8 at least
         raise ValueError("it has too many lists and objects for its size")
     try:
         value = json.loads(text)
@@ -126,7 +131,7 @@ def _span(box: Box, stored: Stored) -> tuple[int, int] | None:
     return first * stored.dtype.itemsize, (last + 1) * stored.dtype.itemsize
 
 
-def _offsets(file: Path) -> dict[str, tuple[int, int]]:
+def offsets(file: Path) -> dict[str, tuple[int, int]]:
     """Where the bytes of each tensor are in a file whose header is known to be right."""
     with opened(file) as source:
         (size,) = struct.unpack("<Q", source.read(8))

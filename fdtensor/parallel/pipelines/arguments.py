@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from fdtensor.layouts.errors import CommError, TraceError
+from fdtensor.layouts.callsite import warn_user
+from fdtensor.layouts.errors import CommError, FallbackWarning, TraceError
 from fdtensor.layouts.expected import no_argument
 from fdtensor.layouts.kinds import is_iterable
 from fdtensor.layouts.mesh import Mesh
@@ -16,7 +17,7 @@ from fdtensor.layouts.words import shown
 from fdtensor.programs.tracer import type_of
 from fdtensor.tensors.dtensor import DTensor, is_dtensor
 
-__all__ = ["comm_of", "refuse_no_batch", "refuse_unfit", "trees_of", "values_of"]
+__all__ = ["comm_of", "refuse_no_batch", "refuse_unfit", "trees_of", "values_of", "warn_of_inputs"]
 
 
 def trees_of(params: Any, x: Any, target: Any) -> tuple[Any, Any, Any]:
@@ -34,6 +35,17 @@ def refuse_no_batch(**trees: Any) -> None:
         if all(type_of(x) is None for x in flatten(tree, is_leaf=is_dtensor)[0]):
             hint = "Write step(params, x, target), with what the stages and the loss compute with."
             raise no_argument(name, tree, "pytree of DTensors", hint) from None
+
+
+def warn_of_inputs(x: Any) -> None:
+    """Warns where the batch wants a gradient: a pipeline gives those of parameters alone."""
+    leaves = flatten(x, is_leaf=is_dtensor)[0]
+    if torch.is_grad_enabled() and any(is_dtensor(leaf) and leaf.requires_grad for leaf in leaves):
+        warn_user(
+            "x requires grad, and a pipeline gives it no gradient: only those of params. Pass its "
+            ".detach(), or put it among the parameters of the first stage.",
+            FallbackWarning,
+        )
 
 
 def values_of(tree: Any) -> list[Any]:
@@ -68,7 +80,8 @@ def refuse_unfit(stages: Sequence[Any], loss: object, meshes: Sequence[Any]) -> 
     wrong = [f for f in (*stages, loss) if not callable(f)]
     if not stages or wrong:
         raise TraceError(
-            f"{shown(wrong[0]) if wrong else 'an empty list'} is no stage of a pipeline.",
+            f"{shown(wrong[0]) if wrong else 'an empty list'} is no "
+            f"{'loss' if stages and all(map(callable, stages)) else 'stage'} of a pipeline.",
             hint=hint,
         )
     others = [mesh for mesh in meshes if not isinstance(mesh, Mesh)]

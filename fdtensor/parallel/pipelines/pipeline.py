@@ -22,6 +22,7 @@ from fdtensor.parallel.pipelines.arguments import (
     refuse_unfit,
     trees_of,
     values_of,
+    warn_of_inputs,
 )
 from fdtensor.parallel.pipelines.planned import Planned, planned
 from fdtensor.parallel.pipelines.running import Prepared, Running
@@ -65,8 +66,9 @@ def pipeline(
     of `microbatches` parts of the batch at a time, and its result goes to the next stage; `loss(y,
     target)` is a mean over the batch, so `value` is that of all parts, and `grads` its gradients in
     the layouts of `params`. A sum is divided by `microbatches`, and a mean over entries of which
-    parts have more or fewer, as with `ignore_index`, weighs them by part. What the axes of a mesh
-    cut is cut by those of the same name on the next one.
+    parts have more or fewer, as with `ignore_index`, weighs them by part: one whose targets are all
+    ignored makes it nan, which a sum over entries divided by a number does not. What the axes of a
+    mesh cut is cut by those of the same name on the next one.
     `schedule` is "gpipe", "1f1b", "interleaved" (stages go round the meshes: `meshes=[m0, m1, m0,
     m1]`, and `microbatches` is a multiple of how many there are) or "zero_bubble". Part i has every
     `microbatches`-th row of the batch from row i on, so that no row moves where ranks have as many
@@ -165,6 +167,8 @@ class Pipeline:
         own = [values_of(tree) for tree in trees[0]]
         try:
             is_first = (id(plans), comm) not in self.prepared
+            if is_first:
+                warn_of_inputs(trees[1])
             running = Running(self._ready(plans, comm))
             if key is not None:
                 compare_key(key, comm, plans.meshes, None, is_first)

@@ -168,6 +168,13 @@ def _refuse(name: object, places: Sequence[int], parts: int) -> None:
             f"{name} has one stage a mesh, not {len(places)} on {count}.",
             hint='Write schedule="interleaved", or one function of the stages of a mesh.',
         )
+    if len(places) % count:
+        last = len(places) - len(places) % count
+        raise TraceError(
+            "an interleaved schedule has as many stages on each mesh: not "
+            f"{len(places)} on {count}.",
+            hint=f"Write {last} stages or {last + count}: put two functions in one, or split one.",
+        )
     if name == "interleaved" and parts % count:
         raise TraceError(
             f"an interleaved schedule takes {count} parts at a time, and {parts} are no multiple.",

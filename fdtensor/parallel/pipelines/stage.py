@@ -19,8 +19,10 @@ from fdtensor.plans.cost import CostModel
 from fdtensor.programs.meshes import one_mesh
 from fdtensor.programs.options import Options
 from fdtensor.programs.program import Program
+from fdtensor.programs.recording import name_of
 from fdtensor.programs.timeline import timeline
 from fdtensor.programs.tracer import Traced, traced, type_of
+from fdtensor.tensors.calls.entry import tell_of_lost
 from fdtensor.tensors.calls.phases import Cut, Phase, phases
 from fdtensor.tensors.calls.vjp import joint
 from fdtensor.tensors.owed import Collecting
@@ -119,6 +121,7 @@ def staged(
     blanks = [object() if t is not None else x for x, t in zip(leaves, types, strict=True)]
     make = functools.partial(traced, cost=cost, device=device)
     primal = make(f, spec, blanks, types, options)
+    tell_of_lost(f"the stage {name_of(f)!r}", primal, differentiable=True)
     counts = [sum(t is not None for t in map(type_of, _leaves(arg))) for arg in args]
     own, taken = counts[0], counts[1]
     tracked = [*[Collecting] * own, *[not first] * taken, *[False] * (sum(counts[2:]) + draws)]

@@ -37,7 +37,7 @@ from fdtensor.tensors.calls.weakly import Around, weakly
 from fdtensor.tensors.dtensor import DTensor
 from fdtensor.tensors.owed import Owed
 
-__all__ = ["Entry", "entry_of", "read", "traced_call"]
+__all__ = ["Entry", "entry_of", "read", "tell_of_lost", "traced_call"]
 
 
 @attrs.frozen(eq=False)
@@ -168,8 +168,7 @@ def traced_call(
     make = functools.partial(traced, cost=comm.cost, device=comm.device or "cpu")
     with working(f"tracing {name_of(f)}"):
         program = make(f, spec, leaves, types, options, dynamic=dynamic)
-    if program.tracked:
-        _tell_of_lost(shown(f), [t for _, t in program.program.constants], again is not None)
+    tell_of_lost(shown(f), program, again is not None)
     if again is None:
         return program, None
     tracked = [tracking(leaf) for leaf in leaves if isinstance(leaf, DTensor)]
@@ -263,11 +262,17 @@ def entry_of(program: Traced, both: Adjoint | None, comm: Any) -> Entry:
     )
 
 
-def _tell_of_lost(name: str, tensors: Sequence[torch.Tensor], differentiable: bool) -> None:
-    """Raises, or warns, where tensors that a function closes over would get no gradient.
+def tell_of_lost(name: str, traced: Traced, differentiable: bool) -> None:
+    """Raises, or warns, where a result depends on a tensor closed over that requires grad.
 
     It is an error of a call that is `differentiable`: others have no gradient to give.
     """
+    if traced.tracked:
+        _tell_of_lost(name, [tensor for _, tensor in traced.program.constants], differentiable)
+
+
+def _tell_of_lost(name: str, tensors: Sequence[torch.Tensor], differentiable: bool) -> None:
+    """The same where a result depends on the first of these tensors that requires grad."""
     lost = next((tensor for tensor in tensors if tensor.requires_grad), None)
     if lost is None or not torch.is_grad_enabled():
         return
