@@ -37,6 +37,42 @@ class Fault:
 
 FAULTS = (
     Fault(
+        "a guard does not look at the settings of torch",
+        "matched is None or ambient() != self.settings or (reads",
+        "matched is None or (reads",
+        "mesh/test_guards.py",
+    ),
+    Fault(
+        "a guard lets a tensor through that is given twice",
+        "    if len({*map(id, tensors)}) < len(tensors):",
+        "    if False:",
+        "mesh/test_guards.py",
+    ),
+    Fault(
+        "a guard does not look at what a function reads besides its arguments",
+        " or (reads and reads.key()) != self.reads:\n",
+        ":\n",
+        "mesh/test_guards.py",
+    ),
+    Fault(
+        "call knows arguments without their names",
+        "    key += _BY_NAME, tuple(named)\n",
+        "",
+        "mesh/test_quick_calls.py",
+    ),
+    Fault(
+        "a checkpoint takes tensors of two meshes for one",
+        "_all_alike([*claims, _meshes(values, comm)], comm)",
+        "_all_alike(claims, comm)",
+        "io/test_checkpoint_same.py",
+    ),
+    Fault(
+        "a word on lost gradients wherever something requires grad is closed over",
+        "        result[:] = [tree, statics, new, followed != created]\n",
+        "        result[:] = [tree, statics, new, True]\n",
+        "tensors/test_lost_gradients.py",
+    ),
+    Fault(
         "a rank that plans does not say so",
         "                tell_of_planning(plane.store)\n",
         "                pass\n",

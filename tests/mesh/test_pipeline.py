@@ -146,7 +146,8 @@ def works_again(pool):
         assert own == pytest.approx(expected(2, 1), rel=1e-10)
 
 
-def differs():
+def differs(what):
+    """The error where rank 0 has another number of parts, or another number in its stage."""
     comm = connect(Mesh(all=4))
     meshes = meshes_of("dp")
     x, y = (distribute(t, m.layout("dp"), comm) for t, m in zip(batch(), meshes, strict=True))
@@ -154,18 +155,21 @@ def differs():
         {k: distribute(v, m.layout(), comm) for k, v in full_of(i).items()}
         for i, m in enumerate(meshes)
     ]
-    rank = comm.rank
-    parts = 2 if rank else 4  # rank 0 has another number of parts
+    parts = 4 if what == "parts" and comm.rank == 0 else 2
+    factor = 3.5 if what == "factor" and comm.rank == 0 else 2.5
+    scaled = lambda p, x: stage(p, x) * factor  # noqa: E731
     try:
-        pipeline([stage, stage], mse, meshes=meshes, microbatches=parts)(params, x, y)
+        pipeline([scaled, stage], mse, meshes=meshes, microbatches=parts)(params, x, y)
     except CommError as error:
-        return str(error).splitlines()[0]
+        return str(error)
     return "none"
 
 
-def test_ranks_with_other_pipelines_are_told(pool4):
-    told = pool4.run(differs)
-    assert all("this pipeline" in text for text in told), told
+@pytest.mark.parametrize(("what", "words"), [("parts", "rank 0"), ("factor", " 3.5 at call")])
+def test_ranks_with_other_pipelines_are_told(pool4, what, words):
+    for text in pool4.run(differs, what):
+        assert "this pipeline" in text.splitlines()[0]
+        assert words in text
     works_again(pool4)
 
 

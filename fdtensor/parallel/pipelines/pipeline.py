@@ -229,7 +229,9 @@ class Pipeline:
         key = id(plans), comm
         if key not in self.prepared:
             if comm.check != "never":
-                comm.agree("this pipeline", Digest(plans.digest, plans), [*plans.meshes], None)
+                told = [p for stage in plans.stages for p in stage.programs.values()]
+                digest = Digest(plans.digest, plans, *told)
+                comm.agree("this pipeline", digest, [*plans.meshes], None)
             self.prepared[key] = Prepared(plans, comm)
         return self.prepared[key]
 

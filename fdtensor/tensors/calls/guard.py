@@ -1,16 +1,19 @@
 """`guard`: a look at the arguments of a call that tells at once whether they are those of an entry.
 
-It is written out as a Python function for the structure of the arguments, small parts first.
+A Python function that is written out for their structure takes the arguments apart.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import attrs
 import torch
 
+from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.ambient import ambient
 from fdtensor.programs.options import EVERY_CALL
 from fdtensor.tensors.calls.entry import Entry
@@ -84,80 +87,96 @@ class _Unfit(Exception):
 
 
 class _Spelling:
-    """The source of a guard: what it reads of the arguments, and the names in its lines."""
+    """The source of a guard: how it takes arguments apart, and the names in its lines."""
 
     def __init__(self, comm: Any) -> None:
-        self.names: dict[str, Any] = {"DTensor": DTensor, "comm": comm}
-        self.leaves: list[str] = []
-        self.tensors: list[str] = []
-        self.values: list[str] = []
+        self.comm = comm
+        self.names: dict[str, Any] = {}
+        self.leaves: dict[str, Any] = {}
 
     def function(self, args: Any, kwargs: Any) -> Match | None:
         """The function, compiled; None for arguments that need a whole look."""
         try:
-            lines = [*self.lines("args", args), *self.lines("kwargs", kwargs)]
+            lines = [*self._apart("args", args), *self._apart("kwargs", kwargs)]
+            same = _Same.of([*self.leaves.values()], self.comm)
         except _Unfit:
             return None
-        if len(self.tensors) > 1:  # a write to one that is given twice shows in the other
-            lines += _unless(
-                f"len({{{', '.join(map('id({})'.format, self.tensors))}}}) != {len(self.tensors)}"
-            )
-        lines.append(f"return [{', '.join(self.leaves)}], [{', '.join(self.values)}]")
-        source = "\n    ".join(["def match(args, kwargs):", *lines])
+        tensors = ", ".join(n for n, leaf in self.leaves.items() if leaf.__class__ is DTensor)
+        others = ", ".join(n for n, leaf in self.leaves.items() if leaf.__class__ is not DTensor)
+        lines.append(f"return [{', '.join(self.leaves)}], [{tensors}], [{others}]")
+        source = "\n    ".join(["def apart(args, kwargs):", *lines])
         exec(compile(source, "<fdtensor guard>", "exec"), self.names)
-        return self.names["match"]
+        return functools.partial(_matched, self.names["apart"], same)
 
-    def lines(self, name: str, value: Any) -> list[str]:
-        """The lines for a value of this name, which return None for another one."""
+    def _apart(self, name: str, value: Any) -> list[str]:
+        """The lines that give names to the leaves of a value, and return None for another one."""
         kind = value.__class__
-        if len(self.leaves) > _MOST:
-            raise _Unfit
-        if kind is DTensor:
-            return self._of_tensor(name, value)
         if kind is tuple or kind is list:
             own = _unless(f"{name}.__class__ is not {kind.__name__} or len({name}) != {len(value)}")
-            parts = [f"{name}_{i}" for i in range(len(value))]
-            own += [f"{', '.join(parts)}, = {name}"] if parts else []
-            return own + self._of_parts(dict(zip(parts, value, strict=True)))
+            return own + self._parts(name, name, value)
         if kind is dict and all(key.__class__ is str for key in value):
             own = _unless(f"{name}.__class__ is not dict or [*{name}] != {[*value]}")
-            keys = {f"{name}_{i}": key for i, key in enumerate(sorted(value))}  # as optree sorts
-            own += [f"{part} = {name}[{key!r}]" for part, key in keys.items()]
-            return own + self._of_parts({part: value[key] for part, key in keys.items()})
+            keys = sorted(value)  # as optree sorts
+            whole = "(" + ", ".join(f"{name}[{key!r}]" for key in keys) + ",)" if keys else "()"
+            return own + self._parts(name, whole, [value[key] for key in keys])
         if value is None:  # a node without leaves
             return _unless(f"{name} is not None")
-        if kind in _PLAIN or (kind is float and value):
-            self.leaves.append(name)
-            own, kept = self._constant(kind), self._constant(value)
-            return _unless(f"{name}.__class__ is not {own} or {name} != {kept}")
-        raise _Unfit
+        self.leaves[name] = value
+        return []
 
-    def _of_parts(self, parts: dict[str, Any]) -> list[str]:
-        blocks = [self.lines(name, value) for name, value in parts.items()]
-        return [line for block in sorted(blocks, key=len) for line in block]
-
-    def _of_tensor(self, name: str, x: DTensor[Any]) -> list[str]:
-        local, held = f"{name}_v", x.held
-        if x.comm is not self.names["comm"] or held.__class__ not in _LOCAL:
-            raise _Unfit
-        self.leaves.append(name)
-        self.tensors.append(name)
-        self.values.append(local)
-        own, type = self._constant(held.__class__), self._constant(x.type)
-        return [
-            *_unless(f"{name}.__class__ is not DTensor or {name}.type is not {type}"),
-            f"{local} = {name}.held",
-            *_unless(
-                f"{name}.comm is not comm or {local}.__class__ is not {own} or "
-                f"{'not ' if held.requires_grad else ''}{local}.requires_grad"
-            ),
-        ]
-
-    def _constant(self, value: Any) -> str:
-        name = f"c{len(self.names)}"
-        self.names[name] = value
-        return name
+    def _parts(self, name: str, whole: str, values: Sequence[Any]) -> list[str]:
+        parts = [f"{name}_{i}" for i in range(len(values))]
+        lines = [f"{', '.join(parts)}, = {whole}"] if parts else []
+        return lines + [x for part in map(self._apart, parts, values) for x in part]
 
 
 def _unless(mistake: str) -> list[str]:
     return [f"if {mistake}:", "    return None"]
+
+
+_TYPE, _COMM, _HELD, _GRAD = map(attrgetter, ("type", "comm", "held", "requires_grad"))
+
+
+@attrs.frozen
+class _Same:
+    """What the leaves of all calls of an entry have in common; lists are compared in C."""
+
+    classes: list[type]
+    types: list[TensorType]
+    comms: list[Any]
+    locals: list[type]
+    grads: list[bool]
+    others: list[Any]
+
+    @classmethod
+    def of(cls, leaves: list[Any], comm: Any) -> _Same:
+        """What these have."""
+        tensors = [x for x in leaves if x.__class__ is DTensor]
+        others = [x for x in leaves if x.__class__ is not DTensor]
+        plain = all(type(x) in _PLAIN or (type(x) is float and x) for x in others)
+        held = [*map(_HELD, tensors)]
+        local = _LOCAL.issuperset(map(type, held)) and {*map(_COMM, tensors)} == {comm}
+        if len(leaves) > _MOST or not plain or not local:
+            raise _Unfit
+        each = [*map(_TYPE, tensors)], [comm] * len(tensors), [*map(type, held)]
+        return cls([*map(type, leaves)], *each, [*map(_GRAD, held)], others)
+
+
+def _matched(
+    apart: Callable[[Any, Any], Any], same: _Same, args: Any, kwargs: Any
+) -> tuple[list[Any], list[Any]] | None:
+    """The leaves and local values of arguments that are the same in all that counts."""
+    parts = apart(args, kwargs)
+    if parts is None:
+        return None
+    leaves, tensors, others = parts
+    if [*map(type, leaves)] != same.classes or others != same.others:
+        return None
+    if [*map(_TYPE, tensors)] != same.types or [*map(_COMM, tensors)] != same.comms:
+        return None
+    values = [*map(_HELD, tensors)]
+    if [*map(type, values)] != same.locals or [*map(_GRAD, values)] != same.grads:
+        return None
+    if len({*map(id, tensors)}) < len(tensors):  # a write to one that is given twice shows in both
+        return None
+    return leaves, values
