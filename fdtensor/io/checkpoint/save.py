@@ -225,14 +225,16 @@ def _problem(leaf: Leaf, comm: Comm[Any]) -> str | None:
         return "has no name: pass a dict"
     if isinstance(value, (Layout, TensorType)):
         return f"is {a_kind(value)}, not a value"
+    stateful = hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+    if stateful and not isinstance(value, DTensor):
+        return f"is {a_kind(value)}: pass its state_dict()"
     if hides_a_tensor(value):
         return f"is {a_kind(value)} that holds a DTensor: write a dict, list, tuple or dataclass"
     plain = type(value) in (torch.Tensor, torch.nn.Parameter)
     if plain and (value.is_nested or value.is_meta or value.layout is not torch.strided):
         return f"is a tensor without plain memory: {value.device}, {value.layout}"
     if not isinstance(value, DTensor):
-        stateful = hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
-        return f"is {a_kind(value)}: pass its state_dict()" if stateful else None
+        return None
     if (value.comm.rank is None) != (comm.rank is None):
         return f"is on {value.comm!r}, not on ranks of {comm!r}"
     return value.comm.mistake(value.local, value.type)

@@ -158,7 +158,8 @@ def _refuse_different(kinds: Sequence[Mapping[str, str]]) -> None:
         for name, kind in own.items():
             ranks.setdefault(name, {}).setdefault(kind, []).append(rank)
     mixed = {name: by_kind for name, by_kind in ranks.items() if len(by_kind) > 1}
-    for name, by_kind in mixed.items():
+    if mixed:
+        name, by_kind = next(iter(mixed.items()))
         told = ", ".join(f"{kind} on ranks {spans(some)}" for kind, some in by_kind.items())
         more = f" ({len(mixed) - 1} more are so)" if len(mixed) > 1 else ""
         raise CheckpointError(

@@ -16,7 +16,7 @@ __all__ = ["counting", "is_brief", "noting"]
 
 def is_brief(program: Program) -> bool:
     """Whether a program is an op or two of this rank alone."""
-    return len(program.eqns) < 3 and not any(eqn.is_collective for eqn in program.eqns)
+    return len(program.eqns) < 3 and not program.collectives
 
 
 def noting(
