@@ -470,6 +470,27 @@ def test_mistakes_are_told():
         pipeline(whole, mse, meshes=meshes, microbatches=2)([params[0], {}], *data)
 
 
+def test_buffers_of_a_batch_norm_may_be_among_the_parameters():
+    """Of those of which torch takes no derivative the gradient is None, as of integers."""
+    step, params, data = simple()
+    meshes, stage = list(dict.fromkeys(step.meshes)), step.functions[False][0]
+    norm = torch.nn.BatchNorm1d(WIDTH).eval()
+    norm.running_var.mul_(3)
+    named = {**norm.state_dict(), **dict(norm.named_parameters())}
+    given = distribute({k: v.detach() for k, v in named.items()}, meshes[1].layout(), data[0].comm)
+
+    def second(p, x):
+        return torch.func.functional_call(norm, p, (x,))
+
+    both = pipeline([stage, second], mse, meshes=meshes, microbatches=2)
+    (_, own), value = both([params[0], given], *data)
+    loss = mse(norm(torch.ones(8, WIDTH)), torch.ones(8, WIDTH))
+    loss.backward()
+    torch.testing.assert_close(value.full(), loss.detach())
+    torch.testing.assert_close(own["weight"].full(), norm.weight.grad)
+    assert {k for k, v in own.items() if v is None} == {*dict(norm.named_buffers())}
+
+
 def test_no_gradient_of_a_pipeline_is_lost_in_silence():
     step, params, data = simple()
     meshes, stage = list(dict.fromkeys(step.meshes)), step.functions[False][0]

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 import optree
 
+from fdtensor.layouts.errors import TraceError
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.layouts.tree import flatten
@@ -24,7 +25,7 @@ from fdtensor.programs.timeline import timeline
 from fdtensor.programs.tracer import Traced, traced, type_of
 from fdtensor.tensors.calls.entry import tell_of_lost
 from fdtensor.tensors.calls.phases import Cut, Phase, phases
-from fdtensor.tensors.calls.vjp import joint
+from fdtensor.tensors.calls.vjp import Joint, joint
 from fdtensor.tensors.owed import Collecting
 
 __all__ = ["Gradient", "Stage", "staged"]
@@ -126,7 +127,9 @@ def staged(
     own, taken = counts[0], counts[1]
     tracked = [*[Collecting] * own, *[not first] * taken, *[False] * (sum(counts[2:]) + draws)]
     adding = attrs.evolve(options, terms=parts)
-    both = joint(f, spec, blanks, types, primal, tracked, adding, make, every=True)
+    take = functools.partial(joint, f, spec, blanks, types, primal)
+    take = functools.partial(take, options=adding, make=make, every=True)
+    both = _where_it_has_one(lambda some: take(tracked=some), tracked, own)
     whole = primal.program if both is None else both.whole
     wanted = () if both is None else both.wanted
     known, count = len(primal.program.inputs), len(primal.program.outs)
@@ -141,6 +144,38 @@ def staged(
     finish = _finish(gradients, primal.program.name, cost)
     ends = parameters, inputs, whole.inputs[known:], outs, sent
     return Stage(whole.mesh, *programs, finish, *ends, gradients, primal, draws)
+
+
+def _where_it_has_one(
+    take: Callable[[Sequence[object]], Joint | None], tracked: list[object], own: int
+) -> Joint | None:
+    """A stage with its derivative by those of its `own` parameters that torch takes one by.
+
+    By the running mean of a batch norm, a parameter of a pipeline as any other, it takes none.
+    """
+    try:
+        return take(tracked)
+    except TraceError as error:
+        if "is not differentiable with respect to argument" not in str(error):
+            raise
+        refused = _refused(take, len(tracked), range(own))
+        if not refused:
+            raise
+        return take([t if i not in refused else False for i, t in enumerate(tracked)])
+
+
+def _refused(
+    take: Callable[[Sequence[object]], Joint | None], count: int, some: Sequence[int]
+) -> frozenset[int]:
+    """Those of some parameters that torch takes no derivative by."""
+    try:
+        take([Collecting if i in some else False for i in range(count)])
+    except TraceError:
+        if len(some) == 1:
+            return frozenset(some)
+        half = len(some) // 2
+        return _refused(take, count, some[:half]) | _refused(take, count, some[half:])
+    return frozenset()
 
 
 def _phases(
