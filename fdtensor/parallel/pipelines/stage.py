@@ -98,6 +98,7 @@ class Stage:
         return timeline(self.phases[kind].program).seconds
 
 
+# one walk from the types of a stage to all of its programs
 def staged(
     f: Callable[..., Any],
     args: tuple[Any, ...],
