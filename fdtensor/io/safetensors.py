@@ -80,14 +80,14 @@ def _prepared(
 def _read(where: Mapping[str, Header], fresh: Mapping[str, Fresh]) -> None:
     """Reads what the blocks here hold, each rectangle once for all replicas."""
     for file in dict.fromkeys(where[name].file for name in fresh):
-        summed = any(where[n].sums and where[n].file == file for n in fresh)
-        ends = offsets(file) if summed else {}
+        ends: dict[str, tuple[int, int]] = {}
         with opened(file) as tensors:
             for name, x in fresh.items():
                 if where[name].file != file:
                     continue
                 boxes = list(dict.fromkeys(box for box, _ in x.blocks))
                 if (sums := where[name].sums) is not None:
+                    ends = ends or offsets(file)  # once: it reads the whole header
                     sums.check(file, name, where[name].stored, boxes, ends[name])
                 source = tensors.get_slice(name)
                 for box in boxes:

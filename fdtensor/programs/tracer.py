@@ -54,8 +54,8 @@ class Traced:
     def kind(self) -> type[list[Any]] | type[tuple[Any, ...]] | None:
         """The kind of the result where it is a list or tuple of tensors that are computed."""
         kind: Any = self.out_tree.type
-        flat = self.out_tree.num_leaves == self.out_tree.num_children == len(self.program.outs)
-        return kind if flat and kind in (list, tuple) else None
+        flat = kind in (list, tuple) and all(child.is_leaf() for child in self.out_tree.children())
+        return kind if flat and len(self.program.outs) == self.out_tree.num_leaves else None
 
     def result(self, tensors: Sequence[Any]) -> Any:
         """The pytree that the function returns, with these in place of its tensors."""

@@ -105,10 +105,10 @@ def runner_of(
         return comm.watched(program, _freeing(program, comm, donated, constants))
     function = as_traced(program, comm)
     if len(program.eqns) < 3 and not constants:
-        here = compiled(program, comm)
+        usual = compiled(program, comm)
 
         def briefly(values: Sequence[Any]) -> Sequence[Any]:
-            return function(*values) if profiling() or autocasting() else here(*values)
+            return function(*values) if profiling() or autocasting() else usual(*values)
 
         return comm.watched(program, briefly)
 

@@ -12,6 +12,7 @@ from fdtensor.runtime.control.behind import put_behind
 from fdtensor.runtime.control.board import Board
 from fdtensor.runtime.control.kept import KEPT
 from fdtensor.runtime.control.ledger import Ledger
+from fdtensor.runtime.control.noting import counting, noting
 from fdtensor.runtime.control.posts import Account, Call, Post, account, parting
 from fdtensor.runtime.control.sockets import listening_ports, shut
 from fdtensor.runtime.control.watcher import _compare, _Seen
@@ -111,16 +112,32 @@ def test_an_account_names_every_rank_and_says_what_to_do(some):
         assert Post.from_json(post.to_json()) == post
 
 
-def test_an_error_on_one_rank_is_the_error_of_all_and_then_they_go_on():
+@given(FACTS)
+def test_calls_that_are_noted_once_they_have_run_are_those_of_others(facts):
+    open_ones, brief = (called(x, facts[:1]) for x in ledgers(2))
+    for fact in facts[1:]:
+        open_ones.noted(fact, "call", lambda: None)
+        counting(brief, fact, "call", lambda: None)()
+    for name in ("number", "done", "mark"):
+        assert getattr(open_ones, name) == getattr(brief, name)
+    for one, other in zip(open_ones.entries(), brief.entries(), strict=True):
+        assert one[:2] == other[:2]
+        assert None not in (one[-1], other[-1])  # both have ended
+
+
+@pytest.mark.parametrize("brief", [False, True])
+def test_an_error_on_one_rank_is_the_error_of_all_and_then_they_go_on(brief):
     first, second = (called(x, [1, 2]) for x in ledgers(2))
+    fails = lambda: {}["lost"]  # noqa: E731
+    third = counting(first, 3, "third", fails) if brief else noting(first, 3, "third", True, fails)
     with pytest.raises(KeyError):
-        first.noted(3, "third", lambda: {}["lost"])
+        third()
     assert second.board.rings()
     second.told()
     with pytest.raises(ValueError, match="rank 0 raised KeyError: 'lost'"):
         second.begin(3, "third")
     for ledger in (first, second):
-        called(ledger, [4])
+        counting(ledger, 4, "fourth", lambda: None)() if brief else called(ledger, [4])
         assert (ledger.epoch, ledger.number, ledger.plane.renewed) == (1, 1, 1)
     assert first.mark == second.mark
 

@@ -38,7 +38,7 @@ class Fresh:
         type, comm = asked.type.cotangent(), asked.comm
         device = comm.device or torch.device("cpu")
         local = comm.each(type, partial(empty, type, like=device))
-        made = DTensor(local, type, comm)  # type: ignore[call-arg]
+        made = DTensor(local, type, comm)
         return cls(asked, made, held(made))
 
     def needed(self, source: Box) -> Box | None:

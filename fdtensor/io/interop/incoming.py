@@ -79,8 +79,9 @@ def from_torch(
     for i, own_type in _settled(arriving, check).items():
         x = arriving[i]
         local = local_of(x.dtensor, own_type, x.comm)
-        type_here = widened(own_type, mesh) if mesh is not None else own_type
-        leaves[i] = DTensor(local, type_here, x.comm)  # type: ignore[call-arg]
+        type = widened(own_type, mesh) if mesh is not None else own_type
+        assert type is not None  # what arrives fits the mesh
+        leaves[i] = DTensor(local, type, x.comm)
     return unflatten(spec, leaves)
 
 

@@ -20,6 +20,7 @@ from fdtensor.runtime.control.behind import catch_up
 from fdtensor.runtime.control.board import Board
 from fdtensor.runtime.control.causes import is_noted, is_of_network, note, told_of
 from fdtensor.runtime.control.kept import KEPT, Entry, Record, entries
+from fdtensor.runtime.control.noting import noting
 from fdtensor.runtime.control.patience import Patience
 from fdtensor.runtime.control.places import caller, line_of, raised_at, running
 from fdtensor.runtime.control.posts import (
@@ -110,13 +111,7 @@ class Ledger:
 
     def noted(self, fact: int, what: Any, function: Callable[..., T], *args: Any) -> T:
         """The result of a function, as a call of its own."""
-        self.begin(fact, what)
-        try:
-            out = function(*args)
-        except BaseException as error:
-            raise self.failure(error)  # noqa: B904 - the same error, unless the network failed
-        self.end()
-        return out
+        return noting(self, fact, what, True, function)(*args)
 
     def meet(self, fact: int, what: Any) -> None:
         """Notes a call, and raises on all ranks where one of them has made other calls so far.

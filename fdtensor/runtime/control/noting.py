@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from threading import get_ident
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fdtensor.programs.program import Program
 from fdtensor.runtime.control.kept import KEPT
-from fdtensor.runtime.control.ledger import Ledger
+
+if TYPE_CHECKING:
+    from fdtensor.runtime.control.ledger import Ledger
 
 __all__ = ["counting", "is_brief", "noting"]
 
@@ -24,7 +26,7 @@ def noting(
 ) -> Callable[..., Any]:
     """The function, whose calls are open from their begin to their end."""
 
-    def noted(*args: Any) -> Any:  # as `ledger.noted`, without a call between
+    def noted(*args: Any) -> Any:
         ledger.begin(fact, what, sends)
         try:
             out = function(*args)
@@ -49,11 +51,11 @@ def counting(
         except BaseException as error:
             ledger.begin(fact, what, False)
             raise ledger.failure(error)  # noqa: B904 - the same error, unless the network failed
-        now, number = time.time(), ledger.number + 1
+        moment, number = time.time(), ledger.number + 1
         ledger.number = ledger.done = number
         ledger.mark = mark = hash((ledger.mark, fact))
         place = number % KEPT
-        ledger.records[place], ledger.ended[place] = (number, mark, what, None, now), now
+        ledger.records[place], ledger.ended[place] = (number, mark, what, None, moment), moment
         return out
 
     return counted

@@ -68,22 +68,17 @@ def guard(
     """
     if len(guards) >= _GUARDS or any(known.entry is entry for known in guards):
         return
-    comm, match = entry.comm, None
-    real = comm.rank is not None and entry.traced is not None
-    if real and (check or comm.check) not in EVERY_CALL:
+    comm, match = entry.comm, _nothing
+    if comm.rank is not None and (check or comm.check) not in EVERY_CALL:
         match = _Spelling(comm).function(*given)
-    matched = match and match(*given)
+    matched = match(*given)
     if matched is None or [*map(id, matched[0])] != [*map(id, leaves)]:
         match = _nothing
-    guards.append(Guard(entry, match or _nothing, reads and reads.key(), ambient()))
+    guards.append(Guard(entry, match, reads and reads.key(), ambient()))
 
 
-def _nothing(_args: Any, _kwargs: Any) -> None:
-    return None
-
-
-class _Unfit(Exception):
-    """Raised for arguments that are of no kind for a guard."""
+def _nothing(_args: Any, _kwargs: Any) -> tuple[list[Any], list[Any]] | None:
+    """What matches no arguments."""
 
 
 class _Spelling:
@@ -94,13 +89,12 @@ class _Spelling:
         self.names: dict[str, Any] = {}
         self.leaves: dict[str, Any] = {}
 
-    def function(self, args: Any, kwargs: Any) -> Match | None:
-        """The function, compiled; None for arguments that need a whole look."""
-        try:
-            lines = [*self._apart("args", args), *self._apart("kwargs", kwargs)]
-            same = _Same.of([*self.leaves.values()], self.comm)
-        except _Unfit:
-            return None
+    def function(self, args: Any, kwargs: Any) -> Match:
+        """The function, compiled; for arguments that need a whole look, what matches none."""
+        lines = [*self._apart("args", args), *self._apart("kwargs", kwargs)]
+        same = _Same.of([*self.leaves.values()], self.comm)
+        if same is None:
+            return _nothing
         tensors = ", ".join(n for n, leaf in self.leaves.items() if leaf.__class__ is DTensor)
         others = ", ".join(n for n, leaf in self.leaves.items() if leaf.__class__ is not DTensor)
         lines.append(f"return [{', '.join(self.leaves)}], [{tensors}], [{others}]")
@@ -149,15 +143,15 @@ class _Same:
     others: list[Any]
 
     @classmethod
-    def of(cls, leaves: list[Any], comm: Any) -> _Same:
-        """What these have."""
+    def of(cls, leaves: list[Any], comm: Any) -> _Same | None:
+        """What these have; None where one is of a kind that needs a whole look."""
         tensors = [x for x in leaves if x.__class__ is DTensor]
         others = [x for x in leaves if x.__class__ is not DTensor]
         plain = all(type(x) in _PLAIN or (type(x) is float and x) for x in others)
         held = [*map(_HELD, tensors)]
         local = _LOCAL.issuperset(map(type, held)) and {*map(_COMM, tensors)} == {comm}
         if len(leaves) > _MOST or not plain or not local:
-            raise _Unfit
+            return None
         each = [*map(_TYPE, tensors)], [comm] * len(tensors), [*map(type, held)]
         return cls([*map(type, leaves)], *each, [*map(_GRAD, held)], others)
 
