@@ -13,7 +13,7 @@ from types import FrameType
 import optree
 import torch
 
-__all__ = ["torch_line", "user_line", "user_line_of", "user_place", "warn_user"]
+__all__ = ["is_own", "torch_line", "user_line", "user_line_of", "user_place", "warn_user"]
 
 
 def _folder(file: str | None) -> str:
@@ -97,6 +97,11 @@ def _is_user(file: str) -> bool:
     if file.startswith(_OWN):
         return False
     return not file.startswith(_PYTHON) or any(part in file for part in _PACKAGES)
+
+
+def is_own(file: str) -> bool:
+    """Whether the code in a file is the user's own, not of Python or of an installed package."""
+    return _is_user(file) and not any(part in file for part in _PACKAGES)
 
 
 def _text(frame: FrameType, number: int) -> str:

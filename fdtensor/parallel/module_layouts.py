@@ -131,7 +131,7 @@ def laid(
 ) -> dict[str, Layout]:
     """The layouts of tensors by name, of which those that are one have one.
 
-    Raises `TraceError` where one is to be cut in two ways.
+    Raises `TraceError` where one is to be cut in two ways, or has no such parts.
     """
     shared: dict[Any, str] = {}
     layouts: dict[str, Layout] = {}
@@ -146,10 +146,22 @@ def laid(
     for name, tensor in tensors.items():
         first = shared.get(identity(tensor))
         placement = Replicate() if first is None else placement_of[first]
+        _refuse_unequal_parts(name, tensor, placement)
         layout = Layout(mesh, [placement if a in axes else Replicate() for a in mesh.axes])
         TensorType(tuple(tensor.shape), tensor.dtype, layout)  # raises where it cannot be
         layouts[name] = layout
     return layouts
+
+
+def _refuse_unequal_parts(name: str, tensor: torch.Tensor, placement: Placement) -> None:
+    """Raises where a tensor is no number of layers of one size."""
+    if isinstance(placement, StridedShard) and tensor.shape[placement.dim] % placement.split_factor:
+        raise TraceError(
+            f"{name!r} is cut into {placement.split_factor} layers that have not one size.",
+            shape=list(tensor.shape),
+            dim=placement.dim,
+            hint="Colwise(parts=n) is for layers of one size that lie side by side in a weight.",
+        )
 
 
 def identity(tensor: torch.Tensor) -> Any:

@@ -199,6 +199,12 @@ def axes_of(mesh: Mesh, axis: str | Sequence[str] | None) -> tuple[str, ...]:
                 mesh=mesh,
                 hint=f"Pass axis={mesh.axes[-1]!r}, or another of its axes.",
             )
+    if not axes or len(set(axes)) < len(axes):
+        raise MeshError(
+            f"axis={axis!r} names {'an axis twice' if axes else 'no axis'}.",
+            mesh=mesh,
+            hint=f"Pass axis={mesh.axes[-1]!r}, or another of its axes.",
+        )
     return axes
 
 

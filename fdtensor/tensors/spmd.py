@@ -121,11 +121,10 @@ def spmd(
 
     The program is made at the first call with certain types, and agreed on by all ranks; see
     `trace` for what `f` may do and for the options. Python arguments are frozen into it, and what
-    `f` reads from its closure and by name from the globals of its module: another value makes
-    another program, as another number in an attribute of a module does. Tensors that `f` closes
-    over are replicated and read afresh. Results are new values, never pending unless `out_layouts`
-    says so. A program also belongs to the settings of
-    torch under which it was traced: default dtype and device, grad mode, autocast.
+    `f` and functions of yours that it calls read from closures, globals and attributes: another
+    value makes another program. Tensors that `f` closes over are replicated and read afresh.
+    Results are new values, never pending unless `out_layouts` says so. A program also belongs to
+    the settings of torch under which it was traced: default dtype and device, grad mode, autocast.
 
     With `regather`, parameters in shards are freed after each use and gathered again for the next.
 

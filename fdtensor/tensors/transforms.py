@@ -26,7 +26,7 @@ from fdtensor.programs.tracer import is_typed, type_of
 from fdtensor.tensors.calls.function import Spmd
 from fdtensor.tensors.calls.functions import MadeOf
 from fdtensor.tensors.calls.inlined import as_records, as_tensors
-from fdtensor.tensors.calls.python_state import argument_key, reads_of
+from fdtensor.tensors.calls.reads import argument_key, reads_of
 from fdtensor.tensors.calls.weakly import Around
 from fdtensor.tensors.dtensor import DTensor, is_dtensor
 

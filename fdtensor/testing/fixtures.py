@@ -9,36 +9,55 @@ A conftest.py takes it by `pytest_plugins = ["fdtensor.testing.fixtures"]`, or b
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch.distributed as dist
 
 from fdtensor.testing.pool import GlooPool
 
-__all__ = ["gloo_ranks"]
+__all__ = ["Ranks", "gloo_ranks"]
+
+
+class Ranks:
+    """Pools of real ranks by how many there are in each: `ranks(4)` is a pool of four.
+
+    >>> from fdtensor.testing.fixtures import Ranks
+    >>> ranks = Ranks()
+    >>> ranks(2) is ranks(2)
+    True
+    >>> ranks(2)
+    <local cluster of 2 ranks: not started>
+    """
+
+    def __init__(self) -> None:
+        self._pools: dict[int, GlooPool] = {}
+
+    def __call__(self, n: int) -> GlooPool:
+        """The pool of `n` ranks, which start at its first run."""
+        if n not in self._pools:
+            self._pools[n] = GlooPool(n)
+        return self._pools[n]
+
+    def close(self) -> None:
+        """Stops all ranks; the next run of a pool starts new ones. Threads of gloo never rest."""
+        for pool in self._pools.values():
+            pool.close()
 
 
 @pytest.fixture(scope="session")
-def gloo_ranks() -> Iterator[Callable[[int], GlooPool]]:
-    """The function that gives a test its real ranks: `gloo_ranks(4)` is a pool of four.
+def gloo_ranks() -> Iterator[Ranks]:
+    """What gives a test its real ranks: `gloo_ranks(4)` is a pool of four.
 
-    Ranks start at the first run and stay up until the session ends; tests that ask for as many
-    share them. A test is skipped where torch cannot make such ranks.
+    Ranks start at the first run and stay up until the session ends, or `gloo_ranks.close()`; tests
+    that ask for as many share them. A test is skipped where torch cannot make such ranks.
     """
-    pools: dict[int, GlooPool] = {}
-
-    def ranks(n: int) -> GlooPool:
-        missing = _missing()
-        if missing:
-            pytest.skip(f"no real ranks here: {missing}.")
-        if n not in pools:
-            pools[n] = GlooPool(n)
-        return pools[n]
-
+    missing = _missing()
+    if missing:
+        pytest.skip(f"no real ranks here: {missing}.")
+    ranks = Ranks()
     yield ranks
-    for pool in pools.values():
-        pool.close()
+    ranks.close()
 
 
 def _missing() -> str | None:

@@ -164,6 +164,8 @@ def test_parts_of_a_weight_are_cut_each_by_itself():
     found = layouts_for(nn.Sequential(nn.Linear(4, 12)), MESH, {"0": Colwise(parts=3)})
     assert found["0.weight"] == found["0.bias"]
     assert found["0.weight"] == Layout(MESH, [Replicate(), StridedShard(0, 3)])
+    with pytest.raises(TraceError, match=r"'0.weight' is cut into 3 layers that have not one size"):
+        layouts_for(nn.Sequential(nn.Linear(4, 64)), MESH, {"0": Colwise(parts=3)})
 
 
 def test_a_star_means_several_parts_where_one_would_mean_nothing():
@@ -299,5 +301,25 @@ none of the 2 axes was named, and none is called 'tp'.
   mesh: Mesh(x=2, y=2)
 
 Pass axis='y', or another of them.""",
+    ),
+    (
+        (),
+        MESH,
+        """\
+axis=() names no axis.
+
+  mesh: Mesh(dp=2, tp=2)
+
+Pass axis='tp', or another of its axes.""",
+    ),
+    (
+        ("tp", "tp"),
+        MESH,
+        """\
+axis=('tp', 'tp') names an axis twice.
+
+  mesh: Mesh(dp=2, tp=2)
+
+Pass axis='tp', or another of its axes.""",
     ),
 ]

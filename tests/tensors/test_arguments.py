@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from fdtensor import Mesh, SimulatedComm, call, distribute, random, spmd
 from fdtensor.errors import FallbackWarning
 from fdtensor.tensors.calls import again
-from fdtensor.tensors.calls.python_state import Reads
+from fdtensor.tensors.calls.reads import Reads
 
 MESH = Mesh(b=3)
 COMM = SimulatedComm(MESH)

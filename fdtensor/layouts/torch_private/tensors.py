@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch.nn import init
+from torch.nn.modules import module as _modules
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.utils import _pytree
 
@@ -80,11 +81,15 @@ def module_tensors(module: torch.nn.Module) -> tuple[dict[str, Any], dict[str, A
 def module_values(module: torch.nn.Module) -> list[Any]:
     """The values of a module and of those in it: attributes, parameters, buffers, names of parts.
 
-    Two lists are of one state of the module if their values are the same objects.
+    Their classes, forwards and hooks are among them. Two lists are of one state of the module if
+    their values are the same objects.
     """
-    values: list[Any] = []
+    values: list[Any] = _hooks(None)
     for part in module.modules():
-        own = part.__dict__
+        own, kind = part.__dict__, part.__class__
+        values += kind, kind.forward
+        if own["_forward_hooks"] or own["_forward_pre_hooks"]:
+            values += _hooks(part)
         values += own.values()
         values += own["_parameters"].values()
         values += own["_buffers"].values()
@@ -92,8 +97,21 @@ def module_values(module: torch.nn.Module) -> list[Any]:
     return values
 
 
-def forward_hooks(module: torch.nn.Module) -> tuple[list[MutableMapping[int, Any]], ...]:
-    """The hooks before and after a forward by number, and what is known of them by number."""
+def _hooks(module: torch.nn.Module | None) -> list[Any]:
+    return [hook for hooks in forward_hooks(module)[0] for hook in hooks.values()]
+
+
+def forward_hooks(
+    module: torch.nn.Module | None,
+) -> tuple[list[MutableMapping[int, Any]], ...]:
+    """The hooks before and after a forward by number, and what is known of them by number.
+
+    Without a module they are those of all modules there are.
+    """
+    if module is None:
+        whole: Any = _modules
+        of_all = [whole._global_forward_pre_hooks, whole._global_forward_hooks]
+        return of_all, [whole._global_forward_hooks_always_called]
     return (
         [module._forward_pre_hooks, module._forward_hooks],
         [module._forward_pre_hooks_with_kwargs, module._forward_hooks_always_called],

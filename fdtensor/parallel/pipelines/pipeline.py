@@ -35,7 +35,7 @@ from fdtensor.programs.tracer import type_of
 from fdtensor.runtime.comm import inside
 from fdtensor.runtime.digests import Digest
 from fdtensor.tensors.calls.arguments import compare_key
-from fdtensor.tensors.calls.python_state import Reads, argument_key
+from fdtensor.tensors.calls.reads import Reads, argument_key
 from fdtensor.tensors.dtensor import DTensor, is_dtensor
 
 __all__ = ["Pipeline", "pipeline"]

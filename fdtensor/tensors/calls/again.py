@@ -15,7 +15,8 @@ from fdtensor.layouts.tree import argument, paths
 from fdtensor.ops.random_bits.keys import Key
 from fdtensor.ops.transparent import checks_nans
 from fdtensor.tensors.calls.entry import Entry
-from fdtensor.tensors.calls.key import FIRST_LEAF, SPEC
+from fdtensor.tensors.calls.key import FIRST_LEAF, READS, SPEC
+from fdtensor.tensors.calls.reads import Reads
 from fdtensor.tensors.calls.text import shown
 from fdtensor.tensors.dtensor import DTensor
 
@@ -54,7 +55,7 @@ def warn_of_recording(
         if apart is not None:
             alike.setdefault(apart, []).append(entry.seconds)
     for apart, seconds in alike.items():
-        of_sizes = apart[0][1] is not None
+        of_sizes = apart[0][1] is not None and apart[0][0] != _READS
         if of_sizes and function.options.dynamic is not None:
             continue  # they were not recorded
         times, spent = len(seconds) + 1, sum(seconds)
@@ -63,7 +64,7 @@ def warn_of_recording(
             continue
         function.reasons.add(apart)
         so_far = f"so far for {times}{f' in {spent:.0f} s' if is_long else ''}"
-        name, advice = _told(apart, spec)
+        name, advice = _told(apart, spec, function.reads)
         text = f"{shown(function.f)} is recorded again for each {name}, {so_far}. {advice}"
         warn_user(text, FallbackWarning)
 
@@ -81,7 +82,8 @@ def _warn_of_nans(f: Callable[..., Any], said: set[object]) -> None:
 
 
 _Apart = tuple[tuple[int, int | None], ...]
-"""What two calls differ in: the places of leaves, each with a dim where only sizes differ."""
+"""What two calls differ in: the places of leaves, each with a dim where only sizes differ; that of
+what the function reads with the number of the value."""
 
 
 def _apart(
@@ -95,6 +97,10 @@ def _apart(
     place = differing[0][0]
     if len(differing) == 1 and place == _SPEC and Key.__name__ + "(" in repr(spec):
         return ((place, None),)
+    if len(differing) == 1 and place == _READS:
+        now, before = differing[0][1:]
+        parts = [i for i, (a, b) in enumerate(zip(now, before, strict=False)) if a != b]
+        return ((place, parts[0]),) if len(now) == len(before) and len(parts) == 1 else None
     if place < 0 or differing[-1][0] >= len(leaves):
         return None
     if len(differing) == 1 and not isinstance(leaves[place], DTensor):
@@ -112,13 +118,20 @@ def _apart(
 
 _SPEC = SPEC - FIRST_LEAF
 
+_READS = READS - FIRST_LEAF
 
-def _told(apart: _Apart, spec: Any) -> tuple[str, str]:
+
+def _told(apart: _Apart, spec: Any, reads: Reads) -> tuple[str, str]:
     """What calls differ in, by name, and what to do about it."""
     advice = "A tensor is recorded once: distribute({}, mesh.layout(), comm)."
     place, dim = apart[0]
     if place == _SPEC:
         return "value of a random key", advice.format("key.tensor()")
+    if place == _READS and dim is not None:
+        return f"value of {reads.named()[dim][0]}", (
+            "A tensor that is given as an argument is recorded once: "
+            "distribute(torch.tensor(value), mesh.layout(), comm)."
+        )
     names = paths(spec, "args")
     if dim is None:
         return f"value of {argument(names[place])}", advice.format("torch.tensor(value)")

@@ -30,7 +30,7 @@ from fdtensor.tensors.calls.family import Family
 from fdtensor.tensors.calls.key import tracking
 from fdtensor.tensors.calls.mesh_orders import Values, between
 from fdtensor.tensors.calls.moment import Moment
-from fdtensor.tensors.calls.python_state import Reads
+from fdtensor.tensors.calls.reads import Reads
 from fdtensor.tensors.calls.text import shown
 from fdtensor.tensors.calls.vjp import Joint, adjoint, joint, without_tensors
 from fdtensor.tensors.calls.weakly import Around, weakly

@@ -43,7 +43,7 @@ from fdtensor.tensors.calls.inlined import inlined
 from fdtensor.tensors.calls.kept import keep_few
 from fdtensor.tensors.calls.key import call_key, refuse_other_comm, requires_grad
 from fdtensor.tensors.calls.moment import Moment
-from fdtensor.tensors.calls.python_state import Reads
+from fdtensor.tensors.calls.reads import Reads
 from fdtensor.tensors.calls.replicas import ANSWERS, on_replicas, placed, warn_of_replicas
 from fdtensor.tensors.calls.text import no_backward, no_program, shown
 from fdtensor.tensors.calls.weakly import Around, weakly

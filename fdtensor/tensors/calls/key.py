@@ -13,12 +13,13 @@ from fdtensor.ops.ambient import ambient
 from fdtensor.ops.transparent import recording
 from fdtensor.programs.open_dims import Names
 from fdtensor.runtime.comm import kind_of
-from fdtensor.tensors.calls.python_state import argument_key
+from fdtensor.tensors.calls.reads import argument_key
 from fdtensor.tensors.dtensor import DTensor
 from fdtensor.tensors.owed import Collecting
 
 __all__ = [
     "FIRST_LEAF",
+    "READS",
     "SPEC",
     "call_key",
     "refuse_other_comm",
@@ -62,6 +63,9 @@ def call_key(
 
 SPEC = 3
 """The place in such a key of the tree of the arguments, which has random keys in it."""
+
+READS = 6
+"""The place in such a key of what the function reads besides its arguments."""
 
 FIRST_LEAF = 7
 """The place in such a key of the first leaf."""

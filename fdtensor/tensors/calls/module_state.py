@@ -5,16 +5,25 @@ A call asks for it anew each time, so that `ModuleStates` looks for changes by i
 
 from __future__ import annotations
 
+from array import array
+from collections import deque
 from enum import Enum
+from functools import partial
 from operator import is_
-from types import BuiltinFunctionType, FunctionType
+from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType
 from typing import Any
 
 import numpy as np
 import torch
 
-from fdtensor.layouts.torch_private import module_tensors, module_values
+from fdtensor.layouts.torch_private import (
+    forward_hooks,
+    module_tensors,
+    module_values,
+)
 from fdtensor.ops.left_behind import OF_MODULES
+from fdtensor.tensors.calls.follow import of_user
+from fdtensor.tensors.dtensor import DTensor
 
 __all__ = ["Itself", "ModuleState", "ModuleStates"]
 
@@ -24,7 +33,10 @@ _VALUES = (
 )
 """Kinds of which a value is its own key."""
 
-_MUTABLE = (list, tuple, set, frozenset, dict, np.ndarray)
+_MUTABLE = (
+    *(list, tuple, set, frozenset, dict, deque, MappingProxyType),
+    *(np.ndarray, array, range, partial, MethodType, DTensor),
+)
 """Kinds that count by what is in them."""
 
 
@@ -49,9 +61,13 @@ class ModuleState:
     def __init__(self, module: torch.nn.Module) -> None:
         self.mutable: list[tuple[dict[str, Any], str]] = []
         """The attributes that may change in place: of which module, and their names."""
-        self.values: list[Any] = []
+        self.forwards: dict[FunctionType, type] = {}
+        """What modules of the user's own classes run, each with a class."""
+        self.values: list[Any] = [*map(Itself, _hooks(None))]
         for name, part in module.named_modules(remove_duplicate=False):
-            self.values += [name, part.__class__, part.training]
+            run = [part.__class__.forward, *_hooks(part)]
+            self.forwards |= {f: part.__class__ for f in run if isinstance(f, FunctionType)}
+            self.values += [name, part.__class__, part.training, *map(Itself, run)]
             parameters, buffers = module_tensors(part)
             self.values += [(n, Itself(t)) for n, t in (*parameters.items(), *buffers.items())]
             for n, v in vars(part).items():
@@ -60,8 +76,10 @@ class ModuleState:
                 key = _as_key(v)
                 if key is not None:
                     self.values.append((n, key))
-                elif isinstance(v, _MUTABLE):
+                elif isinstance(v, _MUTABLE) or of_user(v.__class__):
                     self.mutable.append((vars(part), n))
+                else:
+                    self.values.append((n, Itself(v)))
         self._hash = hash(tuple(self.values))
 
     def __hash__(self) -> int:
@@ -71,6 +89,11 @@ class ModuleState:
         if self is other:
             return True
         return isinstance(other, ModuleState) and self.values == other.values
+
+
+def _hooks(module: torch.nn.Module | None) -> list[Any]:
+    """The hooks before and after the forward of a module, or of all."""
+    return [hook for hooks in forward_hooks(module)[0] for hook in hooks.values()]
 
 
 def _as_key(value: Any) -> Any:
@@ -94,6 +117,11 @@ class ModuleStates:
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[list[Any], ModuleState]] = {}
+
+    def known(self, module: torch.nn.Module) -> ModuleState:
+        """The state of a module when it was last asked for."""
+        known = self._known.get(id(module))
+        return self.of(module) if known is None else known[1]
 
     def of(self, module: torch.nn.Module) -> ModuleState:
         """The state of a module."""

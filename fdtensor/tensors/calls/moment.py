@@ -12,7 +12,7 @@ from typing import Any
 
 from fdtensor.layouts.errors import TraceError
 from fdtensor.ops.ambient import Ambient, ambient, restored
-from fdtensor.tensors.calls.python_state import Reads, argument_key
+from fdtensor.tensors.calls.reads import Reads, argument_key
 from fdtensor.tensors.calls.text import shown
 
 __all__ = ["Moment"]
@@ -38,8 +38,10 @@ class Moment:
     @contextlib.contextmanager
     def again(self, f: Callable[..., Any]) -> Iterator[None]:
         """A context with those settings. Raises `TraceError` where a value is another one now."""
-        pairs = zip(self._values or (), self._now() if self._values else (), strict=True)
-        changed = next((name for (name, then), (_, now) in pairs if then != now), None)
+        before, values = self._values or [], self._now() if self._values else []
+        changed = next((a[0] for a, b in zip(before, values, strict=False) if a != b), None)
+        if changed is None and len(before) != len(values):
+            changed = "what it reads"
         if changed is not None:
             raise TraceError(
                 f"{shown(f)} is recorded once more for this derivative, and {changed} has changed "

@@ -1,0 +1,196 @@
+"""`Reads`: what a function reads besides its arguments, as a part of the key of its program.
+
+These are the variables of functions around it, the globals that it names, and the object whose
+method it is, each with those attributes that its code reads: of `config.model.width` the width
+counts. What the functions of the user that it calls so read counts too. Of DTensors that it reads
+the types count: a call reads their values anew.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from types import FunctionType, MethodType
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+
+from fdtensor.layouts.callsite import is_own
+from fdtensor.tensors.calls.follow import Method, follow, of_user
+from fdtensor.tensors.calls.looks import UNBOUND, First, Known, Look, is_users, looks_of, parts_of
+from fdtensor.tensors.calls.module_state import Itself, ModuleStates
+from fdtensor.tensors.calls.python_state import (
+    KEYS,
+    key_of_argument,
+    key_of_read,
+    tensors_of_read,
+)
+from fdtensor.tensors.dtensor import DTensor
+
+__all__ = ["Reads", "argument_key", "reads_of"]
+
+_MOST = 256
+"""How many functions are looked at that call each other."""
+
+_Called = tuple[FunctionType, Any, Any]
+"""A function, its first argument where that is known, and itself or a weak reference to it."""
+
+
+class Reads:
+    """What a function reads besides its arguments. It does not keep the function."""
+
+    def __init__(self, f: Callable[..., Any]) -> None:
+        self.functions: list[tuple[ref[FunctionType], Any]] = []
+        self.bound: list[torch.nn.Module] = []
+        self.partials: list[functools.partial[Any]] = []
+        self._modules = ModuleStates()
+        self._known: Known | None = None
+        while f is not None:
+            if isinstance(f, functools.partial):
+                self.partials.append(f)
+                f = f.func
+            elif isinstance(f, MethodType):
+                self.bound += [f.__self__] if isinstance(f.__self__, torch.nn.Module) else []
+                self.functions.append((ref(f.__func__), f.__self__))
+                f = getattr(f.__func__, "__wrapped__", None)  # type: ignore[assignment]
+            elif isinstance(f, FunctionType):
+                if _is_of_torch(f):
+                    break
+                self.functions.append((ref(f), UNBOUND))
+                f = getattr(f, "__wrapped__", None)  # type: ignore[assignment]
+            else:
+                self.bound += [f] if isinstance(f, torch.nn.Module) else []
+                break
+
+    def __bool__(self) -> bool:
+        return bool(self.functions or self.bound or self.partials)
+
+    def key(self, outer: tuple[Reads, ...] = ()) -> tuple[Any, ...]:
+        """The values as a key, while the function lives; not those of `outer` functions again."""
+        values, fixed = self._now()
+        if fixed is not None:
+            return fixed
+        outer = (*outer, self)
+        return tuple([self._key_of(value, outer) for value in values])
+
+    def _key_of(self, value: Any, outer: tuple[Reads, ...]) -> Any:
+        """The key of a value; of a function of DTensors, what that one reads too."""
+        kind = value.__class__
+        if kind in KEYS:
+            return kind, value
+        reads = getattr(value, "reads", None)
+        if isinstance(reads, Reads) and reads not in outer:
+            return Itself(value), reads.key(outer)
+        return key_of_read(value, self._modules)
+
+    def values(self) -> list[Any]:
+        """The values, in order."""
+        return self._now()[0]
+
+    def tensors(self, outer: tuple[Reads, ...] = ()) -> list[DTensor[Any]]:
+        """The DTensors among the values, in lists, objects and modules too."""
+        outer = (*outer, self)
+        return [x for value in self.values() for x in self._tensors_of(value, outer)]
+
+    def _tensors_of(self, value: Any, outer: tuple[Reads, ...]) -> Iterator[DTensor[Any]]:
+        if value.__class__ in KEYS:
+            return
+        reads = getattr(value, "reads", None)
+        if isinstance(reads, Reads):
+            yield from () if reads in outer else reads.tensors(outer)
+        else:
+            yield from tensors_of_read(value, self._modules)
+
+    def named(self) -> list[tuple[str, Any]]:
+        """The parts of the key, each with the name of its value."""
+        names = [name for name, _ in self._walk(Known(self._modules))]
+        return [*zip(names, self.key(), strict=True)]
+
+    def _now(self) -> tuple[list[Any], tuple[Any, ...] | None]:
+        """The values, and their key where they never change in place."""
+        known = self._known
+        values = None if known is None else known.again()
+        if known is None or values is None:
+            known = Known(self._modules)
+            values = [value for _, value in self._walk(known)]
+            own = [f() for f, _ in self.functions]  # not to be kept
+            is_kept = self.partials or any(value is f for value in values for f in own)
+            self._known = None if is_kept else known
+            if known.is_fixed and not self.bound and not self.partials:
+                known.key = tuple([self._key_of(value, (self,)) for value in values])
+        return values, known.key
+
+    def _walk(self, known: Known) -> Iterator[tuple[str, Any]]:
+        """What is read now, each with its name; in the same order where nothing has changed."""
+        for partial in self.partials:
+            yield from [(_BOUND, value) for value in (*partial.args, *partial.keywords.values())]
+        todo = [(f, first, weak) for weak, first in self.functions if (f := weak()) is not None]
+        for module in self.bound:
+            known.look(Look(_BOUND, First(module)))
+            yield _BOUND, module
+            self._add_called(module, todo)
+        seen: set[tuple[int, int]] = set()
+        for f, first, code in todo:  # which grows
+            if (id(f), id(first)) in seen or len(seen) == _MOST:
+                continue
+            seen.add((id(f), id(first)))
+            for look in looks_of(f, first, code):
+                for value in known.look(look):
+                    yield from [(look.text, part) for part in parts_of(value)]
+                    self._add_called(value, todo)
+
+    def _add_called(self, value: Any, todo: list[_Called]) -> None:
+        """Adds the functions of the user that a value runs where it is called."""
+        kind, calls = value.__class__, []
+        if kind is FunctionType:
+            calls = [(value, UNBOUND)]
+        elif kind is Method:
+            calls = [(value.function, value.first)]
+        elif isinstance(value, torch.nn.Module):
+            calls = [*self._modules.known(value).forwards.items()]
+        elif kind is functools.partial:
+            calls = [(value.func, UNBOUND)]
+        elif kind is MethodType:
+            calls = [(value.__func__, value.__self__)]
+        elif of_user(kind):
+            call = follow(value, ("__call__",))[0]
+            calls = [(call.function, value)] if call.__class__ is Method else []
+        todo += [(f, first, f) for f, first in calls if is_users(f)]
+
+
+_BOUND = "what it is bound to"
+
+
+def argument_key(value: Any) -> Any:
+    """A Python argument as a key, as `key_of_argument` says; of functions what they read counts."""
+    kind = value.__class__
+    if kind in KEYS and kind is not FunctionType:
+        return kind, value
+    return key_of_argument(value, _read_values)
+
+
+def _read_values(f: Callable[..., Any]) -> list[Any]:
+    """What a function that is an argument reads; of one of an installed package nothing."""
+    function = f.__func__ if isinstance(f, MethodType) else f
+    code = getattr(function, "__code__", None)
+    if code is None or not (function.__closure__ or is_own(code.co_filename)):
+        return []
+    reads = _of_arguments.get(function)
+    if reads is None or function is not f:
+        reads = _of_arguments[function] = Reads(f)
+    return reads.values()
+
+
+_of_arguments: WeakKeyDictionary[Any, Reads] = WeakKeyDictionary()
+
+
+def reads_of(f: Any) -> Reads:
+    """What a function reads; one of DTensors knows it."""
+    known = getattr(f, "reads", None)
+    return known if isinstance(known, Reads) else Reads(f)
+
+
+def _is_of_torch(f: FunctionType) -> bool:
+    """Whether a function is one of torch, and not around another: what it reads does not vary."""
+    return not f.__closure__ and (f.__module__ or "").partition(".")[0] == "torch"
