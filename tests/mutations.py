@@ -55,6 +55,36 @@ FAULTS = (
         "mesh/test_guards.py",
     ),
     Fault(
+        "attributes of what a function reads do not count",
+        "                chain = attrs.evolve(chain, attributes=(*chain.attributes, name))\n",
+        "                chain = None\n",
+        "tensors/test_reads.py",
+    ),
+    Fault(
+        "what helper functions read does not count",
+        "        todo += [(f, first, f) for f, first in calls if is_users(f)]\n",
+        "",
+        "tensors/test_reads.py",
+    ),
+    Fault(
+        "a method of another object is taken for the same",
+        "            now[i] = method if value.first is method.first else value\n",
+        "            now[i] = method\n",
+        "tensors/test_reads.py",
+    ),
+    Fault(
+        "hooks of modules do not count",
+        "            run = [part.__class__.forward, *_hooks(part)]\n",
+        "            run = [part.__class__.forward]\n",
+        "tensors/test_reads.py",
+    ),
+    Fault(
+        "equal ranges are one",
+        "    if kind is slice or kind is range:",
+        "    if kind is slice:",
+        "tensors/test_reads.py",
+    ),
+    Fault(
         "call knows arguments without their names",
         "    key += _BY_NAME, tuple(named)\n",
         "",

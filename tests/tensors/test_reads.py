@@ -5,8 +5,10 @@ import collections
 import dataclasses
 import datetime
 import functools
+import gc
 import sys
 import types
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -430,8 +432,6 @@ def test_names_of_chains():
 
 
 def test_a_function_is_not_kept():
-    import weakref
-
     def local(n):
         return n if n == 0 else local(n - 1)
 
@@ -445,10 +445,27 @@ def test_a_function_is_not_kept():
         call(f, X)
         call(f, X)
         del f
-    import gc
-
     gc.collect()
     assert seen() is None
+
+
+def test_a_tensor_that_was_replaced_is_not_kept():
+    trainer = Trainer()
+    g = spmd(trainer.weighed)
+    g(X)
+    seen = weakref.ref(trainer.weight.held[0])
+    trainer.weight = cut(3, 3)
+    g(X)
+    gc.collect()
+    assert seen() is None
+
+
+def test_an_object_with_a_method_of_a_package_counts_by_what_it_holds():
+    class Named(collections.UserDict):
+        pass
+
+    named = Named(a=1)
+    same_as_plain(lambda x: x + named.get("a"), lambda: named.update(a=named["a"] + 4), times=3)
 
 
 def test_functions_of_packages_are_not_looked_into():

@@ -113,15 +113,16 @@ class Known:
 
     def _note(self, value: Any) -> None:
         kind, place = value.__class__, len(self._checked)
-        self.is_fixed = self.is_fixed and (kind in _FIXED or kind is Method)
-        self.values += parts_of(value)
+        parts = parts_of(value)
+        self.is_fixed = self.is_fixed and all(part.__class__ in _FIXED for part in parts)
+        self.values += parts
         if kind is Method:
             self._methods.append((place, value))
         elif isinstance(value, torch.nn.Module):
             self._modules.append((value, self.states.known(value)))
         elif kind not in _FIXED and not _is_called(kind):
             self._free.append((place, len(self.values) - 1))
-            value = kind
+            self.values[-1] = value = kind  # which keeps no tensor
         self._checked.append(value)
 
     def again(self) -> list[Any] | None:
