@@ -34,7 +34,10 @@ class Ranks:
         self._pools: dict[int, GlooPool] = {}
 
     def __call__(self, n: int) -> GlooPool:
-        """The pool of `n` ranks, which start at its first run."""
+        """The pool of `n` ranks, which start at its first run; a test is skipped without gloo."""
+        missing = _missing()
+        if missing:
+            pytest.skip(f"no real ranks here: {missing}.")
         if n not in self._pools:
             self._pools[n] = GlooPool(n)
         return self._pools[n]
@@ -52,9 +55,6 @@ def gloo_ranks() -> Iterator[Ranks]:
     Ranks start at the first run and stay up until the session ends, or `gloo_ranks.close()`; tests
     that ask for as many share them. A test is skipped where torch cannot make such ranks.
     """
-    missing = _missing()
-    if missing:
-        pytest.skip(f"no real ranks here: {missing}.")
     ranks = Ranks()
     yield ranks
     ranks.close()

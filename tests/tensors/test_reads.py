@@ -190,14 +190,23 @@ def test_a_tensor_that_an_object_passes_on_is_read_anew_too():
     assert len(g.programs) == 1
 
 
-def test_what_is_not_read_makes_no_other_program():
-    trainer = Trainer()
-    g = spmd(trainer.weighed)
-    g(X)
-    trainer.rate, trainer.other, trainer.config = 7, 3, None
-    trainer.parts.append(0)
-    g(X)
-    assert len(g.programs) == 1
+@pytest.mark.parametrize("kind", [Trainer, Inheriting])
+def test_what_is_not_read_makes_no_other_program(kind):
+    trainer = kind()
+    for name in ("weighed", "step"):
+        g = spmd(getattr(trainer, name))
+        g(X)
+        trainer.other = name
+        trainer.parts.append(0)
+        g(X)
+        assert len(g.programs) == 1
+
+
+def test_super_counts_where_it_has_another_method(monkeypatch):
+    trainer = Inheriting()
+    f = trainer.step
+    same_as_plain(f, lambda: monkeypatch.setattr(Trainer, "step", lambda self, x: x - self.rate))
+    same_as_plain(f, attribute(trainer, "rate"))
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,9 @@ class Chain:
     `config.model.width` is `model` and `width` of the global `config`.
     """
 
-    root: Literal["global", "cell", "first"]
-    """Whether the name is a global, a variable of a function around, or the first argument."""
+    root: Literal["global", "cell", "first", "super"]
+    """Whether the name is a global, a variable of a function around, the first argument, or that of
+    a function that `super()` gives."""
     name: str
     attributes: tuple[str, ...] = ()
 
@@ -67,8 +68,10 @@ def _chains(code: CodeType, scope: Mapping[str, Chain]) -> list[Chain]:
                 if twice:
                     twice = False
                     continue
-            elif what != "set":
+            elif what not in ("set", "super"):
                 chains.append(chain)
+        if what == "super":
+            chains.append(Chain("super", name))
         chain = Chain("global", name) if what == "global" else None
         chain = known.get(name) if what == "variable" else chain
         twice = False
@@ -78,7 +81,9 @@ def _chains(code: CodeType, scope: Mapping[str, Chain]) -> list[Chain]:
     return chains
 
 
-_Step = tuple[Literal["global", "variable", "attribute", "set", "store", "copy", "other"], str]
+_Step = tuple[
+    Literal["global", "variable", "attribute", "super", "set", "store", "copy", "other"], str
+]
 
 
 def _steps(code: CodeType) -> Sequence[_Step]:
@@ -90,7 +95,14 @@ def _steps(code: CodeType) -> Sequence[_Step]:
         if name in ("LOAD_GLOBAL", "LOAD_NAME"):
             steps.append(("global", value))
         elif name in ("LOAD_ATTR", "LOAD_METHOD"):
-            steps.append(("attribute", value))
+            if steps and steps[-1] == _SUPER:
+                steps[-1] = ("super", value)
+            else:
+                steps.append(("attribute", value))
+        elif name == "LOAD_SUPER_ATTR":  # after super, the class and the first argument
+            steps.append(("super", value))
+        elif name in ("PRECALL", "CALL", "CALL_FUNCTION") and steps and steps[-1] == _SUPER:
+            continue
         elif name == "STORE_ATTR":
             steps.append(("set", value))
         elif name in ("COPY", "DUP_TOP"):
@@ -110,6 +122,7 @@ def _steps(code: CodeType) -> Sequence[_Step]:
 
 
 _OTHER: _Step = ("other", "")
+_SUPER: _Step = ("global", "super")
 
 
 def _variable(name: str) -> _Step:

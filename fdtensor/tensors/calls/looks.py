@@ -48,6 +48,8 @@ class Look:
     where: Any
     name: str = ""
     attributes: tuple[str, ...] = ()
+    first: Any = UNBOUND
+    """The first argument of a function that lies there."""
 
     def values(self) -> list[Any]:
         """The value now, after the modules on the way to it."""
@@ -179,9 +181,22 @@ def looks_of(f: FunctionType, first: Any, code: Any) -> list[Look]:
                 looks.append(Look(text, cells[free.index(chain.name)], "", chain.attributes))
             case "first" if first is not UNBOUND:
                 looks.append(Look(text, First(first), "", chain.attributes))
+            case "super" if first is not UNBOUND:
+                looks += _looks_of_super(chain.name, first)
             case _:
                 pass
     return [*looks, Look(f"the code or a default of {f.__name__}", code)]
+
+
+def _looks_of_super(name: str, first: Any) -> list[Look]:
+    """Where `super()` of an object may have a function: in all of its classes."""
+    classes = first.__mro__ if isinstance(first, type) else first.__class__.__mro__
+    known = [base for base in classes if isinstance(base.__dict__.get(name), FunctionType)]
+    text = f"super().{name}"
+    looks = [Look(text, First(base), "", (name,), first) for base in known]
+    if all(is_users(base.__dict__[name]) for base in known):
+        return looks
+    return [*looks, Look("what super() reads", First(first))]
 
 
 def _varies(value: Any) -> bool:

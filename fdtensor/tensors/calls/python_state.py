@@ -54,7 +54,7 @@ _CONTAINERS = (
     *(KeysView, ValuesView, ItemsView),
 )
 
-_DEEPEST, _WIDEST = 6, 1024
+_DEEPEST, _WIDEST = 12, 1024
 """How many containers inside of each other, and entries of one, are looked at."""
 
 _MOST = 4096

@@ -138,7 +138,8 @@ class Reads:
             for look in looks_of(f, first, code):
                 for value in known.look(look):
                     yield from [(look.text, part) for part in parts_of(value)]
-                    self._add_called(value, todo)
+                    is_method = look.first is not UNBOUND and value.__class__ is FunctionType
+                    self._add_called(Method(value, look.first) if is_method else value, todo)
 
     def _add_called(self, value: Any, todo: list[_Called]) -> None:
         """Adds the functions of the user that a value runs where it is called."""
