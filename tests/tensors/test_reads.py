@@ -61,6 +61,9 @@ class Config:
     def __call__(self, x):
         return x + self.own * FACTOR
 
+    def add(self, x):
+        return x + self.own
+
 
 class Slots:
     __slots__ = ("own",)
@@ -225,6 +228,13 @@ def test_super_counts_where_it_has_another_method(monkeypatch):
 )
 def test_attributes_of_what_is_named_count(f):
     same_as_plain(f, attribute(CONFIG, "own"))
+
+
+def test_a_method_of_another_object_reads_that():
+    box = SimpleNamespace(config=Config(2))
+    f = lambda x: box.config.add(x)  # noqa: E731
+    same_as_plain(f, lambda: setattr(box, "config", Config(9)))
+    same_as_plain(f, attribute(box.config, "own"))
 
 
 def test_what_functions_of_the_user_read_further_down_counts(monkeypatch):
