@@ -177,8 +177,10 @@ def _read_values(f: Callable[..., Any]) -> list[Any]:
     code = getattr(function, "__code__", None)
     if code is None or not (function.__closure__ or is_own(code.co_filename)):
         return []
+    if function is not f:  # whose object is not to be kept
+        return Reads(f).values()
     reads = _of_arguments.get(function)
-    if reads is None or function is not f:
+    if reads is None:
         reads = _of_arguments[function] = Reads(f)
     return reads.values()
 
