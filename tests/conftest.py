@@ -90,10 +90,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Stops ranks that the next test does not take: gloo wakes a thread of each group all the time.
-
-    Left idle, they would take a fourth of two cores.
-    """
+    """Stops ranks that the next test does not take: idle groups of gloo take time too."""
     used = getattr(item, "funcargs", {}).get("gloo_ranks")
     sorted_by_ranks = hasattr(item.config, "workerinput")
     if (

@@ -74,7 +74,7 @@ FAULTS = (
     ),
     Fault(
         "hooks of modules do not count",
-        "            run = [part.__class__.forward, *_hooks(part)]\n",
+        "            run = [part.__class__.forward, *module_hooks(part)]\n",
         "            run = [part.__class__.forward]\n",
         "tensors/test_reads.py",
     ),

@@ -374,6 +374,77 @@ def test_partials_count_by_what_they_hold_now():
     same_as_plain(lambda x: partial(x), lambda: partial.keywords.update(k=8))
 
 
+def test_what_a_partial_is_bound_to_counts_with_what_it_reads():
+    scale = 2
+
+    def by_cell(x):
+        return x + scale
+
+    def more():
+        nonlocal scale
+        scale += 3
+
+    same_as_plain(functools.partial(lambda f, x: f(x), by_cell), more, times=2)
+
+
+def test_an_object_that_is_called_counts_by_what_it_reads():
+    config = Config()
+    same_as_plain(config, attribute(config, "own"), times=2)
+
+
+def test_what_a_function_of_dtensors_reads_counts_where_it_is_an_argument():
+    scale = 2
+    inner = spmd(lambda x: x + scale)
+    g = spmd(lambda x, f: f(x))
+    assert value_of(g(X, inner)) == 2
+    scale = 5
+    assert value_of(g(X, inner)) == 5
+
+
+def test_classes_that_share_a_forward_count_each():
+    class One(Net):
+        factor = 1
+
+    class Two(Net):
+        factor = 2
+
+    parts = [One(), Two()]
+    net = torch.nn.Sequential(*parts)
+    for kind in (One, Two):
+        same_as_plain(net, attribute(kind, "factor"))
+
+
+def test_objects_inside_of_each_other_count_six_deep():
+    innermost = outer = SimpleNamespace(own=1)
+    for _ in range(5):
+        outer = SimpleNamespace(inner=outer)
+
+    def read(value):
+        while hasattr(value, "inner"):
+            value = value.inner
+        return value.own
+
+    same_as_plain(lambda x: x + read(outer), attribute(innermost, "own"))
+    same_as_plain(lambda x, v: x + read(v), attribute(innermost, "own"), outer)
+
+
+def test_equal_arguments_of_other_objects_make_no_other_program():
+    g = spmd(lambda x, v: x)
+    for _ in range(2):
+        for value in ([], (), {}, set(), [1], {"a": [2]}, 2.5, range(3), array.array("i")):
+            g(X, [value])
+    assert len(g.programs) == 9
+
+
+def test_an_iterator_that_an_object_holds_makes_no_other_program():
+    trainer = Trainer()
+    trainer.batches = iter([1, 2])
+    g = spmd(trainer.by_name)
+    g(X)
+    g(X)
+    assert len(g.programs) == 1
+
+
 def test_a_value_that_changes_at_each_call_is_told_by_its_name(monkeypatch):
     monkeypatch.setattr(again, "TIMES", 3)
     trainer = Trainer()
@@ -451,19 +522,13 @@ def test_names_of_chains():
 
 
 def test_a_function_is_not_kept():
-    def local(n):
-        return n if n == 0 else local(n - 1)
+    def f(x):
+        return helper(x)
 
-    seen = weakref.ref(lambda: 0)
-    for _ in range(2):
-
-        def f(x):
-            return helper(x)
-
-        seen = weakref.ref(f)
-        call(f, X)
-        call(f, X)
-        del f
+    seen = weakref.ref(f)
+    call(f, X)
+    call(f, X)
+    del f
     gc.collect()
     assert seen() is None
 

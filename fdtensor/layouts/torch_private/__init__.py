@@ -1,6 +1,4 @@
-"""All private names of torch that this package uses, a file for each theme: 2.11 to 2.13 have them.
-
-A test resolves all, and fails where another file uses such a name."""
+"""All private names of torch that this package uses: 2.11 to 2.13 have them, as a test says."""
 
 from fdtensor.layouts.torch_private.batching import only_batched_ops, unbatched
 from fdtensor.layouts.torch_private.compiling import DYNAMO, as_if_compiling, make_uncompiled
@@ -123,6 +121,7 @@ from fdtensor.layouts.torch_private.tensors import (
     call_of_modules,
     forward_hooks,
     lazy_clone,
+    module_hooks,
     module_tensors,
     module_values,
     only_one_holds,
@@ -262,6 +261,7 @@ __all__ = [
     "forward_hooks",
     "lazy_clone",
     "call_of_modules",
+    "module_hooks",
     "module_tensors",
     "module_values",
     "only_one_holds",

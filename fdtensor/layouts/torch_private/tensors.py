@@ -23,6 +23,7 @@ __all__ = [
     "forward_hooks",
     "lazy_clone",
     "call_of_modules",
+    "module_hooks",
     "module_tensors",
     "module_values",
     "only_one_holds",
@@ -84,12 +85,12 @@ def module_values(module: torch.nn.Module) -> list[Any]:
     Their classes, forwards and hooks are among them. Two lists are of one state of the module if
     their values are the same objects.
     """
-    values: list[Any] = _hooks(None)
+    values: list[Any] = module_hooks(None)
     for part in module.modules():
         own, kind = part.__dict__, part.__class__
         values += kind, kind.forward
         if own["_forward_hooks"] or own["_forward_pre_hooks"]:
-            values += _hooks(part)
+            values += module_hooks(part)
         values += own.values()
         values += own["_parameters"].values()
         values += own["_buffers"].values()
@@ -97,21 +98,18 @@ def module_values(module: torch.nn.Module) -> list[Any]:
     return values
 
 
-def _hooks(module: torch.nn.Module | None) -> list[Any]:
-    return [hook for hooks in forward_hooks(module)[0] for hook in hooks.values()]
-
-
-def forward_hooks(
-    module: torch.nn.Module | None,
-) -> tuple[list[MutableMapping[int, Any]], ...]:
-    """The hooks before and after a forward by number, and what is known of them by number.
-
-    Without a module they are those of all modules there are.
-    """
-    if module is None:
+def module_hooks(module: torch.nn.Module | None) -> list[Any]:
+    """The hooks before and after the forward of a module; without one, of all modules there are."""
+    if module is not None:
+        before, after = forward_hooks(module)[0]
+    else:
         whole: Any = _modules
-        of_all = [whole._global_forward_pre_hooks, whole._global_forward_hooks]
-        return of_all, [whole._global_forward_hooks_always_called]
+        before, after = whole._global_forward_pre_hooks, whole._global_forward_hooks
+    return [*before.values(), *after.values()]
+
+
+def forward_hooks(module: torch.nn.Module) -> tuple[list[MutableMapping[int, Any]], ...]:
+    """The hooks before and after a forward by number, and what is known of them by number."""
     return (
         [module._forward_pre_hooks, module._forward_hooks],
         [module._forward_pre_hooks_with_kwargs, module._forward_hooks_always_called],

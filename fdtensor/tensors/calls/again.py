@@ -98,9 +98,9 @@ def _apart(
     if len(differing) == 1 and place == _SPEC and Key.__name__ + "(" in repr(spec):
         return ((place, None),)
     if len(differing) == 1 and place == _READS:
-        now, before = differing[0][1:]
-        parts = [i for i, (a, b) in enumerate(zip(now, before, strict=False)) if a != b]
-        return ((place, parts[0]),) if len(now) == len(before) and len(parts) == 1 else None
+        values, others = differing[0][1:]
+        parts = [i for i, (a, b) in enumerate(zip(values, others, strict=False)) if a != b]
+        return ((place, parts[0]),) if len(values) == len(others) and len(parts) == 1 else None
     if place < 0 or differing[-1][0] >= len(leaves):
         return None
     if len(differing) == 1 and not isinstance(leaves[place], DTensor):

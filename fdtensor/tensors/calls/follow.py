@@ -27,7 +27,7 @@ class Method:
 
 
 def follow(value: Any, attributes: Sequence[str]) -> tuple[Any, list[torch.nn.Module]]:
-    """What these attributes lead to, and the modules on the way, of which all counts.
+    """What these attributes lead to, and the modules before it, of which all counts.
 
     It stops at the last object that can be looked into: not into a tensor, nor into what works its
     attributes out. A property is a `Method`. What is only written to leads to its class.
@@ -35,10 +35,10 @@ def follow(value: Any, attributes: Sequence[str]) -> tuple[Any, list[torch.nn.Mo
     modules: list[torch.nn.Module] = []
     for name in attributes:
         if isinstance(value, torch.nn.Module):
-            modules.append(value)
             entry = _attribute(value, name)
             if entry.__class__ is not Method and not of_user(entry.__class__):
                 break
+            modules.append(value)
         elif isinstance(value, (type, ModuleType, FunctionType)) or is_open(value.__class__):
             entry = _attribute(value, name)
         elif value.__class__ in _WRITTEN and name in _WRITES:

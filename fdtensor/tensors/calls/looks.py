@@ -40,8 +40,8 @@ class First:
 class Look:
     """Where a value lies that a function reads.
 
-    That is in a dict of globals, a cell or a first argument, or as an attribute of what lies there;
-    of a function, its code and its defaults.
+    That is in a dict of globals, a cell or a first argument, or as an attribute of what lies there.
+    In a function lie its code and its defaults, in a partial what it is bound to.
     """
 
     text: str
@@ -52,7 +52,7 @@ class Look:
     """The first argument of a function that lies there."""
 
     def values(self) -> list[Any]:
-        """The value now, after the modules on the way to it."""
+        """The value, after the modules on the way to it."""
         return _read([(self.where, self.name, self.attributes)])
 
 
@@ -61,8 +61,8 @@ _Place = tuple[Any, str, tuple[str, ...]]
 
 # one loop for all: it runs at each call
 def _read(places: Sequence[_Place]) -> list[Any]:
-    """What lies in these places now."""
-    now: list[Any] = []
+    """What lies in these places."""
+    values: list[Any] = []
     for where, name, attributes in places:
         kind = where.__class__
         if kind is dict:
@@ -74,14 +74,17 @@ def _read(places: Sequence[_Place]) -> list[Any]:
                 value = None
         elif kind is First:
             value = where.value
+        elif kind is functools.partial:
+            values += *where.args, *where.keywords.values()
+            continue
         else:
-            now += _CODE(where() if kind is ref else where)
+            values += _CODE(where() if kind is ref else where)
             continue
         if attributes:
             value, modules = follow(value, attributes)
-            now += modules
-        now.append(value)
-    return now
+            values += modules
+        values.append(value)
+    return values
 
 
 class Known:
@@ -106,7 +109,7 @@ class Known:
         self._modules: list[tuple[torch.nn.Module, ModuleState]] = []
 
     def look(self, look: Look) -> list[Any]:
-        """What lies there now."""
+        """What lies there."""
         values = look.values()
         self.places.append((look.where, look.name, look.attributes))
         for value in values:
@@ -128,22 +131,22 @@ class Known:
         self._checked.append(value)
 
     def again(self) -> list[Any] | None:
-        """The values that count now; None where something else may be read."""
-        now, values = _read(self.places), self.values
-        if len(now) != len(self._checked):
+        """The values that count; None where something else may be read."""
+        latest, values = _read(self.places), self.values
+        if len(latest) != len(self._checked):
             return None
         for i, method in self._methods:
-            value = now[i]
+            value = latest[i]
             if value.__class__ is not Method or value.function is not method.function:
                 return None
-            now[i] = method if value.first is method.first else value
+            latest[i] = method if value.first is method.first else value
         if self._free:
             values = [*values]
             for i, place in self._free:
-                values[place], now[i] = now[i], now[i].__class__
+                values[place], latest[i] = latest[i], latest[i].__class__
         if any(self.states.known(module) is not state for module, state in self._modules):
             return None
-        return values if all(map(is_, now, self._checked)) else None
+        return values if all(map(is_, latest, self._checked)) else None
 
 
 def parts_of(value: Any) -> Sequence[Any]:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from fdtensor.layouts.torch_private import (
-    forward_hooks,
+    module_hooks,
     module_tensors,
     module_values,
 )
@@ -61,12 +61,13 @@ class ModuleState:
     def __init__(self, module: torch.nn.Module) -> None:
         self.mutable: list[tuple[dict[str, Any], str]] = []
         """The attributes that may change in place: of which module, and their names."""
-        self.forwards: dict[FunctionType, type] = {}
-        """What modules of the user's own classes run, each with a class."""
-        self.values: list[Any] = [*map(Itself, _hooks(None))]
+        self.forwards: dict[tuple[FunctionType, type], None] = {}
+        """The functions that modules run, each with a class of the modules."""
+        self.values: list[Any] = [*map(Itself, module_hooks(None))]
         for name, part in module.named_modules(remove_duplicate=False):
-            run = [part.__class__.forward, *_hooks(part)]
-            self.forwards |= {f: part.__class__ for f in run if isinstance(f, FunctionType)}
+            run = [part.__class__.forward, *module_hooks(part)]
+            functions = [f for f in run if isinstance(f, FunctionType)]
+            self.forwards |= {(f, part.__class__): None for f in functions}
             self.values += [name, part.__class__, part.training, *map(Itself, run)]
             parameters, buffers = module_tensors(part)
             self.values += [(n, Itself(t)) for n, t in (*parameters.items(), *buffers.items())]
@@ -89,11 +90,6 @@ class ModuleState:
         if self is other:
             return True
         return isinstance(other, ModuleState) and self.values == other.values
-
-
-def _hooks(module: torch.nn.Module | None) -> list[Any]:
-    """The hooks before and after the forward of a module, or of all."""
-    return [hook for hooks in forward_hooks(module)[0] for hook in hooks.values()]
 
 
 def _as_key(value: Any) -> Any:

@@ -33,7 +33,7 @@ import torch
 from fdtensor.layouts.remembered import remembered
 from fdtensor.layouts.torch_private import SYMBOLIC
 from fdtensor.ops.left_behind import OF_MODULES
-from fdtensor.tensors.calls.follow import is_own_module, of_user
+from fdtensor.tensors.calls.follow import is_open, is_own_module, of_user
 from fdtensor.tensors.calls.module_state import Itself, ModuleStates
 from fdtensor.tensors.dtensor import DTensor
 
@@ -61,11 +61,7 @@ _MOST = 4096
 """How many attributes are looked at in all."""
 
 
-_Parts = Callable[[Any], Iterable[Any]] | None
-
-
-def _no_parts(_: object) -> Iterable[Any]:
-    return ()
+_Parts = Callable[[Any], Iterable[Any]]
 
 
 class _Look:
@@ -75,7 +71,9 @@ class _Look:
     functions read, where that counts.
     """
 
-    def __init__(self, arguments: bool, modules: ModuleStates, functions: _Parts = None) -> None:
+    def __init__(
+        self, arguments: bool, modules: ModuleStates, functions: _Parts | None = None
+    ) -> None:
         self.arguments, self.modules, self.functions = arguments, modules, functions
         self.seen: dict[int, int] = {}
         self.left = _MOST
@@ -83,7 +81,9 @@ class _Look:
     def inside(self, value: Any) -> Iterator[tuple[str, Any]]:
         """The attributes of an object, at the first look into it, where they count."""
         kind = value.__class__
-        counts = _of_user(kind) if self.arguments else of_user(kind)
+        if kind in _CONTAINERS or isinstance(value, torch.nn.Module):
+            return
+        counts = is_open(kind) if self.arguments else of_user(kind)
         if counts and id(value) not in self.seen and self.left > 0:
             self.seen[id(value)] = len(self.seen)
             for attribute in _attributes(value):
@@ -133,89 +133,102 @@ def _key(value: Any, depth: int, looking: _Look) -> Any:
     if kind is slice or kind is range:  # equal ranges may differ, and a slice may have no hash
         ends = value.start, value.stop, value.step
         return kind, *[_key(end, depth, looking) for end in ends]
-    key = _key_of_one(value)
-    if key is not None:
-        return key
+    if _is_one(value, depth):
+        return _key_of_one(value)
     if depth >= _DEEPEST:
         return _own_key(value)
     return _key_of_many(value, depth + 1, looking)
 
 
+_ONES: tuple[Any, ...] = (
+    *(Enum, type, ModuleType, torch.Tensor, CodeType),
+    *(bytearray, array, memoryview, torch.Size, *SYMBOLIC),
+)
+"""Kinds of values that are no more than they compare by; of a recording, sizes may have symbols."""
+
+
+def _is_one(value: Any, depth: int) -> bool:
+    """Whether a value has no parts that count."""
+    if isinstance(value, np.ndarray):
+        return not value.dtype.hasobject
+    return isinstance(value, _ONES) or (depth == 0 and _is_consumed(value))
+
+
+def _is_consumed(value: Any) -> bool:
+    return isinstance(value, Iterator) and not isinstance(value, io.IOBase)
+
+
 def _key_of_one(value: Any) -> Any:
-    """The key of a value that is no more than it compares by; None for another one."""
+    """The key of a value without parts."""
     kind = value.__class__
     match value:
+        case torch.Size():
+            return _own_key(value)
         case Enum() | type() | ModuleType():
             return kind, value
-        case torch.Tensor():  # two of them are compared element by element
-            return Itself(value)
-        case CodeType():  # whose hash is that of all that is in it
+        case torch.Tensor() | CodeType():  # compared by all that is in them
             return Itself(value)
         case bytearray() | array() | memoryview():
             return kind, *_bytes_of(value)
-        case np.ndarray() if not value.dtype.hasobject:
+        case np.ndarray():
             return kind, value.dtype.str, value.shape, value.tobytes()
-        case Iterator() if not isinstance(value, io.IOBase):
-            return Itself(object())  # of which each call takes other values
-    # of a recording, there may be symbols in it
-    return _own_key(value) if isinstance(value, (torch.Size, *SYMBOLIC)) else None
+    return Itself(object()) if _is_consumed(value) else _own_key(value)  # each call takes others
 
 
 def _key_of_many(value: Any, depth: int, looking: _Look) -> Any:
     """The key of a value with parts, or with attributes."""
-    kind, parts = value.__class__, ()
+    parts = [_key(part, depth, looking) for part in _parts(value, looking)]
+    kind = value.__class__
     if isinstance(value, (Number, date, time)):  # equal ones may differ: 1 and 1.0, 0.0 and -0.0
         own: Any = repr(value)
     elif isinstance(value, np.ndarray) and value.size <= _WIDEST:
-        own, parts = value.shape, value.flat
+        own = value.shape
     elif isinstance(value, _CONTAINERS) and len(value) <= _WIDEST:
-        own, parts = None, _entries(value)
+        own = None
     elif isinstance(value, torch.nn.Module):
-        own = looking.modules.of(value)
-        parts = [(name, of[name]) for of, name in own.mutable]
-        parts += _given(value) if looking.arguments else ()
-        functions = looking.functions or _no_parts
-        for f, kind in own.forwards.items() if looking.arguments else ():
-            parts += [*functions(f), *_of_class(kind)]
-        return Itself(value), own, *[_key(part, depth, looking) for part in parts]
+        own = Itself(value), looking.modules.known(value)
     elif isinstance(value, functools.partial):
-        own, parts = Itself(value), (value.func, value.args, value.keywords)
+        own = Itself(value)
     else:
         own = looking.own(value)
-    key = [kind, own, *[_key(part, depth, looking) for part in parts]]
-    if kind not in _CONTAINERS:
-        key += [_key(part, depth, looking) for part in looking.inside(value)]
-    return tuple(key)
+    return kind, own, *parts, *[_key(part, depth, looking) for part in looking.inside(value)]
 
 
 def _tensors(value: Any, depth: int, looking: _Look) -> Iterator[DTensor[Any]]:
     """The DTensors that `_key` meets, in its order."""
-    kind, parts = value.__class__, ()
+    kind = value.__class__
     if kind is DTensor:
         yield value
-        return
-    if kind in KEYS or kind in (slice, range) or depth >= _DEEPEST:
-        return
-    if isinstance(value, torch.nn.Module):
-        parts = [(name, of[name]) for of, name in looking.modules.of(value).mutable]
-    elif _key_of_one(value) is not None:
-        return
-    elif isinstance(value, np.ndarray) and value.size <= _WIDEST:
-        parts = value.flat
-    elif isinstance(value, _CONTAINERS) and len(value) <= _WIDEST:
-        parts = _entries(value)
-    elif isinstance(value, functools.partial):
-        parts = value.func, value.args, value.keywords
-    for part in parts:
-        yield from _tensors(part, depth + 1, looking)
-    if kind not in _CONTAINERS and not isinstance(value, torch.nn.Module):
+    elif not (kind in KEYS or depth >= _DEEPEST or _is_one(value, depth)):
+        for part in _parts(value, looking):
+            yield from _tensors(part, depth + 1, looking)
         for part in looking.inside(value):
             yield from _tensors(part, depth + 1, looking)
 
 
-def _entries(value: Any) -> Iterable[Any]:
-    """What is in a container; of a mapping, pairs."""
-    return value.items() if isinstance(value, _MAPPINGS) else value
+def _parts(value: Any, looking: _Look) -> Iterable[Any]:
+    """What is in a value besides its attributes; of a mapping, pairs."""
+    if isinstance(value, torch.nn.Module):
+        return _parts_of_module(value, looking)
+    if isinstance(value, functools.partial):
+        return value.func, value.args, value.keywords
+    if isinstance(value, np.ndarray):
+        return value.flat if value.size <= _WIDEST else ()
+    if isinstance(value, _CONTAINERS) and len(value) <= _WIDEST:
+        return value.items() if isinstance(value, _MAPPINGS) else value
+    return ()
+
+
+def _parts_of_module(module: torch.nn.Module, looking: _Look) -> list[Any]:
+    """What may change in place in a module; of an argument, all attributes and what it runs."""
+    state = looking.modules.of(module)
+    parts = [(name, of[name]) for of, name in state.mutable]
+    if looking.arguments:
+        own = [a for part in module.modules() for a in vars(part).items()]
+        parts += [attribute for attribute in own if attribute[0] not in OF_MODULES]
+        for f, kind in state.forwards:
+            parts += [*(looking.functions(f) if looking.functions else ()), *_of_class(kind)]
+    return parts
 
 
 def _bytes_of(value: bytearray | array[Any] | memoryview) -> tuple[object, ...]:
@@ -235,10 +248,6 @@ def _own_key(value: Any) -> Any:
     except TypeError:
         return Itself(value)
     return kind, value
-
-
-def _of_user(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] not in ("torch", "fdtensor", "numpy", "builtins")
 
 
 @remembered(4096)
@@ -268,9 +277,3 @@ def _of_class(kind: type) -> Iterator[tuple[str, Any]]:
     for base in kind.__mro__:
         if is_own_module(base.__module__):
             yield from [(n, v) for n, v in vars(base).items() if not n.startswith("__")]
-
-
-def _given(module: torch.nn.Module) -> list[Any]:
-    """Of a module that is an argument, whose attributes of all kinds count, all of these."""
-    own = [a for part in module.modules() for a in vars(part).items()]
-    return [attribute for attribute in own if attribute[0] not in OF_MODULES]

@@ -51,6 +51,8 @@ class Reads:
                 self.partials.append(f)
                 f = f.func
             elif isinstance(f, MethodType):
+                if _is_of_torch(f.__func__):
+                    break
                 self.bound += [f.__self__] if isinstance(f.__self__, torch.nn.Module) else []
                 self.functions.append((ref(f.__func__), f.__self__))
                 f = getattr(f.__func__, "__wrapped__", None)  # type: ignore[assignment]
@@ -59,20 +61,25 @@ class Reads:
                     break
                 self.functions.append((ref(f), UNBOUND))
                 f = getattr(f, "__wrapped__", None)  # type: ignore[assignment]
-            else:
-                self.bound += [f] if isinstance(f, torch.nn.Module) else []
+            elif isinstance(f, torch.nn.Module):
+                self.bound.append(f)
                 break
+            else:  # an object may have a method that is called
+                f = f.__call__ if of_user(f.__class__) else None  # type: ignore[assignment]
 
     def __bool__(self) -> bool:
         return bool(self.functions or self.bound or self.partials)
 
     def key(self, outer: tuple[Reads, ...] = ()) -> tuple[Any, ...]:
         """The values as a key, while the function lives; not those of `outer` functions again."""
-        values, fixed = self._now()
+        values, fixed = self._latest()
         if fixed is not None:
             return fixed
-        outer = (*outer, self)
-        return tuple([self._key_of(value, outer) for value in values])
+        outer, keys = (*outer, self), dict[int, Any]()
+        for value in values:  # of which one may be read in many places
+            if id(value) not in keys:
+                keys[id(value)] = self._key_of(value, outer)
+        return tuple([keys[id(value)] for value in values])
 
     def _key_of(self, value: Any, outer: tuple[Reads, ...]) -> Any:
         """The key of a value; of a function of DTensors, what that one reads too."""
@@ -86,7 +93,7 @@ class Reads:
 
     def values(self) -> list[Any]:
         """The values, in order."""
-        return self._now()[0]
+        return self._latest()[0]
 
     def tensors(self, outer: tuple[Reads, ...] = ()) -> list[DTensor[Any]]:
         """The DTensors among the values, in lists, objects and modules too."""
@@ -107,29 +114,27 @@ class Reads:
         names = [name for name, _ in self._walk(Known(self._modules))]
         return [*zip(names, self.key(), strict=True)]
 
-    def _now(self) -> tuple[list[Any], tuple[Any, ...] | None]:
+    def _latest(self) -> tuple[list[Any], tuple[Any, ...] | None]:
         """The values, and their key where they never change in place."""
         known = self._known
         values = None if known is None else known.again()
         if known is None or values is None:
             known = Known(self._modules)
             values = [value for _, value in self._walk(known)]
-            own = [f() for f, _ in self.functions]  # not to be kept
-            is_kept = self.partials or any(value is f for value in values for f in own)
-            self._known = None if is_kept else known
-            if known.is_fixed and not self.bound and not self.partials:
+            own = [f() for f, _ in self.functions]
+            keeps_itself = any(value is f for value in values for f in own)
+            self._known = None if keeps_itself else known
+            if known.is_fixed:
                 known.key = tuple([self._key_of(value, (self,)) for value in values])
         return values, known.key
 
     def _walk(self, known: Known) -> Iterator[tuple[str, Any]]:
-        """What is read now, each with its name; in the same order where nothing has changed."""
-        for partial in self.partials:
-            yield from [(_BOUND, value) for value in (*partial.args, *partial.keywords.values())]
+        """What is read, each with its name; in the same order where nothing has changed."""
         todo = [(f, first, weak) for weak, first in self.functions if (f := weak()) is not None]
-        for module in self.bound:
-            known.look(Look(_BOUND, First(module)))
-            yield _BOUND, module
-            self._add_called(module, todo)
+        for place in (*self.partials, *map(First, self.bound)):
+            for value in known.look(Look("what it is bound to", place)):
+                yield "what it is bound to", value
+                self._add_called(value, todo)
         seen: set[tuple[int, int]] = set()
         for f, first, code in todo:  # which grows
             if (id(f), id(first)) in seen or len(seen) == _MOST:
@@ -149,7 +154,7 @@ class Reads:
         elif kind is Method:
             calls = [(value.function, value.first)]
         elif isinstance(value, torch.nn.Module):
-            calls = [*self._modules.known(value).forwards.items()]
+            calls = [*self._modules.known(value).forwards]
         elif kind is functools.partial:
             calls = [(value.func, UNBOUND)]
         elif kind is MethodType:
@@ -160,14 +165,14 @@ class Reads:
         todo += [(f, first, f) for f, first in calls if is_users(f)]
 
 
-_BOUND = "what it is bound to"
-
-
 def argument_key(value: Any) -> Any:
     """A Python argument as a key, as `key_of_argument` says; of functions what they read counts."""
     kind = value.__class__
     if kind in KEYS and kind is not FunctionType:
         return kind, value
+    reads = getattr(value, "reads", None)
+    if isinstance(reads, Reads):  # a function of DTensors
+        return Itself(value), *[key_of_argument(v, _read_values) for v in reads.values()]
     return key_of_argument(value, _read_values)
 
 
