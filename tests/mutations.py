@@ -68,8 +68,8 @@ FAULTS = (
     ),
     Fault(
         "a method of another object is taken for the same",
-        "            now[i] = method if value.first is method.first else value\n",
-        "            now[i] = method\n",
+        "            latest[i] = method if value.first is method.first else value\n",
+        "            latest[i] = method\n",
         "tensors/test_reads.py",
     ),
     Fault(
