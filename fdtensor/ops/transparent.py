@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,12 +17,12 @@ from fdtensor.layouts.callsite import torch_line, user_line
 from fdtensor.layouts.dtypes import dtype_name
 from fdtensor.layouts.errors import DataDependentError, TraceError
 from fdtensor.layouts.torch_private import (
-    DYNAMO,
     FAKES_LOG,
     TENSOR_TYPE,
     FakeTensor,
     HigherOrderOperator,
     as_if_compiling,
+    at_import_of_compiler,
     folding,
     is_functional_tensor,
     is_functorch_wrapped_tensor,
@@ -141,11 +140,19 @@ def transparent(of_caller: bool) -> Iterator[None]:
         _DEPTH.count -= 1
 
 
-def _as_written() -> Any:
-    """A context in which compiled functions run op by op, so that they are recorded."""
-    if DYNAMO not in sys.modules:  # none was compiled, and the import takes seconds
-        return contextlib.nullcontext()
-    return torch.compiler.set_stance("force_eager")
+@contextlib.contextmanager
+def _as_written() -> Iterator[None]:
+    """A context in which compiled functions run op by op, so that they are recorded.
+
+    `torch.cond` compiles too, and may be the first to import the compiler, which takes seconds.
+    """
+    with contextlib.ExitStack() as stack:
+
+        def run_op_by_op() -> None:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+
+        with at_import_of_compiler(run_op_by_op):
+            yield
 
 
 def checks_nans() -> bool:

@@ -246,6 +246,39 @@ assert torch._dynamo is sys.modules["torch._dynamo"]
     assert done.returncode == 0, done.stderr
 
 
+IMPORTED_WITHIN = """
+import sys
+import torch
+import fdtensor as fd
+mesh = fd.Mesh(x=2)
+x = fd.distribute(torch.ones(4, 4), mesh.layout("x"), fd.SimulatedComm(mesh))
+assert "torch._dynamo" not in sys.modules
+either = lambda x, *, f: torch.cond(x.sum() > 0, f, lambda a: a - 1, (x,))
+assert torch.equal(fd.spmd(lambda x: either(x, f=lambda a: a + 1))(x).full(), torch.full((4, 4), 2))
+assert "torch._dynamo" in sys.modules
+assert type(torch._dynamo.__spec__.loader) is type(torch._higher_order_ops.__spec__.loader)
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+    def forward(self, x):
+        return either(x, f=lambda a: self.layer(a))
+
+torch.export.export(Model(), (torch.ones(2, 4),))
+ran = []
+torch.compile(lambda x: x + 1, backend=lambda g, _: ran.append(g) or g.forward)(torch.ones(2))
+assert len(ran) == 1  # it compiles again, once the recording is over
+"""
+
+
+def test_a_recording_that_imports_the_compiler_leaves_it_as_torch_has_it():
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED_WITHIN], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_what_transforms_and_functions_take_is_seen_by_some_modes():
     import torch
     from torch.overrides import TorchFunctionMode

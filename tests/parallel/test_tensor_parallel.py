@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import pytest
 import torch
-import torch._dynamo  # where a recording imports it first, torch.export refuses torch.cond
 import torch.nn.functional as F
 from torch import nn
 from torch.export import Dim, export

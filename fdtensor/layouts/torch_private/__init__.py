@@ -1,7 +1,7 @@
 """All private names of torch that this package uses: 2.11 to 2.13 have them, as a test says."""
 
 from fdtensor.layouts.torch_private.batching import only_batched_ops, unbatched
-from fdtensor.layouts.torch_private.compiling import DYNAMO, as_if_compiling, make_uncompiled
+from fdtensor.layouts.torch_private.compiling import as_if_compiling, make_uncompiled
 from fdtensor.layouts.torch_private.distributed import (
     NO_GROUPS,
     any_unwaited,
@@ -24,7 +24,7 @@ from fdtensor.layouts.torch_private.distributed import (
     strided_shard,
     unregister_group,
 )
-from fdtensor.layouts.torch_private.fakes import fake_mode, uncompiled
+from fdtensor.layouts.torch_private.fakes import at_import_of_compiler, fake_mode, uncompiled
 from fdtensor.layouts.torch_private.folded import folding
 from fdtensor.layouts.torch_private.functional_tensors import (
     is_functional_tensor,
@@ -156,12 +156,12 @@ from fdtensor.layouts.torch_private.transforms import (
 from fdtensor.layouts.torch_private.untracked import see_untracked
 
 __all__ = [
-    "DYNAMO",
     "as_if_compiling",
     "associative_rounds",
     "make_uncompiled",
     "NO_GROUPS",
     "any_unwaited",
+    "at_import_of_compiler",
     "c10d_group",
     "collectives_on_fakes",
     "default_store",

@@ -11,10 +11,7 @@ from typing import Any
 import torch
 from torch._C._dynamo import eval_frame
 
-__all__ = ["DYNAMO", "as_if_compiling", "make_uncompiled"]
-
-DYNAMO = "torch._dynamo"
-"""The name of the module that compiles, whose import takes seconds."""
+__all__ = ["as_if_compiling", "make_uncompiled"]
 
 _compiler: Any = torch.compiler
 _eval_frame: Any = eval_frame

@@ -11,8 +11,10 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, TypeVar
@@ -23,7 +25,7 @@ from torch._decomp import global_decomposition_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["fake_mode", "uncompiled"]
+__all__ = ["fake_mode", "at_import_of_compiler", "uncompiled"]
 
 Mode = TypeVar("Mode", bound=type[TorchDispatchMode])
 
@@ -93,16 +95,56 @@ _LET_RUN: list[Any] = []
 class _Import:
     """Sees that something is about to import the compiler, and leaves all as torch has it."""
 
-    def find_spec(self, name: str, path: Any, target: Any = None) -> None:
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
         del path, target
-        if name == _NAME:
-            sys.meta_path.remove(self)
-            for function in _LET_RUN:
-                if getattr(function, _RUNS, None) is function:
-                    delattr(function, _RUNS)
-            _LET_RUN.clear()
-            if isinstance(torch.__dict__.get("_dynamo"), _Instead):
-                del torch.__dict__["_dynamo"]
+        if name != _NAME:
+            return None
+        sys.meta_path.remove(self)
+        for function in _LET_RUN:
+            if getattr(function, _RUNS, None) is function:
+                delattr(function, _RUNS)
+        _LET_RUN.clear()
+        if isinstance(torch.__dict__.get("_dynamo"), _Instead):
+            del torch.__dict__["_dynamo"]
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _AndThen(spec.loader)
+        return spec
+
+
+class _AndThen(Loader):
+    """The loader of the compiler, and what contexts do once it is imported."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        for action in tuple(_ONCE_IMPORTED):
+            action()
+
+
+_ONCE_IMPORTED: list[Callable[[], Any]] = []
+
+
+@contextmanager
+def at_import_of_compiler(action: Callable[[], Any]) -> Generator[None]:
+    """Calls `action` if the compiler of torch is imported, or within the context when it is."""
+    if _NAME in sys.modules:
+        action()
+        yield
+        return
+    _ONCE_IMPORTED.append(action)
+    try:
+        yield
+    finally:
+        _ONCE_IMPORTED.remove(action)
 
 
 if _NAME not in sys.modules:
