@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import log2, prod
+from math import log2
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fdtensor.layouts.placement import Cut
 from fdtensor.layouts.remembered import remembered
@@ -82,6 +84,7 @@ class Work:
         self.is_free = is_free(call)
         self.compute = _compute(call, fulls, results, cost)
         self.copy = cost.copy / passes(call, types)
+        self._ranks = _ranks(tuple(sizes))
 
     def part(self, v: int | None, placements: Sequence[Any]) -> Part:
         """The part of an operand or result; of one that nobody reads the cuts alone."""
@@ -91,15 +94,38 @@ class Work:
                 ranks, mask = ranks * n, mask | 1 << i
         return (0.0 if v is None else self.types[v].nbytes / ranks), mask
 
-    def seconds(self, parts: Iterable[Part]) -> float:
-        """The seconds of the call, from the parts of its operands and results."""
+    def parts(
+        self, v: int | None, along: Sequence[Sequence[Any]]
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """The same for all combinations of a placement along each axis: a dim for each of these."""
+        ranks, mask = np.ones([1] * len(along)), np.zeros([1] * len(along), dtype=np.int64)
+        for i, (n, placements) in enumerate(zip(self.sizes, along, strict=True)):
+            cut = np.reshape(
+                [isinstance(p, Cut) for p in placements], (-1, *[1] * (len(along) - i - 1))
+            )
+            ranks, mask = ranks * np.where(cut, n, 1), mask | np.where(cut, 1 << i, 0)
+        return (0.0 if v is None else self.types[v].nbytes) / ranks, mask
+
+    def seconds(self, parts: Iterable[tuple[Any, Any]]) -> Any:
+        """The seconds of the call, from the parts of its operands and results.
+
+        Or those of many such calls, from arrays of such parts.
+        """
         if self.is_free:
             return 0.0
         moved, mask = 0.0, 0
         for nbytes, cuts in parts:
             moved, mask = moved + nbytes, mask | cuts
-        ranks = prod(n for i, n in enumerate(self.sizes) if mask >> i & 1)
-        return moved / self.copy + self.compute / ranks
+        return moved / self.copy + self.compute / self._ranks[mask]
+
+
+@remembered(64)
+def _ranks(sizes: tuple[int, ...]) -> NDArray[np.int64]:
+    """The number of ranks along the axes of each set of them: a bit for each axis."""
+    ranks = np.ones(1, dtype=np.int64)
+    for n in sizes:
+        ranks = np.concatenate([ranks, ranks * n])
+    return ranks
 
 
 def _compute(

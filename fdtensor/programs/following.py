@@ -23,8 +23,8 @@ from fdtensor.ops.graph import Graph, Var
 from fdtensor.ops.notation.core import R
 from fdtensor.plans.cost import CostModel
 from fdtensor.programs.ends import numbered
-from fdtensor.programs.moves import about_seconds
 from fdtensor.programs.nodes import Place, Placements
+from fdtensor.programs.rough_moves import about_seconds
 
 __all__ = ["Tolls", "parameters_among", "tolls_of"]
 

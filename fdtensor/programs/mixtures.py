@@ -104,7 +104,8 @@ def combined(
     if body is None:
         work = Work(call, graph.types, prices.mesh.sizes, prices.cost_of(call))
         sides = zip((*call.ins, *call.outs), (*ins, *outs), strict=True)
-        seconds = work.seconds(work.part(None if v is None else v.index, p) for v, p in sides)
+        parts = (work.part(None if v is None else v.index, p) for v, p in sides)
+        seconds = float(work.seconds(parts))
     elif any(map(_ragged_twice, (*ins, *outs))):
         seconds = IMPOSSIBLE
     else:

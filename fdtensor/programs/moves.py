@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from itertools import takewhile
 from math import prod
@@ -15,7 +14,6 @@ from fdtensor.layouts.layout import Layout
 from fdtensor.layouts.mesh import Mesh
 from fdtensor.layouts.placement import (
     Cut,
-    Partial,
     Ragged,
     Spans,
     StridedShard,
@@ -25,7 +23,7 @@ from fdtensor.layouts.tensor_type import TensorType
 from fdtensor.ops.graph import Full
 from fdtensor.ops.precision import HALVES, is_sum, wide_of
 from fdtensor.plans.collectives import Step
-from fdtensor.plans.cost import LOCAL, CostModel, seconds
+from fdtensor.plans.cost import CostModel, seconds
 from fdtensor.plans.cost_parts import overlapped
 from fdtensor.plans.planner import plan
 from fdtensor.programs.by_size import (
@@ -43,8 +41,6 @@ from fdtensor.programs.rounding import stages
 __all__ = [
     "IMPOSSIBLE",
     "LEAST",
-    "about_seconds",
-    "fastest",
     "move_seconds",
     "nested_seconds",
 ]
@@ -227,48 +223,3 @@ def _steps(shape: Shape, move: _Move) -> list[Step] | None:
     except FdtensorError:
         return None
     return [step for part in parts for step in part.steps]
-
-
-def about_seconds(
-    full: Full, sizes: Sequence[int], src: Placements, dst: Sequence[Place], cost: CostModel
-) -> float:
-    """About the least seconds that moving a value takes, from the bytes that a rank lacks.
-
-    Terms are added by their owners, who then send the result; else a rank receives what it wants
-    but for the part that it holds. It is a hundred times as fast to ask as `move_seconds`.
-    """
-    part = _moved(tuple(sizes), src, tuple(dst))
-    if not part:
-        return 0.0
-    launch, bandwidth = fastest(cost)
-    return part * full.nbytes / bandwidth + launch
-
-
-@remembered(1 << 15)
-def _moved(sizes: tuple[int, ...], src: Placements, dst: tuple[Place, ...]) -> float:
-    """About the least bytes that a rank receives, for each byte of the full value."""
-    before, after = 1.0, 1.0
-    pending, elsewhere = 1, 1
-    for n, p, q in zip(sizes, src, dst, strict=True):
-        wanted = p if q == "free" else q
-        # what nobody wants of a whole is sliced away before terms are added
-        sliced = isinstance(wanted, Cut) and not isinstance(p, Partial)
-        before /= n if isinstance(p, Cut) or sliced else 1
-        after /= n if isinstance(wanted, Cut) else 1
-        if p != wanted:
-            pending *= n if isinstance(p, Partial) else 1
-            elsewhere *= n if isinstance(p, Cut) else 1
-    if pending > 1:
-        return before * (1 - 1 / pending) + max(0.0, after - before / pending)
-    return after * (1 - 1 / elsewhere)
-
-
-@remembered(64)
-def fastest(cost: CostModel) -> tuple[float, float]:
-    """The seconds of the cheapest message without bytes, and the most bytes in a second."""
-    visible = overlapped(cost)
-    latency = min([visible.latency, *(seconds for _, seconds, _ in visible.axes)])
-    launch = min((seconds for kind, seconds in visible.launch if kind != LOCAL), default=0.0)
-    bandwidth = max([cost.bandwidth, *(rate for _, _, rate in cost.axes)])
-    least = min([1.0, *(times for _, times in cost.slowdown)])
-    return latency + launch, bandwidth / least if least else math.inf

@@ -16,11 +16,11 @@ from fdtensor.programs.as_if import dearer
 from fdtensor.programs.following import Tolls
 from fdtensor.programs.moves import (
     IMPOSSIBLE,
-    about_seconds,
     move_seconds,
     nested_seconds,
 )
 from fdtensor.programs.nodes import Node, Option, Place, Placements
+from fdtensor.programs.rough_moves import about_seconds
 
 __all__ = ["AxisPrices", "LeastPrices", "Prices", "moves_near", "moves_of"]
 

@@ -10,22 +10,27 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from itertools import islice, product
-from typing import Any, NamedTuple
+from itertools import islice
+from math import prod
 
 import attrs
+import numpy as np
+from numpy.typing import NDArray
 
-from fdtensor.ops.flops import Part, Work
+from fdtensor.layouts.placement import Placement
+from fdtensor.ops.flops import Work
 from fdtensor.ops.graph import Call, Graph
 from fdtensor.ops.lift import lifted
 from fdtensor.ops.rows import CallKey
 from fdtensor.programs.choices import Constraints
 from fdtensor.programs.ends import open_input, output_node
-from fdtensor.programs.moves import about_seconds
 from fdtensor.programs.nodes import Node, OnAxes, Option, Place, Placements
 from fdtensor.programs.prices import Prices
+from fdtensor.programs.rough_moves import Ends, about_seconds, about_seconds_along
 
 __all__ = ["wider", "with_options"]
+
+Floats = NDArray[np.float64]
 
 MORE = 8
 """How many combinations a call gets of those best for its operands, and as many for its readers."""
@@ -34,18 +39,34 @@ MOST_COMBINATIONS = 512
 """How many combinations of a call are compared at most: rows of an axis that cost most are left."""
 
 
-class _Combination(NamedTuple):
-    """A row on each axis, and what it takes, once for its operands and once with its readers."""
+@attrs.frozen(eq=False)
+class _Combinations:
+    """All combinations of a row on each axis, and what each takes."""
 
-    rows: tuple[Option, ...]
-    ins: tuple[tuple[Place, ...], ...]
-    outs: tuple[Placements, ...]
-    seconds: float
+    axes: tuple[str, ...]
+    kept: Sequence[Sequence[Option]]
+    """The rows of each axis; those of the last one run fastest."""
+    seconds: Floats
     """Of the call itself."""
-    given: float
+    given: Floats
     """With the moves of its operands."""
-    read: float
+    read: Floats
     """With those of its results too."""
+
+    def along(self, number: int) -> dict[str, Option]:
+        """The row of a combination on each axis."""
+        where = np.unravel_index(number, [*map(len, self.kept)])
+        rows = [options[int(k)] for options, k in zip(self.kept, where, strict=True)]
+        return dict(zip(self.axes, rows, strict=True))
+
+    def option(self, number: int) -> Option:
+        """The option that a combination makes."""
+        along = self.along(number)
+        ins, outs = (
+            tuple(zip(*(getattr(o, side) for o in along.values()), strict=True))
+            for side in ("ins", "outs")
+        )
+        return Option(ins, outs, float(self.seconds[number]), OnAxes(along, self.axes))
 
 
 @attrs.frozen(eq=False)
@@ -56,16 +77,25 @@ class _Now:
     made: Mapping[int, Placements]
     wanted: Mapping[int, Sequence[tuple[Place, ...]]]
 
-    def taking(self, v: int, q: tuple[Place, ...]) -> float:
-        """About the seconds of moving a value to where an operand is wanted."""
-        prices = self.prices
-        return about_seconds(prices.fulls[v], prices.mesh.sizes, self.made[v], q, prices.cost)
+    def taking(self, v: int, along: Sequence[Sequence[Place]]) -> Floats:
+        """About the seconds of moving a value to where an operand is wanted.
 
-    def giving(self, v: int, p: Placements) -> float:
+        For all combinations of a place along each axis.
+        """
+        ends = [[(p, q) for q in places] for p, places in zip(self.made[v], along, strict=True)]
+        return self._seconds(v, ends)
+
+    def giving(self, v: int, along: Sequence[Sequence[Placement]]) -> Floats:
         """About the seconds of moving a result from its place to where it is read now."""
+        seconds = np.zeros([*map(len, along)])
+        for wanted in self.wanted.get(v, ()):
+            ends = [[(p, q) for p in places] for q, places in zip(wanted, along, strict=True)]
+            seconds = seconds + self._seconds(v, ends)
+        return seconds
+
+    def _seconds(self, v: int, ends: Sequence[Sequence[Ends]]) -> Floats:
         prices = self.prices
-        sizes, full = prices.mesh.sizes, prices.fulls[v]
-        return sum(about_seconds(full, sizes, p, q, prices.cost) for q in self.wanted.get(v, ()))
+        return about_seconds_along(prices.fulls[v], prices.mesh.sizes, ends, prices.cost)
 
 
 def wider(
@@ -194,23 +224,20 @@ def _more(
 ) -> tuple[Option, ...]:
     """The options of a call and more; `alone` has those of each axis."""
     known = {(option.ins, option.outs) for option in node.options}
-    fresh = [
-        c for c in _combinations(now, graph, call, node, alone) if (c.ins, c.outs) not in known
-    ]
-    best: dict[int, _Combination] = {}
-    for order in (sorted(fresh, key=lambda c: c.given), sorted(fresh, key=lambda c: c.read)):
-        composed = (c for c in order if id(c) in best or _composes(c, graph, call, now.prices))
-        best |= {id(c): c for c in islice(composed, MORE)}
-    order, options = now.prices.mesh.axes, list[Option]()
-    for c in best.values():
-        along = dict(zip(order, c.rows, strict=True))
-        options.append(Option(c.ins, c.outs, c.seconds, OnAxes(along, order)))
-    return (*node.options, *options)
+    combinations = _combinations(now, graph, call, node, alone)
+    composes = functools.cache(functools.partial(_composes, combinations, graph, call, now.prices))
+    best: dict[int, Option] = {}
+    for seconds in (combinations.given, combinations.read):
+        numbers: list[int] = np.argsort(seconds, kind="stable").tolist()
+        options = ((k, combinations.option(k)) for k in numbers)
+        fresh = ((k, o) for k, o in options if (o.ins, o.outs) not in known and composes(k))
+        best |= islice(fresh, MORE)
+    return (*node.options, *best.values())
 
 
 def _combinations(
     now: _Now, graph: Graph, call: Call, node: Node, alone: Sequence[Sequence[Option]]
-) -> Iterator[_Combination]:
+) -> _Combinations:
     """The combinations of rows; of each axis the rows that cost least while the others stay."""
     axes, sizes = now.prices.mesh.axes, now.prices.mesh.sizes
     most = int(MOST_COMBINATIONS ** (1 / sum(n > 1 for n in sizes)))
@@ -221,35 +248,49 @@ def _combinations(
             options.sort(key=lambda o: _beside(now, node, axes.index(axis), o))
         kept.append(options[:most] if now.prices.mesh.axis_size(axis) > 1 else options[:1])
     work = Work(call, graph.types, sizes, now.prices.cost_of(call))
-    # few places of one operand make many combinations
-    taking = [functools.cache(functools.partial(_side, work, v, now.taking)) for v in node.ins]
-    giving = [functools.cache(functools.partial(_side, work, v, now.giving)) for v in node.outs]
-    for rows in product(*kept):
-        ins = tuple(zip(*(o.ins for o in rows), strict=True))
-        outs = tuple(zip(*(o.outs for o in rows), strict=True))
-        before = [side(q) for side, q in zip(taking, ins, strict=True)]
-        after = [side(p) for side, p in zip(giving, outs, strict=True)]
-        seconds = work.seconds(part for part, _ in (*before, *after))
-        given = seconds + sum(move for _, move in before)
-        read = given + sum(move for _, move in after)
-        yield _Combination(rows, ins, outs, seconds, given, read)
+
+    ins = [
+        _side(work, v, [[o.ins[i] for o in options] for options in kept], now.taking)
+        for i, v in enumerate(node.ins)
+    ]
+    outs = [
+        _side(work, v, [[o.outs[i] for o in options] for options in kept], now.giving)
+        for i, v in enumerate(node.outs)
+    ]
+    computing = work.seconds((nbytes, cuts) for nbytes, cuts, _ in (*ins, *outs))
+    seconds = np.broadcast_to(computing, prod(map(len, kept)))
+    given = seconds + sum(moves for _, _, moves in ins)
+    read = given + sum(moves for _, _, moves in outs)
+    return _Combinations(axes, kept, seconds, given, read)
 
 
 def _side(
-    work: Work, v: int | None, moving: Callable[[int, Any], float], placements: Any
-) -> tuple[Part, float]:
-    """The part that an operand or a result has in a call, and about the seconds of its moves."""
-    return work.part(v, placements), 0.0 if v is None else moving(v, placements)
+    work: Work, v: int | None, rows: Sequence[Sequence[Place]], moving: Callable[..., Floats]
+) -> tuple[Floats, NDArray[np.int64], Floats]:
+    """The parts of an operand or result, and its moves, for each combination of rows.
+
+    `rows` has its place in each row of each axis.
+    """
+    each = [list(dict.fromkeys(places)) for places in rows]
+    nbytes, cuts = work.parts(v, each)
+    moves = np.zeros(cuts.shape) if v is None else moving(v, each)
+    at = np.ix_(*([own.index(p) for p in places] for own, places in zip(each, rows, strict=True)))
+    return nbytes[at].ravel(), cuts[at].ravel(), moves[at].ravel()
 
 
 def _beside(now: _Now, node: Node, axis: int, option: Option) -> float:
     """About the seconds of the moves for a row of one axis, while the others stay."""
-    made = [now.made[v] for v in node.ins]
-    wanted = [(*p[:axis], q, *p[axis + 1 :]) for p, q in zip(made, option.ins, strict=True)]
-    return sum(now.taking(v, q) for v, q in zip(node.ins, wanted, strict=True))
+    total, prices = 0.0, now.prices
+    for v, q in zip(node.ins, option.ins, strict=True):
+        p = now.made[v]
+        wanted = (*p[:axis], q, *p[axis + 1 :])
+        total += about_seconds(prices.fulls[v], prices.mesh.sizes, p, wanted, prices.cost)
+    return total
 
 
-def _composes(c: _Combination, graph: Graph, call: Call, prices: Prices) -> bool:
+def _composes(
+    combinations: _Combinations, graph: Graph, call: Call, prices: Prices, number: int
+) -> bool:
     """Whether the rows of a combination hold together; pins have none."""
-    rows = {axis: row.note for axis, row in zip(prices.mesh.axes, c.rows, strict=True)}
+    rows = {axis: row.note for axis, row in combinations.along(number).items()}
     return None not in rows.values() and lifted(call, prices.mesh, rows, graph.types) is not None

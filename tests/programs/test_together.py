@@ -30,7 +30,8 @@ from fdtensor.plans import search
 from fdtensor.plans.cost import GLOO, H100, NCCL, seconds
 from fdtensor.plans.cost_parts import overlapped
 from fdtensor.programs import by_size
-from fdtensor.programs.moves import IMPOSSIBLE, about_seconds, move_seconds
+from fdtensor.programs.moves import IMPOSSIBLE, move_seconds
+from fdtensor.programs.rough_moves import about_seconds
 from fdtensor.programs.rounding import stages
 from tests.bench.choice_cases import CASES
 

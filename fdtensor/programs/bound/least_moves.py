@@ -12,8 +12,9 @@ from fdtensor.ops.graph import Full
 from fdtensor.ops.precision import HALVES, is_sum, wide_of
 from fdtensor.plans.cost import CostModel
 from fdtensor.programs.bound.space import Floats, Sites
-from fdtensor.programs.moves import LEAST, fastest
+from fdtensor.programs.moves import LEAST
 from fdtensor.programs.nodes import Place
+from fdtensor.programs.rough_moves import fastest
 
 __all__ = ["least_seconds"]
 
