@@ -134,8 +134,8 @@ def _add_moves(
     for use, takers, readers in uses:
         look = price.kind(values.v), tuple(makers), tuple(takers), use
         if look not in known:
-            pairs = product(makers, takers)
-            known[look] = {(p, q): price(values.v, p, q, use) for p, q in pairs}
+            seconds = price.between(values.v, [*makers], [*takers], use)
+            known[look] = dict(zip(product(makers, takers), seconds, strict=True))
         times = values.count * (1 if shared else readers)
         common = {q for q in takers if wanted[q, use] > 1}
         _flow(model, makers, takers, _Moving(known[look], use, times, common, moves))

@@ -149,9 +149,7 @@ def _priced(
     wide = None
     if reduce_dtype is not None and full.dtype in HALVES and any(map(is_sum, ends[0])):
         wide = wide_of(full.dtype, reduce_dtype)
-    known = {axis for axis, _, _ in cost.axes}
-    names = {a: a if a in known else f"axis{i}" for i, a in enumerate(axes)}
-    part = Mesh(**{name: mesh.axis_size(a) for a, name in names.items()})
+    part, names = _part_of(mesh, tuple(axes), cost)
     src, dst = (_renamed(x, names) for x in ends)
     sizes, src, dst = essential(shape, part, src, dst)
     move = _Move(src, dst, full.dtype, part, cost, wide)
@@ -160,6 +158,14 @@ def _priced(
         return _seconds(sizes, move)
     by_size = _by_size(least, move)
     return IMPOSSIBLE if by_size is None else by_size.at(prod(sizes)) + LEAST
+
+
+@remembered(4096)
+def _part_of(mesh: Mesh, axes: tuple[str, ...], cost: CostModel) -> tuple[Mesh, Mapping[str, str]]:
+    """The mesh of some axes, and their names: a number where the cost model has none."""
+    known = {axis for axis, _, _ in cost.axes}
+    names = {a: a if a in known else f"axis{i}" for i, a in enumerate(axes)}
+    return Mesh(**{name: mesh.axis_size(a) for a, name in names.items()}), names
 
 
 class _Move(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import attrs
@@ -82,6 +82,10 @@ class Price(Protocol):
 
     def __call__(self, v: int, src: Any, dst: Any, use: Any = None, /) -> float:
         """The seconds that moving value `v` from one placement to another takes, for a use."""
+        ...
+
+    def between(self, v: int, srcs: Sequence[Any], dsts: Sequence[Any], use: Any, /) -> list[float]:
+        """The same of all moves from `srcs` to `dsts`, of which the latter run fastest."""
         ...
 
     def kind(self, v: int) -> Hashable:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from itertools import product
+from typing import Any
 
 import attrs
 import torch
@@ -14,11 +16,7 @@ from fdtensor.ops.notation.core import R
 from fdtensor.plans.cost import CostModel
 from fdtensor.programs.as_if import dearer
 from fdtensor.programs.following import Tolls
-from fdtensor.programs.moves import (
-    IMPOSSIBLE,
-    move_seconds,
-    nested_seconds,
-)
+from fdtensor.programs.moves import IMPOSSIBLE, move_seconds, nested_seconds
 from fdtensor.programs.nodes import Node, Option, Place, Placements
 from fdtensor.programs.rough_moves import about_seconds
 
@@ -67,6 +65,24 @@ class Prices:
         seconds = priced(self.fulls[v], self.mesh, src, dst, self.cost, self.reduce_dtype)
         seconds *= self.times(v)
         return seconds + self.besides(v, src, dst) if seconds else seconds
+
+    def between(
+        self,
+        v: int,
+        srcs: Sequence[Placements],
+        dsts: Sequence[tuple[Place, ...]],
+        use: object = None,
+    ) -> list[float]:
+        """The same of all moves from `srcs` to `dsts`, of which the latter run fastest."""
+        if self.again or self.tolls is not None or v in self.fixed | self.light | self.tied:
+            return [self(v, src, dst, use) for src in srcs for dst in dsts]
+        priced = nested_seconds if self.nested else move_seconds
+        full, mesh, cost, dtype = self.fulls[v], self.mesh, self.cost, self.reduce_dtype
+        return [
+            0.0 if src == dst else priced(full, mesh, src, dst, cost, dtype)
+            for src in srcs
+            for dst in dsts
+        ]
 
     def times(self, v: int) -> int:
         """How often a value is taken to be moved wherever it is."""
@@ -120,6 +136,16 @@ class LeastPrices:
         full, mesh = self.prices.fulls[v], self.prices.mesh
         least = about_seconds(full, mesh.sizes, src, dst, self.prices.cost) * self.prices.times(v)
         return least + self.prices.besides(v, src, dst) if least else least
+
+    def between(
+        self,
+        v: int,
+        srcs: Sequence[Placements],
+        dsts: Sequence[tuple[Place, ...]],
+        use: object = None,
+    ) -> list[float]:
+        """The same of all moves from `srcs` to `dsts`, of which the latter run fastest."""
+        return [self(v, src, dst, use) for src in srcs for dst in dsts]
 
     def kind(self, v: int) -> Hashable:
         """What the prices of a value depend on."""
@@ -185,6 +211,17 @@ class AxisPrices:
             return 0.0
         return (self.least or self.prices)(v, *self.ends(v, p, q, use))
 
+    def between(
+        self, v: int, srcs: Sequence[Placement], dsts: Sequence[Place], use: Uses = None
+    ) -> list[float]:
+        """The same of all moves from `srcs` to `dsts`, of which the latter run fastest."""
+        prices = self.least or self.prices
+        seconds = prices.between(v, self._whole(v, srcs), self._whole(v, dsts, use))
+        if use is None:
+            pairs = zip(product(srcs, dsts), seconds, strict=True)
+            return [0.0 if q in (p, "free") else s for (p, q), s in pairs]
+        return seconds
+
     def kind(self, v: int) -> Hashable:
         """What the prices of a value depend on."""
         return self.prices.kind(v), tuple(self.placed.get(v, {}).items())
@@ -193,10 +230,15 @@ class AxisPrices:
         self, v: int, p: Placement, q: Place, use: Uses = None
     ) -> tuple[Placements, tuple[Place, ...]]:
         """The placements on all axes before and after a move."""
-        placed, axes = self.placed.get(v, {}), self.prices.mesh.axes
-        src = tuple([p if a == self.axis else placed.get(a, R) for a in axes])
-        wanted = placed if use is None else dict(use)
-        return src, tuple([q if a == self.axis else wanted.get(a, R) for a in axes])
+        (src,), (dst,) = self._whole(v, [p]), self._whole(v, [q], use)
+        return src, dst
+
+    def _whole(self, v: int, places: Sequence[Any], use: Uses = None) -> list[tuple[Any, ...]]:
+        """Placements on all axes: these on this one, those of the value or of a use on others."""
+        others = self.placed.get(v, {}) if use is None else dict(use)
+        axes = self.prices.mesh.axes
+        k, rest = axes.index(self.axis), [others.get(a, R) for a in axes]
+        return [(*rest[:k], place, *rest[k + 1 :]) for place in places]
 
 
 Uses = tuple[tuple[str, Place], ...] | None
