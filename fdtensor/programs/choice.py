@@ -7,7 +7,7 @@ planner, and `solver.cheapest` takes the best together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -61,7 +61,8 @@ def chosen(
 
     Of one op of many most moves are priced by the bytes they need at least, which takes no plans.
     """
-    problem = problem_of(graph, axis, boundary, before, prices, constraints, depth)
+    alike = _alike(axis, prices.mesh, prices.cost, depth, constraints.inside) if depth else None
+    problem = problem_of(graph, axis, boundary, before, prices, constraints, depth, options=alike)
     again = regathered(graph) if regather else frozenset[int]()
     inner, nodes = inner_values(graph), problem.nodes
     least = problem.prices.least
@@ -89,11 +90,23 @@ def problem_of(
     depth: int = 0,
     at_uses: bool = False,
     taken: Sequence[Option] = (),
+    options: dict[Hashable, tuple[Option, ...]] | None = None,
 ) -> ProblemBuilder:
     """What there is to choose from on one axis."""
-    return ProblemBuilder(
-        graph, axis, boundary, before, prices, constraints, _body_options, depth, at_uses, taken
-    )
+    known = graph, axis, boundary, before, prices, constraints, _body_options
+    return ProblemBuilder(*known, depth, at_uses, taken, options)
+
+
+@remembered(64)
+def _alike(
+    axis: str, mesh: Mesh, cost: CostModel, depth: int, within: Inside
+) -> dict[Hashable, tuple[Option, ...]]:
+    """The options of calls by what they depend on, which problems of decompositions add to.
+
+    A decomposition is chosen for many placements of its operands, and few of its calls feel that.
+    """
+    del axis, mesh, cost, depth, within
+    return {}
 
 
 def choice_of(

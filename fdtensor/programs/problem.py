@@ -37,7 +37,8 @@ class ProblemBuilder:
     """Builds the nodes of a graph on one axis, where the axes of `before` have their choices.
 
     With `at_uses` a move is priced with those of the other axes at the same use, else alone. The
-    options that were `taken` of calls are among theirs.
+    options that were `taken` of calls are among theirs. What calls depend on gives their options,
+    which `known` has, for all problems with the same axis, cost, depth and `inside` of constraints.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class ProblemBuilder:
         depth: int = 0,
         at_uses: bool = False,
         taken: Sequence[Option] = (),
+        known: dict[Hashable, tuple[Option, ...]] | None = None,
     ) -> None:
         self.graph, self.axis, self.boundary = graph, axis, boundary
         self.mesh, self.cost, self.count = prices.mesh, prices.cost, prices.mesh.axis_size(axis)
@@ -59,7 +61,7 @@ class ProblemBuilder:
         self.constraints, self.body_options = constraints, body_options
         self.taken = taken
         self.whole = on_whole_operands(graph) if constraints.deterministic else frozenset[int]()
-        self.known: dict[Hashable, tuple[Option, ...]] = {}
+        self.known = {} if known is None else known
         self.domain: dict[Var, dict[Placement, None]] = {}
         """The placements in which a value may be computed."""
         like = None if constraints.like is None else constraints.like[axis]
@@ -153,7 +155,7 @@ class ProblemBuilder:
             for v in (*call.ins, *call.outs)
         ]
         ins = tuple([tuple(self.domain[v]) for v in call.ins])
-        past = tuple([choice.calls[i] for choice in self.before.values()])
+        past = tuple([(axis, choice.calls[i]) for axis, choice in self.before.items()])
         cuts = [tuple([c.placements.get(v) for c in self.before.values()]) for v in call.ins]
         rest = (
             i in self.whole,
