@@ -89,9 +89,9 @@ class DTensor(Generic[Value], _LikeTensor, metaclass=ToldByTorch):  # type: igno
         return held.local(self.comm) if isinstance(held, StandIn) else held
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> torch.Size:
         """The shape of the full tensor."""
-        return self.type.shape
+        return torch.Size(self.type.shape)
 
     @property
     def ndim(self) -> int:

@@ -145,8 +145,7 @@ class TensorLike:
 
     def size(self, dim: int | None = None) -> Any:
         """The shape of the full tensor, or its size in a dim."""
-        shape = torch.Size(self.type.shape)
-        return shape if dim is None else shape[dim]
+        return self.shape if dim is None else self.shape[dim]
 
     def dim(self) -> int:
         """How many dims the full tensor has."""
