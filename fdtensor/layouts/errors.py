@@ -223,7 +223,7 @@ class FallbackWarning(UserWarning):
     ...     warnings.simplefilter("always")
     ...     y = spmd(torch.nonzero, on_data_dependent="replicate")(x)
     >>> print(said[0].category.__name__, y.shape)
-    FallbackWarning (3, 1)
+    FallbackWarning torch.Size([3, 1])
     """
 
 

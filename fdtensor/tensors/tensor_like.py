@@ -145,7 +145,8 @@ class TensorLike:
 
     def size(self, dim: int | None = None) -> Any:
         """The shape of the full tensor, or its size in a dim."""
-        return self.shape if dim is None else self.shape[dim]
+        shape = torch.Size(self.type.shape)
+        return shape if dim is None else shape[dim]
 
     def dim(self) -> int:
         """How many dims the full tensor has."""
