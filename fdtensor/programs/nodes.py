@@ -84,9 +84,11 @@ class Price(Protocol):
         """The seconds that moving value `v` from one placement to another takes, for a use."""
         ...
 
-    def between(self, v: int, srcs: Sequence[Any], dsts: Sequence[Any], use: Any, /) -> list[float]:
+    def between(
+        self, v: int, srcs: Sequence[Any], dsts: Sequence[Any], use: Any = None, /
+    ) -> list[float]:
         """The same of all moves from `srcs` to `dsts`, of which the latter run fastest."""
-        ...
+        return [self(v, src, dst, use) for src in srcs for dst in dsts]
 
     def kind(self, v: int) -> Hashable:
         """What the prices of a value depend on: values of one kind are priced alike."""

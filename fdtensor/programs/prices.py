@@ -17,7 +17,7 @@ from fdtensor.plans.cost import CostModel
 from fdtensor.programs.as_if import dearer
 from fdtensor.programs.following import Tolls
 from fdtensor.programs.moves import IMPOSSIBLE, move_seconds, nested_seconds
-from fdtensor.programs.nodes import Node, Option, Place, Placements
+from fdtensor.programs.nodes import Node, Option, Place, Placements, Price
 from fdtensor.programs.rough_moves import about_seconds
 
 __all__ = ["AxisPrices", "LeastPrices", "Prices", "moves_near", "moves_of"]
@@ -111,7 +111,7 @@ Move = tuple[int, Placements, tuple[Place, ...]]
 """A value, where it is and where it is wanted."""
 
 
-class LeastPrices:
+class LeastPrices(Price):
     """Prices of some moves, and of the others what they take at least.
 
     To price a move as it is takes a plan. A solution whose own moves have their prices is the best
@@ -136,16 +136,6 @@ class LeastPrices:
         full, mesh = self.prices.fulls[v], self.prices.mesh
         least = about_seconds(full, mesh.sizes, src, dst, self.prices.cost) * self.prices.times(v)
         return least + self.prices.besides(v, src, dst) if least else least
-
-    def between(
-        self,
-        v: int,
-        srcs: Sequence[Placements],
-        dsts: Sequence[tuple[Place, ...]],
-        use: object = None,
-    ) -> list[float]:
-        """The same of all moves from `srcs` to `dsts`, of which the latter run fastest."""
-        return [self(v, src, dst, use) for src in srcs for dst in dsts]
 
     def kind(self, v: int) -> Hashable:
         """What the prices of a value depend on."""

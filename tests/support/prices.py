@@ -5,9 +5,11 @@ from typing import Any
 
 import attrs
 
+from fdtensor.programs.nodes import Price
+
 
 @attrs.frozen
-class Table:
+class Table(Price):
     """The prices of moves, by the kind of the value and its two placements."""
 
     prices: Mapping[tuple[Hashable, Any, Any], float]
