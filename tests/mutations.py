@@ -62,9 +62,21 @@ FAULTS = (
     ),
     Fault(
         "what helper functions read does not count",
-        "        todo += [(f, first, f) for f, first in calls if is_users(f)]\n",
+        "                    todo += [(g, own, g) for g, own in runs(used, names, self._run)]\n",
         "",
         "tensors/test_reads.py",
+    ),
+    Fault(
+        "what functions in containers read does not count",
+        "        for part in parts_within(value):\n",
+        "        for part in ():\n",
+        "tensors/test_runs.py",
+    ),
+    Fault(
+        "a container has the functions that it had",
+        "            if len(parts) != len(within) or not all(map(is_, parts, within)):\n",
+        "            if False:\n",
+        "tensors/test_runs.py",
     ),
     Fault(
         "a method of another object is taken for the same",

@@ -12,16 +12,13 @@ from weakref import ref
 import attrs
 import torch
 
-from fdtensor.layouts.callsite import is_own
 from fdtensor.tensors.calls.code_reads import chains_in
 from fdtensor.tensors.calls.follow import Method, follow, is_own_module, of_user
 from fdtensor.tensors.calls.module_state import ModuleState, ModuleStates
 from fdtensor.tensors.calls.python_state import KEYS
+from fdtensor.tensors.calls.runs import UNBOUND, is_users, parts_within
 
-__all__ = ["UNBOUND", "First", "Known", "Look", "is_users", "looks_of", "parts_of"]
-
-UNBOUND: Any = object()
-"""The first argument of a function that is no method."""
+__all__ = ["First", "Known", "Look", "looks_of", "parts_of"]
 
 _FIXED = KEYS | {float, complex, CodeType}
 """Kinds of values that never change in place."""
@@ -106,6 +103,8 @@ class Known:
         self._checked: list[Any] = []
         self._methods: list[tuple[int, Method]] = []
         self._free: list[tuple[int, int]] = []
+        self._filled: list[tuple[int, list[Any]]] = []
+        """The places of containers, and those of their parts that are to be the same again."""
         self._modules: list[tuple[torch.nn.Module, ModuleState]] = []
 
     def look(self, look: Look) -> list[Any]:
@@ -126,6 +125,8 @@ class Known:
         elif isinstance(value, torch.nn.Module):
             self._modules.append((value, self.states.known(value)))
         elif kind not in _FIXED and not _is_called(kind):
+            if within := parts_within(value):
+                self._filled.append((place, within))
             self._free.append((place, len(self.values) - 1))
             self.values[-1] = value = kind  # which keeps no tensor
         self._checked.append(value)
@@ -140,6 +141,10 @@ class Known:
             if value.__class__ is not Method or value.function is not method.function:
                 return None
             latest[i] = method if value.first is method.first else value
+        for i, within in self._filled:
+            parts = parts_within(latest[i])
+            if len(parts) != len(within) or not all(map(is_, parts, within)):
+                return None
         if self._free:
             values = [*values]
             for i, place in self._free:
@@ -154,11 +159,6 @@ def parts_of(value: Any) -> Sequence[Any]:
     if value.__class__ is not Method:
         return (value,)
     return (value.function,) if is_users(value.function) else (value.first, value.function)
-
-
-def is_users(function: Any) -> bool:
-    """Whether this is a function of the user's own code."""
-    return function.__class__ is FunctionType and is_own(function.__code__.co_filename)
 
 
 def _is_called(kind: type) -> bool:

@@ -23,6 +23,7 @@ from fdtensor.layouts.torch_private import (
 )
 from fdtensor.ops.left_behind import OF_MODULES
 from fdtensor.tensors.calls.follow import of_user
+from fdtensor.tensors.calls.runs import Run, runs
 from fdtensor.tensors.dtensor import DTensor
 
 __all__ = ["Itself", "ModuleState", "ModuleStates"]
@@ -61,13 +62,16 @@ class ModuleState:
     def __init__(self, module: torch.nn.Module) -> None:
         self.mutable: list[tuple[dict[str, Any], str]] = []
         """The attributes that may change in place: of which module, and their names."""
-        self.forwards: dict[tuple[FunctionType, type], None] = {}
-        """The functions that modules run, each with a class of the modules."""
+        self.forwards: dict[Run, None] = {}
+        """The functions that modules run, each with a class of the modules, or the functions that
+        lie in their attributes."""
         self.values: list[Any] = [*map(Itself, module_hooks(None))]
         for name, part in module.named_modules(remove_duplicate=False):
             run = [part.__class__.forward, *module_hooks(part)]
             functions = [f for f in run if isinstance(f, FunctionType)]
             self.forwards |= {(f, part.__class__): None for f in functions}
+            values = [v for n, v in vars(part).items() if n not in OF_MODULES]
+            self.forwards |= dict.fromkeys(run for v in values for run in runs(v))
             self.values += [name, part.__class__, part.training, *map(Itself, run)]
             parameters, buffers = module_tensors(part)
             self.values += [(n, Itself(t)) for n, t in (*parameters.items(), *buffers.items())]

@@ -17,8 +17,8 @@ from weakref import WeakKeyDictionary, ref
 import torch
 
 from fdtensor.layouts.callsite import is_own
-from fdtensor.tensors.calls.follow import Method, follow, of_user
-from fdtensor.tensors.calls.looks import UNBOUND, First, Known, Look, is_users, looks_of, parts_of
+from fdtensor.tensors.calls.follow import Method, of_user
+from fdtensor.tensors.calls.looks import First, Known, Look, looks_of, parts_of
 from fdtensor.tensors.calls.module_state import Itself, ModuleStates
 from fdtensor.tensors.calls.python_state import (
     KEYS,
@@ -26,6 +26,7 @@ from fdtensor.tensors.calls.python_state import (
     key_of_read,
     tensors_of_read,
 )
+from fdtensor.tensors.calls.runs import UNBOUND, Run, names_in, runs
 from fdtensor.tensors.dtensor import DTensor
 
 __all__ = ["Reads", "argument_key", "reads_of"]
@@ -134,35 +135,23 @@ class Reads:
         for place in (*self.partials, *map(First, self.bound)):
             for value in known.look(Look("what it is bound to", place)):
                 yield "what it is bound to", value
-                self._add_called(value, todo)
+                todo += [(g, own, g) for g, own in runs(value, of_module=self._run)]
         seen: set[tuple[int, int]] = set()
         for f, first, code in todo:  # which grows
             if (id(f), id(first)) in seen or len(seen) == _MOST:
                 continue
             seen.add((id(f), id(first)))
+            names = names_in(f.__code__)
             for look in looks_of(f, first, code):
                 for value in known.look(look):
                     yield from [(look.text, part) for part in parts_of(value)]
                     is_method = look.first is not UNBOUND and value.__class__ is FunctionType
-                    self._add_called(Method(value, look.first) if is_method else value, todo)
+                    used = Method(value, look.first) if is_method else value
+                    todo += [(g, own, g) for g, own in runs(used, names, self._run)]
 
-    def _add_called(self, value: Any, todo: list[_Called]) -> None:
-        """Adds the functions of the user that a value runs where it is called."""
-        kind, calls = value.__class__, []
-        if kind is FunctionType:
-            calls = [(value, UNBOUND)]
-        elif kind is Method:
-            calls = [(value.function, value.first)]
-        elif isinstance(value, torch.nn.Module):
-            calls = [*self._modules.known(value).forwards]
-        elif kind is functools.partial:
-            calls = [(value.func, UNBOUND)]
-        elif kind is MethodType:
-            calls = [(value.__func__, value.__self__)]
-        elif of_user(kind):
-            call = follow(value, ("__call__",))[0]
-            calls = [(call.function, value)] if call.__class__ is Method else []
-        todo += [(f, first, f) for f, first in calls if is_users(f)]
+    def _run(self, module: torch.nn.Module) -> Iterator[Run]:
+        """The functions that a module runs."""
+        yield from self._modules.known(module).forwards
 
 
 def argument_key(value: Any) -> Any:

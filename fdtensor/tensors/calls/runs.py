@@ -1,0 +1,144 @@
+"""`runs`: the functions that may run where a value is used: in containers and objects too."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from itertools import islice
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+import torch
+
+from fdtensor.layouts.callsite import is_own
+from fdtensor.layouts.remembered import remembered
+from fdtensor.tensors.calls.follow import Method, follow, of_user
+
+__all__ = ["UNBOUND", "Run", "is_users", "may_run", "names_in", "parts_within", "runs"]
+
+UNBOUND: Any = object()
+"""The first argument of a function that is no method."""
+
+Run = tuple[FunctionType, Any]
+"""A function, and its first argument where that is known."""
+
+_MOST = 256
+"""How many functions of one value are looked at."""
+
+_WIDEST = 64
+"""How many parts a container has at most whose functions are looked at."""
+
+_DEEPEST = 4
+"""How many containers and objects lie around a function at most."""
+
+
+def runs(
+    value: Any,
+    names: frozenset[str] = frozenset(),
+    of_module: Callable[[torch.nn.Module], Iterator[Run]] = lambda _: iter(()),
+) -> Iterator[Run]:
+    """The functions of the user that may run where a value is called, or where its parts are.
+
+    Of an object that is one of the user's the special methods, by which operators and loops call
+    it, and those attributes that code reads by these `names`; of a class too, whose objects the
+    code may make. What modules run `of_module` tells.
+    """
+    return islice(_runs(value, names, of_module, 0), _MOST)
+
+
+def _runs(
+    value: Any,
+    names: frozenset[str],
+    of_module: Callable[[torch.nn.Module], Iterator[Run]],
+    depth: int,
+) -> Iterator[Run]:
+    kind = value.__class__
+    if depth > _DEEPEST:
+        return
+    if kind is FunctionType:
+        if is_users(value):
+            yield value, UNBOUND
+        elif hasattr(value, "__wrapped__"):  # a decorator of a package around it
+            yield from _runs(value.__wrapped__, names, of_module, depth + 1)
+    elif kind is Method:
+        if is_users(value.function):
+            yield value.function, value.first
+        else:  # a method of a package calls those of the user
+            yield from _runs(value.first, names, of_module, depth + 1)
+    elif kind is MethodType:
+        yield from [(value.__func__, value.__self__)] if is_users(value.__func__) else ()
+    elif isinstance(value, torch.nn.Module):
+        yield from of_module(value)
+    elif kind is functools.partial:
+        yield from _runs(value.func, names, of_module, depth + 1)
+    elif kind in _CONTAINERS:
+        for part in parts_within(value):
+            yield from _runs(part, names, of_module, depth + 1)
+    elif _is_users(value):
+        for name in sorted(_of_itself(value if isinstance(value, type) else kind) | names):
+            entry, _ = follow(value, (name,))
+            if entry is not value:
+                yield from _runs(entry, names, of_module, depth + 1)
+
+
+_CONTAINERS = frozenset((list, tuple, dict))
+
+
+def parts_within(value: Any) -> list[Any]:
+    """The parts of a container that may run; those of a large one are not looked at."""
+    if value.__class__ not in _CONTAINERS or len(value) > _WIDEST:
+        return []
+    return [x for x in (value.values() if value.__class__ is dict else value) if may_run(x)]
+
+
+def may_run(value: Any) -> bool:
+    """Whether functions of the user may run where this is used as an object, or called."""
+    kind = value.__class__
+    if kind in _RUN or isinstance(value, torch.nn.Module):
+        return True
+    return bool(parts_within(value)) if kind in _CONTAINERS else _is_users(value)
+
+
+def _is_users(value: Any) -> bool:
+    """Whether this is a class of the user, or an object of one."""
+    return of_user(value if isinstance(value, type) else value.__class__)
+
+
+_RUN = frozenset((FunctionType, Method, MethodType, functools.partial))
+
+
+def is_users(function: Any) -> bool:
+    """Whether this is a function of the user's own code."""
+    return function.__class__ is FunctionType and is_own(function.__code__.co_filename)
+
+
+@remembered(4096)
+def names_in(code: CodeType) -> frozenset[str]:
+    """The names that code may take attributes by, strings among them; of inner functions too."""
+    names = {*code.co_names, *(c for c in code.co_consts if isinstance(c, str))}
+    inner = [names_in(c) for c in code.co_consts if isinstance(c, CodeType)]
+    return frozenset(names.union(*inner))
+
+
+@remembered(1024)
+def _of_itself(kind: type) -> frozenset[str]:
+    """The methods of a class of the user that run without being named."""
+    own = {name for base in kind.__mro__ if of_user(base) for name in base.__dict__}
+    special = {n for n in own if n.startswith("__") and n.endswith("__")} - _APART
+    return frozenset(special | (own & _CALLED))
+
+
+_CALLED = {"forward", "backward", "setup_context", "jvp", "vmap"}
+"""Methods that torch calls, of an `autograd.Function`."""
+
+_APART = frozenset(
+    f"__{name}__"
+    for name in (
+        *("del", "init_subclass", "class_getitem", "set_name"),
+        *("repr", "str", "format", "reduce", "reduce_ex", "getstate", "setstate", "copy"),
+        *("deepcopy", "hash", "class", "dict", "doc", "module", "weakref", "annotations"),
+        *("slots", "match_args", "dataclass_fields", "dataclass_params", "setattr", "delattr"),
+        *("set", "delete", "dir", "sizeof", "getinitargs", "getnewargs", "getnewargs_ex"),
+    )
+)
+"""Special names under which there is nothing that runs as a value is used."""
