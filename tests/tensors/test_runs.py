@@ -152,6 +152,57 @@ def test_other_functions_in_a_container_count_by_what_they_read(kind):
         assert value_of(f(X)) == (add if act == 0 else -subtract)
 
 
+def test_other_functions_in_a_list_of_a_module_count_by_what_they_read():
+    config = SimpleNamespace(add=1, subtract=1)
+    acts = [lambda x: x + config.add, lambda x: x - config.subtract]
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.acts = [acts[0]]
+
+        def forward(self, x):
+            return self.acts[0](x)
+
+    model = Model()
+    for f in (spmd(model), spmd(lambda x: model(x))):
+        for add, subtract, act in (
+            (1, 1, 0),
+            (1, 1, 1),
+            (1, 2, 1),
+            (1, 2, 0),
+            (3, 2, 0),
+            (3, 5, 1),
+        ):
+            config.add, config.subtract, model.acts[0] = add, subtract, acts[act]
+            assert value_of(f(X)) == (add if act == 0 else -subtract)
+
+
+@dataclasses.dataclass
+class Node:
+    """An object that has no hash, and may hold itself."""
+
+    rate: int
+    next: object = None
+
+    def run(self, x):
+        return x + self.rate + RATE
+
+
+RATE = 1
+
+
+def test_objects_without_a_hash_that_hold_each_other_end(monkeypatch):
+    nodes = [Node(1), Node(2)]
+    nodes[0].next, nodes[1].next = nodes[1], nodes
+    nodes.append(nodes)
+    model = torch.nn.Identity()
+    model.nodes, model.run = nodes, nodes[0].run
+    f = lambda x: model.run(x) + nodes[1].run(x) + model.nodes[0].next.run(x)  # noqa: E731
+    same_as_plain(f, lambda: monkeypatch.setitem(globals(), "RATE", RATE + 3))
+    same_as_plain(f, attribute(nodes[1], "rate"))
+
+
 def test_methods_that_nothing_names_do_not_count():
     class Trainer:
         def __init__(self):

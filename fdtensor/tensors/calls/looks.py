@@ -16,7 +16,7 @@ from fdtensor.tensors.calls.code_reads import chains_in
 from fdtensor.tensors.calls.follow import Method, follow, is_own_module, of_user
 from fdtensor.tensors.calls.module_state import ModuleState, ModuleStates
 from fdtensor.tensors.calls.python_state import KEYS
-from fdtensor.tensors.calls.runs import UNBOUND, is_users, parts_within
+from fdtensor.tensors.calls.runs import UNBOUND, are_same, is_users, parts_within
 
 __all__ = ["First", "Known", "Look", "looks_of", "parts_of"]
 
@@ -141,10 +141,8 @@ class Known:
             if value.__class__ is not Method or value.function is not method.function:
                 return None
             latest[i] = method if value.first is method.first else value
-        for i, within in self._filled:
-            parts = parts_within(latest[i])
-            if len(parts) != len(within) or not all(map(is_, parts, within)):
-                return None
+        if not all(are_same(parts_within(latest[i]), within) for i, within in self._filled):
+            return None
         if self._free:
             values = [*values]
             for i, place in self._free:

@@ -9,7 +9,6 @@ from array import array
 from collections import deque
 from enum import Enum
 from functools import partial
-from operator import is_
 from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType
 from typing import Any
 
@@ -23,7 +22,7 @@ from fdtensor.layouts.torch_private import (
 )
 from fdtensor.ops.left_behind import OF_MODULES
 from fdtensor.tensors.calls.follow import of_user
-from fdtensor.tensors.calls.runs import Run, runs
+from fdtensor.tensors.calls.runs import Run, are_same, parts_within, runs
 from fdtensor.tensors.dtensor import DTensor
 
 __all__ = ["Itself", "ModuleState", "ModuleStates"]
@@ -62,16 +61,19 @@ class ModuleState:
     def __init__(self, module: torch.nn.Module) -> None:
         self.mutable: list[tuple[dict[str, Any], str]] = []
         """The attributes that may change in place: of which module, and their names."""
-        self.forwards: dict[Run, None] = {}
-        """The functions that modules run, each with a class of the modules, or the functions that
-        lie in their attributes."""
+        self.forwards: dict[tuple[FunctionType, int], Run] = {}
+        """The functions that modules run, each with a class of the modules, and those that lie in
+        their attributes."""
+        self.filled: list[tuple[Any, list[Any]]] = []
+        """The containers in attributes, and those of their parts that may run."""
         self.values: list[Any] = [*map(Itself, module_hooks(None))]
         for name, part in module.named_modules(remove_duplicate=False):
             run = [part.__class__.forward, *module_hooks(part)]
             functions = [f for f in run if isinstance(f, FunctionType)]
-            self.forwards |= {(f, part.__class__): None for f in functions}
             values = [v for n, v in vars(part).items() if n not in OF_MODULES]
-            self.forwards |= dict.fromkeys(run for v in values for run in runs(v))
+            own = [(f, part.__class__) for f in functions] + [r for v in values for r in runs(v)]
+            self.forwards |= {(f, id(first)): (f, first) for f, first in own}
+            self.filled += [(v, within) for v in values if (within := parts_within(v))]
             self.values += [name, part.__class__, part.training, *map(Itself, run)]
             parameters, buffers = module_tensors(part)
             self.values += [(n, Itself(t)) for n, t in (*parameters.items(), *buffers.items())]
@@ -86,6 +88,11 @@ class ModuleState:
                 else:
                     self.values.append((n, Itself(v)))
         self._hash = hash(tuple(self.values))
+
+    @property
+    def is_latest(self) -> bool:
+        """Whether the containers in attributes have the functions that they had."""
+        return all(are_same(parts_within(value), within) for value, within in self.filled)
 
     def __hash__(self) -> int:
         return self._hash
@@ -126,8 +133,8 @@ class ModuleStates:
     def of(self, module: torch.nn.Module) -> ModuleState:
         """The state of a module."""
         values = module_values(module)
-        before, state = self._known.get(id(module), ((), None))
-        if state is None or len(before) != len(values) or not all(map(is_, before, values)):
+        before, state = self._known.get(id(module), ([], None))
+        if state is None or not are_same(before, values) or not state.is_latest:
             state = ModuleState(module)
             self._known[id(module)] = values, state
         return state

@@ -226,8 +226,9 @@ def _parts_of_module(module: torch.nn.Module, looking: _Look) -> list[Any]:
     if looking.arguments:
         own = [a for part in module.modules() for a in vars(part).items()]
         parts += [attribute for attribute in own if attribute[0] not in OF_MODULES]
-        for f, kind in state.forwards:
-            parts += [*(looking.functions(f) if looking.functions else ()), *_of_class(kind)]
+        for f, first in state.forwards.values():
+            parts += looking.functions(f) if looking.functions else ()
+            parts += _of_class(first) if isinstance(first, type) else ()
     return parts
 
 

@@ -151,7 +151,7 @@ class Reads:
 
     def _run(self, module: torch.nn.Module) -> Iterator[Run]:
         """The functions that a module runs."""
-        yield from self._modules.known(module).forwards
+        yield from self._modules.known(module).forwards.values()
 
 
 def argument_key(value: Any) -> Any:

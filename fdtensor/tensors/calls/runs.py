@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from operator import is_
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -14,7 +15,7 @@ from fdtensor.layouts.callsite import is_own
 from fdtensor.layouts.remembered import remembered
 from fdtensor.tensors.calls.follow import Method, follow, of_user
 
-__all__ = ["UNBOUND", "Run", "is_users", "may_run", "names_in", "parts_within", "runs"]
+__all__ = ["UNBOUND", "Run", "are_same", "is_users", "names_in", "parts_within", "runs"]
 
 UNBOUND: Any = object()
 """The first argument of a function that is no method."""
@@ -23,13 +24,13 @@ Run = tuple[FunctionType, Any]
 """A function, and its first argument where that is known."""
 
 _MOST = 256
-"""How many functions of one value are looked at."""
+"""How many functions of one value are looked at, and how many containers and objects for them."""
+
+_DEEPEST = 4
+"""How many containers lie around a function at most."""
 
 _WIDEST = 64
 """How many parts a container has at most whose functions are looked at."""
-
-_DEEPEST = 4
-"""How many containers and objects lie around a function at most."""
 
 
 def runs(
@@ -43,60 +44,68 @@ def runs(
     it, and those attributes that code reads by these `names`; of a class too, whose objects the
     code may make. What modules run `of_module` tells.
     """
-    return islice(_runs(value, names, of_module, 0), _MOST)
+    return islice(_runs(value, names, of_module, set()), _MOST)
 
 
 def _runs(
     value: Any,
     names: frozenset[str],
     of_module: Callable[[torch.nn.Module], Iterator[Run]],
-    depth: int,
+    seen: set[int],
 ) -> Iterator[Run]:
     kind = value.__class__
-    if depth > _DEEPEST:
-        return
     if kind is FunctionType:
         if is_users(value):
             yield value, UNBOUND
         elif hasattr(value, "__wrapped__"):  # a decorator of a package around it
-            yield from _runs(value.__wrapped__, names, of_module, depth + 1)
+            yield from _runs(value.__wrapped__, names, of_module, seen)
     elif kind is Method:
         if is_users(value.function):
             yield value.function, value.first
         else:  # a method of a package calls those of the user
-            yield from _runs(value.first, names, of_module, depth + 1)
+            yield from _runs(value.first, names, of_module, seen)
     elif kind is MethodType:
         yield from [(value.__func__, value.__self__)] if is_users(value.__func__) else ()
     elif isinstance(value, torch.nn.Module):
         yield from of_module(value)
     elif kind is functools.partial:
-        yield from _runs(value.func, names, of_module, depth + 1)
+        yield from _runs(value.func, names, of_module, seen)
+    elif id(value) in seen or len(seen) > _MOST:
+        return
     elif kind in _CONTAINERS:
+        seen.add(id(value))
         for part in parts_within(value):
-            yield from _runs(part, names, of_module, depth + 1)
+            yield from _runs(part, names, of_module, seen)
     elif _is_users(value):
+        seen.add(id(value))
         for name in sorted(_of_itself(value if isinstance(value, type) else kind) | names):
             entry, _ = follow(value, (name,))
             if entry is not value:
-                yield from _runs(entry, names, of_module, depth + 1)
+                yield from _runs(entry, names, of_module, seen)
 
 
 _CONTAINERS = frozenset((list, tuple, dict))
 
 
-def parts_within(value: Any) -> list[Any]:
+def parts_within(value: Any, deep: int = _DEEPEST) -> list[Any]:
     """The parts of a container that may run; those of a large one are not looked at."""
-    if value.__class__ not in _CONTAINERS or len(value) > _WIDEST:
+    if value.__class__ not in _CONTAINERS or len(value) > _WIDEST or not deep:
         return []
-    return [x for x in (value.values() if value.__class__ is dict else value) if may_run(x)]
+    parts = value.values() if value.__class__ is dict else value
+    return [x for x in parts if _may_run(x, deep - 1)]
 
 
-def may_run(value: Any) -> bool:
+def are_same(these: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether two lists have the same objects."""
+    return len(these) == len(others) and all(map(is_, these, others))
+
+
+def _may_run(value: Any, deep: int) -> bool:
     """Whether functions of the user may run where this is used as an object, or called."""
     kind = value.__class__
     if kind in _RUN or isinstance(value, torch.nn.Module):
         return True
-    return bool(parts_within(value)) if kind in _CONTAINERS else _is_users(value)
+    return bool(parts_within(value, deep)) if kind in _CONTAINERS else _is_users(value)
 
 
 def _is_users(value: Any) -> bool:
