@@ -26,7 +26,7 @@ from fdtensor.tensors.calls.python_state import (
     key_of_read,
     tensors_of_read,
 )
-from fdtensor.tensors.calls.runs import UNBOUND, Run, names_in, runs
+from fdtensor.tensors.calls.runs import UNBOUND, Run, is_users, names_in, runs
 from fdtensor.tensors.dtensor import DTensor
 
 __all__ = ["Reads", "argument_key", "reads_of"]
@@ -150,8 +150,9 @@ class Reads:
                     todo += [(g, own, g) for g, own in runs(used, names, self._run)]
 
     def _run(self, module: torch.nn.Module) -> Iterator[Run]:
-        """The functions that a module runs."""
-        yield from self._modules.known(module).forwards.values()
+        """The functions of the user that a module runs."""
+        forwards = self._modules.known(module).forwards.values()
+        return ((f, first) for f, first in forwards if is_users(f))
 
 
 def argument_key(value: Any) -> Any:
