@@ -1,9 +1,11 @@
 """Functions that run out of containers, attributes and objects: what they read counts too."""
 
+import collections
 import contextlib
 import dataclasses
 import functools
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -42,6 +44,11 @@ class Layer:
 
     def __radd__(self, x):
         return x + self.config.rate
+
+
+class Pair(NamedTuple):
+    act: object
+    other: int
 
 
 def ways(config):
@@ -95,6 +102,7 @@ def ways(config):
             return x + rate
 
     layer, acts, by_name = Layer(config), [act], {"act": act, "made": Made}
+    pair, ordered = Pair(act, 1), collections.OrderedDict(act=act)
     module, layers = Acts(), (Layer(config),)
     gradient = torch.func.grad(lambda x: Gradient.apply(x).sum())
 
@@ -106,6 +114,10 @@ def ways(config):
         "list": lambda x: acts[0](x),
         "loop": lambda x: next(f(x) for f in acts),
         "dict": lambda x: by_name["act"](x),
+        "named tuple": lambda x: pair.act(x),
+        "part of a named tuple": lambda x: pair[0](x),
+        "ordered": lambda x: ordered["act"](x),
+        "deque": lambda x, acts=collections.deque([act]): acts[0](x),
         "nested": lambda x, all=(acts, by_name): all[0][0](x),
         "default": lambda x, f=act: f(x),
         "default by name": lambda x, *, fs=[act]: fs[0](x),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from operator import is_
@@ -57,7 +58,8 @@ def _runs(
     if kind is FunctionType:
         if is_users(value):
             yield value, UNBOUND
-        elif hasattr(value, "__wrapped__"):  # a decorator of a package around it
+        elif hasattr(value, "__wrapped__") and id(value) not in seen:  # a decorator of a package
+            seen.add(id(value))
             yield from _runs(value.__wrapped__, names, of_module, seen)
     elif kind is Method:
         if is_users(value.function):
@@ -70,28 +72,33 @@ def _runs(
         yield from of_module(value)
     elif kind is functools.partial:
         yield from _runs(value.func, names, of_module, seen)
-    elif id(value) in seen or len(seen) > _MOST:
-        return
-    elif kind in _CONTAINERS:
+    elif id(value) not in seen and len(seen) < _MOST:
         seen.add(id(value))
         for part in parts_within(value):
             yield from _runs(part, names, of_module, seen)
-    elif _is_users(value):
-        seen.add(id(value))
-        for name in sorted(_of_itself(value if isinstance(value, type) else kind) | names):
+        own = _of_itself(value if isinstance(value, type) else kind) if _is_users(value) else None
+        for name in () if own is None else sorted(own | names):
             entry, _ = follow(value, (name,))
             if entry is not value:
                 yield from _runs(entry, names, of_module, seen)
 
 
-_CONTAINERS = frozenset((list, tuple, dict))
+@remembered(1024)
+def _is_container(kind: type) -> bool:
+    """Whether the parts of such a value can be looked at, and no code of the user runs."""
+    named = issubclass(kind, tuple) and hasattr(kind, "_fields")
+    own = not named or (kind.__len__, kind.__iter__) != (tuple.__len__, tuple.__iter__)
+    return kind in _CONTAINERS or not own
+
+
+_CONTAINERS = frozenset((list, tuple, dict, deque, OrderedDict, defaultdict))
 
 
 def parts_within(value: Any, deep: int = _DEEPEST) -> list[Any]:
     """The parts of a container that may run; those of a large one are not looked at."""
-    if value.__class__ not in _CONTAINERS or len(value) > _WIDEST or not deep:
+    if not _is_container(value.__class__) or len(value) > _WIDEST or not deep:
         return []
-    parts = value.values() if value.__class__ is dict else value
+    parts = value.values() if isinstance(value, dict) else value
     return [x for x in parts if _may_run(x, deep - 1)]
 
 
@@ -102,10 +109,9 @@ def are_same(these: Sequence[Any], others: Sequence[Any]) -> bool:
 
 def _may_run(value: Any, deep: int) -> bool:
     """Whether functions of the user may run where this is used as an object, or called."""
-    kind = value.__class__
-    if kind in _RUN or isinstance(value, torch.nn.Module):
+    if value.__class__ in _RUN or isinstance(value, torch.nn.Module) or _is_users(value):
         return True
-    return bool(parts_within(value, deep)) if kind in _CONTAINERS else _is_users(value)
+    return bool(parts_within(value, deep))
 
 
 def _is_users(value: Any) -> bool:
